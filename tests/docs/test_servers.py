@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.servers.test_openpi import TASK, seen
 from safevla_bench.policies import GROUP, make_policy
 from safevla_bench.policies.servers.client import KINDS
+from stub_servers import TASK, seen
 
 PAGE = (Path(__file__).parents[2] / "docs" / "servers.md").read_text()
 

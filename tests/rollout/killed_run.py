@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
-from safevla_bench import files
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs import writer as writing
+from scenes import watch_disk
 
 REQUEST = Request(
     host="fake",
@@ -29,66 +30,30 @@ LIBERO = Request(host="libero", suites=("libero-object",), tasks=(0,), episodes=
 REQUESTS = {"fake": REQUEST, "libero": LIBERO}
 
 
-class Halves:
-    """A file each write of which is in two pieces, with something done between them."""
-
-    def __init__(self, stream, between) -> None:
-        self.stream, self.between = stream, between
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, content: bytes) -> int:
-        half = len(content) // 2
-        self.stream.write(content[:half])
-        self.stream.flush()
-        self.between()
-        self.stream.write(content[half:])
-        return len(content)
-
-
 class Fuse:
-    """Counts the changes of the disk from the moment it is lit."""
+    """Counts the changes of the disk from the moment it is lit, and kills the process group at the last."""
 
-    def __init__(self, left: int) -> None:
-        self.left, self.lit = left, False
+    def __init__(self, left: int, *, lit: bool) -> None:
+        self.left, self.lit = left, lit
 
-    def burn(self) -> None:
+    def burn(self, change: str) -> None:
         self.left -= self.lit
         if self.lit and self.left == 0:
             os.killpg(0, signal.SIGKILL)
 
-    def before(self, change):
-        def changing(*args, **given):
-            self.burn()
-            return change(*args, **given)
-
-        return changing
-
-    def torn(self, stored):
-        @contextmanager
-        def storing(path):
-            with stored(path) as stream:
-                yield Halves(stream, self.burn)
-
-        return storing
-
-    def finish(self, completed):
-        def finishing(writer):
+    def light_before(self, complete):
+        def completing(writer):
             self.lit = True
-            completed(writer)
+            complete(writer)
 
-        return finishing
+        return completing
 
 
 def main(folder: Path, workers: int, instant: str, host: str) -> None:
     since, _, number = instant.partition(":")
-    fuse = Fuse(int(number or 0))
-    for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
-        setattr(os, name, fuse.before(getattr(os, name)))
-    files._synced_file = fuse.torn(files._synced_file)
-    writing.RunWriter.finish = fuse.finish(writing.RunWriter.finish)
-    fuse.lit = since == "event"
+    fuse = Fuse(int(number or 0), lit=since == "event")
+    watch_disk(fuse.burn)
+    writing.RunWriter.finish = fuse.light_before(writing.RunWriter.finish)
     roll_out(REQUESTS[host], folder, running=ExecutionOptions(workers=workers, resume=True))
 
 

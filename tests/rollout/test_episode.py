@@ -1,14 +1,17 @@
-"""The loop, on the fake host: outcomes, records, crashes that cost one episode, and repeatable bytes."""
+"""The loop, on the fake host: outcomes, records, crashes that cost one episode, bad actions, and repeatable bytes."""
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from safevla_bench.archive import jsonl
 from safevla_bench.archive.json_text import decode_json, encode_json
-from safevla_bench.errors import HostError
+from safevla_bench.errors import HostError, PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeEnv, FakeHost
 from safevla_bench.hosts.protocols import load_protocol
@@ -16,9 +19,11 @@ from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
 from safevla_bench.policies.servers.dialects import choose_dialect
-from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout import episode
+from safevla_bench.rollout.episode import EnvRunner, run_episode, run_serially
 from safevla_bench.rollout.plan import plan_episodes
-from safevla_bench.trajectory.marks import PRIVILEGED, mark_flags
+from safevla_bench.trajectory.marks import CLIPPED, PRIVILEGED, mark_flags
+from scenes import Watcher
 
 FAKE = make_host("fake")
 TASKS = FAKE.tasks("fake")
@@ -49,9 +54,9 @@ def run(tasks, policy, episodes=2, **options):
 
 
 def test_n_actions_give_n_plus_1_records_and_the_run_s_own_fields():
-    (one, other) = run(TASKS[:1], Scripted(), max_steps=6)
-    assert (one.outcome, one.steps, one.batch.lengths.tolist()) == ("timeout", 6, [7])
-    header = one.batch.headers[0]
+    (outcome, other) = run(TASKS[:1], Scripted(), max_steps=6)
+    assert (outcome.outcome, outcome.steps, outcome.batch.lengths.tolist()) == ("timeout", 6, [7])
+    header = outcome.batch.headers[0]
     assert (header.policy, header.seed, header.horizon, header.outcome) == ("p", 0, 6, "timeout")
     assert header.episode_id == "p/fake/task_0/ep_000"
     assert other.batch.headers[0].init_state_index == 1
@@ -59,7 +64,7 @@ def test_n_actions_give_n_plus_1_records_and_the_run_s_own_fields():
 
 def test_a_crash_is_an_outcome_with_its_traceback_and_the_run_goes_on():
     outcomes = run([TASKS[2], TASKS[0]], Scripted(), max_steps=6)
-    assert [one.outcome for one in outcomes] == ["crashed", "crashed", "timeout", "timeout"]
+    assert [outcome.outcome for outcome in outcomes] == ["crashed", "crashed", "timeout", "timeout"]
     assert outcomes[0].batch is None
     assert outcomes[0].steps == 4
     assert "RuntimeError: the fake simulator crashed" in outcomes[0].reason
@@ -96,7 +101,7 @@ def test_a_policy_that_raises_crashes_its_episodes_only():
         raise KeyError("lost")
 
     outcomes = run(TASKS[:1], Scripted(raises))
-    assert [one.outcome for one in outcomes] == ["crashed", "crashed"]
+    assert [outcome.outcome for outcome in outcomes] == ["crashed", "crashed"]
     assert "KeyError: 'lost'" in outcomes[0].reason
 
 
@@ -121,15 +126,6 @@ def test_what_ends_a_process_or_a_generator_is_the_crash_of_its_episode(monkeypa
     assert where == "close" or type(error).__name__ in outcomes[0].reason
 
 
-@pytest.mark.parametrize("action", [np.full(7, np.nan), np.zeros(6)])
-def test_an_invalid_action_is_a_failure_with_a_record_of_what_came_before(action):
-    outcomes = run(TASKS[:1], Scripted(lambda observation: action), episodes=1)
-    assert [one.outcome for one in outcomes] == ["invalid_action"]
-    assert outcomes[0].batch.lengths.tolist() == [1]
-    assert not outcomes[0].batch.success[0]
-    assert outcomes[0].reason
-
-
 def test_a_still_action_of_another_length_is_the_host_s_fault_and_no_failure_of_the_policy():
     """Three numbers in the place of seven: the policy `noop` would give them, and be refused as if it had erred."""
     with pytest.raises(HostError, match=r"`Task\.still` has 3 numbers, an action 7"):
@@ -138,29 +134,20 @@ def test_a_still_action_of_another_length_is_the_host_s_fault_and_no_failure_of_
 
 def test_the_same_plan_gives_the_same_bytes():
     once, twice = (
-        b"".join(encode_json(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8)) for _ in range(2)
+        b"".join(encode_json(outcome.batch) for outcome in run(TASKS[:2], Scripted(), max_steps=8)) for _ in range(2)
     )
     assert once == twice
-    other = b"".join(encode_json(one.batch) for one in run(TASKS[:2], Scripted(), max_steps=8, seed=1))
+    other = b"".join(encode_json(outcome.batch) for outcome in run(TASKS[:2], Scripted(), max_steps=8, seed=1))
     assert other != once
 
 
 def test_an_observer_sees_every_step_and_every_end():
-    seen = []
-
-    class Watcher:
-        def started(self, episodes):
-            seen.append(("started", len(episodes)))
-
-        def stepped(self, planned, steps):
-            seen.append(("stepped", steps))
-
-        def finished(self, outcome):
-            seen.append(("finished", outcome.outcome))
-
+    watcher = Watcher()
     planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(), max_steps=2)
-    list(run_serially(FAKE, planned, {"p": Scripted()}, Watcher()))
-    assert seen == [("started", 1), ("stepped", 1), ("stepped", 2), ("finished", "timeout")]
+    list(run_serially(FAKE, planned, {"p": Scripted()}, watcher))
+    assert watcher.total == 1
+    assert watcher.stepped_at == [(planned[0].episode_id, 1), (planned[0].episode_id, 2)]
+    assert [outcome.outcome for outcome in watcher.ended] == ["timeout"]
 
 
 def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
@@ -288,3 +275,162 @@ def test_an_environment_without_close_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(FAKE, "make", lambda task, wants: Endless(), raising=False)
     with pytest.raises(HostError, match="is a Endless without 'close'"):
         run(TASKS[:1], Scripted())
+
+
+# Actions, between policy and simulator
+
+
+(PLANNED,) = plan_episodes(TASKS[:1], 1, ["mine"], load_protocol(), max_steps=6)
+GOOD = np.array([0.1, 0, 0, 0, 0, 0, -1])
+
+
+class Counting:
+    """An environment that counts what reaches it."""
+
+    def __init__(self) -> None:
+        self._env = FAKE.make(PLANNED.task, Wants())
+        self.taken: list[np.ndarray] = []
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, action):
+        self.taken.append(action)
+        return self._env.step(action)
+
+
+class Says:
+    """A policy that gives these, one after the other."""
+
+    wants = Wants()
+
+    def __init__(self, *actions, clip=False) -> None:
+        self.actions, self.clip = actions, clip
+
+    def reset(self, task, seed):
+        self.left = list(self.actions)
+
+    def act(self, observation):
+        action = self.left.pop(0)
+        if isinstance(action, Exception):
+            raise action
+        return action
+
+    def close(self):
+        pass
+
+
+def at(place: int, value: float) -> np.ndarray:
+    action = GOOD.copy()
+    action[place] = value
+    return action
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (at(2, np.nan), "not finite"),
+        (at(2, np.inf), "not finite"),
+        (GOOD[:6], r"shape \(6,\)"),
+        (GOOD[None], r"shape \(1, 7\)"),
+        (3.0, r"shape \(\)"),
+        ("left", "str that is no array"),
+        (None, r"None in place of an action"),
+        ([GOOD, 1], "list that is no array"),
+        (GOOD + 0j, "complex numbers"),
+        ([*GOOD[:6], 1j], "complex numbers"),
+        (at(3, 1.0000001), r"number 3 of the action, 1, is not in \[-1, 1\]"),
+        (at(6, -2.0), r"number 6 of the action, -2, is not in"),
+    ],
+)
+def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(bad, words):
+    env = Counting()
+    outcome = run_episode(env, Says(GOOD, GOOD, bad), PLANNED)
+    assert outcome.outcome == "invalid_action"
+    assert re.match(f"step 2: .*{words}", outcome.reason)
+    assert outcome.steps == len(env.taken) == 2
+    assert outcome.batch.headers[0].outcome == "invalid_action"
+    assert not outcome.batch.headers[0].success
+
+
+def test_where_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
+    env = Counting()
+    outcome = run_episode(env, Says(GOOD, at(0, 1.5), at(6, -9.0), GOOD, GOOD, GOOD, clip=True), PLANNED)
+    assert outcome.outcome == "timeout"
+    assert [action[[0, 6]].tolist() for action in env.taken[1:3]] == [[1.0, -1.0], [0.1, -1.0]]
+    assert outcome.batch.extra[0]["header"][CLIPPED] == 2
+    none = run_episode(env, Says(*[GOOD] * 6, clip=True), PLANNED)
+    assert none.batch.extra[0]["header"][CLIPPED] == 0
+    unclipped = run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
+    assert CLIPPED not in unclipped.batch.extra[0].get("header", {})
+
+
+@pytest.mark.parametrize("bad", [at(2, np.nan), GOOD[:6]])
+def test_clipping_lets_neither_nan_nor_another_shape_pass(bad):
+    assert run_episode(Counting(), Says(bad, clip=True), PLANNED).outcome == "invalid_action"
+
+
+def test_what_a_policy_says_is_wrong_is_the_reason_of_the_crash_and_no_traceback_of_ours():
+    error = PolicyError("the policy server failed: ValueError", remedy="Mend it there.")
+    outcome = run_episode(Counting(), Says(GOOD, error), PLANNED)
+    assert (outcome.outcome, outcome.steps, outcome.batch) == ("crashed", 1, None)
+    assert outcome.reason == str(error)
+
+
+# Latency
+
+
+def test_calls_are_timed_each_and_a_policy_s_own_account_goes_first():
+    outcome = run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
+    assert outcome.latency.calls == 6
+    assert 0 < outcome.latency.p50_ms <= outcome.latency.p95_ms
+    chunked = Says(*[GOOD] * 6)
+    chunked.calls_s = [0.010, 0.020]
+    assert run_episode(Counting(), chunked, PLANNED).latency.p50_ms == pytest.approx(15.0)
+
+
+# Servers that go away
+
+
+class Loses(Says):
+    """Loses its server in the third step of the first attempts, or cannot reach it from some attempt on."""
+
+    def __init__(self, losses: int, unreachable_from: int = 99) -> None:
+        super().__init__(*[GOOD] * 6)
+        self.losses, self.unreachable_from, self.attempts = losses, unreachable_from, 0
+
+    def reset(self, task, seed):
+        super().reset(task, seed)
+        self.attempts += 1
+        if self.attempts > self.unreachable_from:
+            raise ServerUnreachableError("nobody answers")
+
+    def act(self, observation):
+        if self.attempts <= self.losses and len(self.left) == 4:
+            raise ServerLostError("it went away")
+        return super().act(observation)
+
+
+def played(policy: Says) -> episode.EpisodeOutcome:
+    with closing(EnvRunner(FAKE, {"mine": policy})) as runner:
+        return runner.run_planned(PLANNED)
+
+
+def test_an_episode_whose_server_goes_away_is_begun_again_and_then_like_any_other():
+    assert episode.SERVER_RETRIES == 2
+    unbroken, broken = played(Loses(0)), played(Loses(2))
+    assert broken.outcome == "timeout"
+    assert jsonl.encode_member(broken.batch, 0, ".jsonl") == jsonl.encode_member(unbroken.batch, 0, ".jsonl")
+
+
+def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason():
+    policy = Loses(99)
+    outcome = played(policy)
+    assert (outcome.outcome, outcome.steps, policy.attempts) == ("crashed", 2, 3)
+    assert outcome.reason == "the policy server was lost in each of 3 attempts, at last: it went away"
+    assert "nobody answers" in played(Loses(99, unreachable_from=1)).reason
+
+
+def test_a_server_that_is_not_there_to_begin_with_stops_the_run_and_costs_no_episode():
+    with pytest.raises(ServerUnreachableError):
+        played(Loses(0, unreachable_from=0))

@@ -12,44 +12,29 @@ import time
 import pytest
 
 from folders import contents
+from safevla_bench import cli
 from safevla_bench.sources.runs.parts import count_progress
 
-ASKED = [
-    "--host",
-    "fake",
-    "--suite",
-    "fake",
-    "--episodes",
-    "5",
-    "--max-steps",
-    "30",
-    "--policy",
-    "lethal",
-    "--policy-arg",
-    "pause_s=0.002",
-]
+ASKED = ["--host", "fake", "--suite", "fake", "--episodes", "5", "--max-steps", "30"]
+ASKED += ["--policy", "lethal", "--policy-arg", "pause_s=0.002"]
 TIMEOUT_S = 120
 
 
-@pytest.fixture
-def start(lethal):
-    def started(*words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "safevla_bench", *words],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(lethal), os.environ.get("PYTHONPATH", "")])},
-            start_new_session=True,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    return started
+def start(lethal, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "safevla_bench", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(lethal), os.environ.get("PYTHONPATH", "")])},
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.long)])
-def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, start, times):
+def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, lethal, times):
     run = tmp_path / "run"
-    process = start("eval", *ASKED, "--workers", "2", "--out", str(run))
+    process = start(lethal, "eval", *ASKED, "--workers", "2", "--out", str(run))
     while not (run / "run.json").exists() or count_progress(run)[0] < 2:
         assert process.poll() is None
         time.sleep(0.001)
@@ -66,9 +51,7 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path,
         (command,) = (line.strip() for line in err.splitlines() if line.startswith("  safevla "))
         trusted = ["--trust", str(run / "run.json")]  # which names the policy, code of a plug-in
         assert shlex.split(command) == ["safevla", "eval", "--resume", "--out", str(run), "--workers", "2", *trusted]
-    resumed = start("eval", "--resume", "--out", str(run), "--trust", str(run / "run.json"))
-    resumed.communicate(timeout=TIMEOUT_S)
-    whole = start("eval", *ASKED, "--out", str(tmp_path / "whole"))
-    whole.communicate(timeout=TIMEOUT_S)
-    assert (resumed.returncode, whole.returncode) == (4, 4)  # one task of the fake host always crashes
+    resume = ["eval", "--resume", "--out", str(run), "--trust", str(run / "run.json")]
+    for words in (resume, ["eval", *ASKED, "--out", str(tmp_path / "whole")]):
+        assert cli.run_command_line(words) == cli.CRASHED  # one task of the fake host always crashes
     assert contents(run) == contents(tmp_path / "whole")

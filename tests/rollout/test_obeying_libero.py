@@ -27,7 +27,7 @@ def ran():
         if key not in held:
             rules = msgspec.structs.replace(protocols.load_protocol(name), **changes)
             planned = plan_episodes([task], episodes, ["p"], rules, max_steps=1)
-            held[key] = [one.batch for one in run_serially(libero, planned, {"p": make_policy("noop")})]
+            held[key] = [outcome.batch for outcome in run_serially(libero, planned, {"p": make_policy("noop")})]
         return held[key]
 
     return run
@@ -41,15 +41,15 @@ def state(batch):
 
 @pytest.mark.long
 def test_lerobot_s_seed_goes_up_and_its_initial_state_is_the_episode_s(ran):
-    headers = [one.headers[0] for one in ran("lerobot", episodes=2)]
-    assert [one.env_seed for one in headers] == [1000, 1001]
-    assert [one.init_state_index for one in headers] == [0, 1]
+    headers = [outcome.headers[0] for outcome in ran("lerobot", episodes=2)]
+    assert [outcome.env_seed for outcome in headers] == [1000, 1001]
+    assert [outcome.init_state_index for outcome in headers] == [0, 1]
 
 
 def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
     (seven,), (zero,) = ran("openpi"), ran("openvla")
     assert (seven.headers[0].env_seed, zero.headers[0].env_seed) == (7, 0)
-    poses = [one.body_pos_m.episode_poses(0)[1] for one in (seven, zero)]
+    poses = [outcome.body_pos_m.episode_poses(0)[1] for outcome in (seven, zero)]
     assert not np.array_equal(*poses)
 
 
@@ -66,9 +66,9 @@ def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):
 
 @pytest.mark.long
 def test_gr00t_s_starts_are_drawn_anew_each_episode_and_repeat(ran):
-    one, other = ran("gr00t", episodes=2)
+    outcome, other = ran("gr00t", episodes=2)
     (again,) = ran("gr00t", episodes=1)
     (fixed,) = ran("openpi", wait_steps=0)
-    np.testing.assert_array_equal(state(one), state(again))
-    assert not np.array_equal(state(one)[1:], state(other)[1:])
-    assert not np.array_equal(state(one)[1:], state(fixed)[1:])
+    np.testing.assert_array_equal(state(outcome), state(again))
+    assert not np.array_equal(state(outcome)[1:], state(other)[1:])
+    assert not np.array_equal(state(outcome)[1:], state(fixed)[1:])

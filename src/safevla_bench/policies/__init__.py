@@ -1,7 +1,7 @@
 """Policies, found by the entry points of the group ``safevla_bench.policies``.
 
 An entry point names a factory `make(arg, **arguments)` that returns a `Policy`: `arg` is what follows the colon of
-``NAME:ARG`` (None where there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
+``NAME:ARG`` (None if there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
 signature does not take is refused before it is called.
 """
 
@@ -34,7 +34,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def policy_owner(name: str) -> str:
-    """Return the name of the distribution that offers a policy; `nobody` where none does."""
+    """Return the name of the distribution that offers a policy; `nobody` if none does."""
     return _POLICIES.owner(name)
 
 

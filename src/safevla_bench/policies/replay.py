@@ -3,7 +3,7 @@
 FILE is an archive or run folder of ours, an HDF5 file of demonstrations or a folder of them, a LeRobot dataset, or
 the output folder of vla-evaluation-harness. Which of its episodes is played in which planned one:
 
-- an archive's or the harness's by suite, task and initial state; where a record names no initial state, as below;
+- an archive's or the harness's by suite, task and initial state; if a record names no initial state, as below;
 - a demonstration's by its task, the first in the first planned episode and so on, from its own first recorded state.
 
 The replay is then compared with the recording, body by body and joint by joint, and the record says under `replay` how
@@ -215,7 +215,7 @@ def make(
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
-    """Return the episodes of an archive or run folder; [] where it holds none."""
+    """Return the episodes of an archive or run folder; [] if it holds none."""
     batch, index = read_sources([path])
     index.require_valid()
     ((_, description),) = index.descriptions

@@ -65,7 +65,7 @@ class EpisodeOutcome:
     greeting: Greeting | None = None
     """The statement of the policy or its server about itself."""
     wall_s: float | None = None
-    """Seconds that it took, with making its environment; None where its worker died."""
+    """Seconds that it took, with making its environment; None if its worker died."""
 
     @property
     def success(self) -> bool:
@@ -99,8 +99,8 @@ def run_episode(
     """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback.
 
     An action that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the
-    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` where the episode may be begun
-    again, `ServerRefusedError` where the policy's server cannot be used at all, and `KeyboardInterrupt`.
+    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be begun again,
+    `ServerRefusedError` if the policy's server cannot be used, now or in another episode, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
@@ -170,7 +170,7 @@ def _violation_reason(standing: EpisodeStanding) -> str | None:
 
 
 class _ActionSeam:
-    """The seam between policy and simulator: each action is timed, checked, and clipped where that is the rule."""
+    """The seam between policy and simulator: each action is timed, checked, and clipped if that is the rule."""
 
     def __init__(self, env: HostEnv, policy: Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
@@ -272,8 +272,8 @@ class EnvRunner:
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
 
-        Raises `SafevlaError` where the host cannot be used, or the policy's server cannot be reached in the first
-        place.
+        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached in the
+        first place; a server that is lost later makes the outcome `crashed`.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:

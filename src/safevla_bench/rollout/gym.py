@@ -51,7 +51,7 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
     violation in [0, 1]; with `limit_use` the largest share of a limit that it uses, 1 at the limit and more beyond.
     `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
-    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None where no clause has a verdict), and
+    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a verdict), and
     `standing`, the whole of it.
     """
     costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
@@ -240,7 +240,7 @@ def make_env(
     `task` is its id, or its place in the suite; `image_size` height and width [pixels]; `library` what judges, None =
     the library with limits made for the suite, else the default. Raises `HostError` for an unknown host, argument,
     suite, task, camera, reading or cost, or a simulator that cannot be used, `PluginError` for a host that cannot be
-    loaded, `SpecError` for an unknown library, and `RegistryError` where the host's tags contradict others.
+    loaded, `SpecError` for an unknown library, and `RegistryError` if the host's tags contradict others.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]

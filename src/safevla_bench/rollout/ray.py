@@ -179,7 +179,7 @@ class ActorHandle:
     def end(self, timeout_s: float) -> str:
         """Wait `timeout_s` for the actor's last reply, kill it, and return in words why it is gone.
 
-        The wait is left out where the actor is not ready.
+        The wait is left out if the actor is not ready.
         """
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)

@@ -82,7 +82,7 @@ def run_pool(
 ) -> Generator[FinishedEpisode]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
-    Raises `RunError` where workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
+    Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
     as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
     """
     if observer:
@@ -223,7 +223,7 @@ class WorkerProcess:
                 [sys.executable, "-c", _START.format(sys.path), str(theirs.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a simulator prints is no result of the command
+                stdout=2,  # what a simulator prints is not a result of the command
                 pass_fds=[theirs.fileno()],
             )
         finally:
@@ -240,7 +240,7 @@ class WorkerProcess:
         self._send(None)
 
     def has_died(self) -> bool:
-        """Return whether the process has ended, and nothing is left to read; False where its socket is closed too.
+        """Return whether the process has ended, and nothing is left to read; False if its socket is closed too.
 
         `receive_messages` reads the closing.
         """

@@ -21,12 +21,11 @@ from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.policies.servers.endpoint import WORKER
 from safevla_bench.rollout.episode import EnvRunner, FinishedEpisode, OnStep
 from safevla_bench.rollout.plan import PlannedEpisode
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-WORKER = "SAFEVLA_WORKER"
-"""Tells a worker its number: of the servers that policies share, each begins at another."""
 RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
@@ -35,7 +34,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
 
-    Linear algebra gets one thread; with `cameras` the workers render on the GPUs `gpus` in turn.
+    Linear algebra gets one thread, since processes that each compute on all cores slow each other down; with `cameras`
+    the workers render on the GPUs `gpus` in turn.
     """
     own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
@@ -98,7 +98,7 @@ class WorkerParts:
         self._runner = EnvRunner(self.host, self.policies, Monitor(spec.stopping) if spec.stopping else None)
 
     def run_planned(self, planned: PlannedEpisode, report: OnStep) -> FinishedEpisode:
-        """Run an episode and return its end; `report` is told every `STEPS_BETWEEN` steps. Raises as `EnvRunner`."""
+        """Run an episode and return its end; `report` is called every `STEPS_BETWEEN` steps. Raises as `EnvRunner`."""
 
         def report_some(steps: int) -> None:
             if steps % STEPS_BETWEEN == 0:

@@ -283,7 +283,7 @@ def test_a_server_is_left_alone_afterwards():
         close = examined.ChunkedPolicy.close
         patch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
         look(f"gr00t:{made.url}")
-    made.stop()
+    made.close()
     assert len(closed) == 1
 
 

@@ -35,10 +35,10 @@ def kitchen(scene):
     """A cabinet whose bottom drawer is out, a stove that is off and an oven whose door stands open towards -y."""
 
     def make(goal=(), joints=(), boxes=CABINET | STOVE | OVEN | BOWL):
-        made = scene(boxes, goal, movable=("bowl",), sites=SITES)
+        setting = scene(boxes, goal, movable=("bowl",), sites=SITES)
         center = {name: np.zeros(3) for name in boxes} | {"oven_1_door": np.array([0.0, -0.14, 0.0])}
         positions = JOINTS | {"stove_1_button": 0.0, "oven_1_hinge": -np.pi / 2} | dict(joints)
-        return replace(made, joint_pos=positions, center_m=center)
+        return replace(setting, joint_pos=positions, center_m=center)
 
     return make
 
@@ -62,22 +62,22 @@ def test_the_joint_is_the_one_whose_name_is_most_like_the_region(kitchen):
 
 
 def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitchen):
-    found = plan.find_drawer(kitchen(), "cabinet_1_bottom_region")
-    assert found.body == "cabinet_1_part_bottom"
-    assert found.outward.tolist() == [0, -1]
-    assert found.out_m == 0.14
+    fixture = plan.find_drawer(kitchen(), "cabinet_1_bottom_region")
+    assert fixture.body == "cabinet_1_part_bottom"
+    assert fixture.outward.tolist() == [0, -1]
+    assert fixture.out_m == 0.14
 
 
 def test_a_region_that_only_the_whole_fixture_is_around_is_no_drawer(kitchen):
-    made = kitchen(boxes=CABINET | {"cabinet_1_part_top": ([0, 0.28, 0.5], [0.1, 0.11, 0.03])})
-    assert plan.find_drawer(made, "cabinet_1_top_region") is None
+    setting = kitchen(boxes=CABINET | {"cabinet_1_part_top": ([0, 0.28, 0.5], [0.1, 0.11, 0.03])})
+    assert plan.find_drawer(setting, "cabinet_1_top_region") is None
     assert plan.find_drawer(kitchen(), "table_region") is None
 
 
 def test_a_door_shuts_towards_the_rest_of_its_fixture(kitchen):
-    found = plan.find_door(kitchen(), "oven_1")
-    assert found.hinge_m.tolist() == [-0.15, 0.3]
-    assert found.shut_rad == pytest.approx(np.pi / 2), "from -y by way of +x"
+    fixture = plan.find_door(kitchen(), "oven_1")
+    assert fixture.hinge_m.tolist() == [-0.15, 0.3]
+    assert fixture.shut_rad == pytest.approx(np.pi / 2), "from -y by way of +x"
 
 
 def test_the_bar_of_a_knob_is_what_stands_highest(kitchen):
@@ -86,9 +86,9 @@ def test_the_bar_of_a_knob_is_what_stands_highest(kitchen):
         half_extents_m=np.array([[0.03, 0.03, 0.005], [0.03, 0.006, 0.02]]),
         quat_wxyz=np.array([[1.0, 0, 0, 0]] * 2),
     )
-    found = plan.find_knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
-    assert len(found.bar.top_m) == 1
-    assert found.bar.top_m == pytest.approx([0.04])
+    fixture = plan.find_knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
+    assert len(fixture.bar.top_m) == 1
+    assert fixture.bar.top_m == pytest.approx([0.04])
 
 
 def test_the_knob_is_pushed_round_its_axis_counter_clockwise(kitchen):
@@ -153,14 +153,14 @@ def test_what_is_done_is_not_missing(kitchen, predicate, joints):
 def test_nothing_is_placed_under_a_roof(scene):
     goal = (("in", "bowl", "oven_1_region"),)
     boxes = BOWL | {"oven_1_roof": ([0, 0.4, 0.3], [0.15, 0.1, 0.01])}
-    made = scene(boxes, goal, movable=("bowl",), sites={"oven_1_region": [0, 0.4, 0.1]})
-    assert goal_placements(made) == ()
+    setting = scene(boxes, goal, movable=("bowl",), sites={"oven_1_region": [0, 0.4, 0.1]})
+    assert goal_placements(setting) == ()
 
 
 def test_objects_that_share_a_place_stand_beside_each_other(scene):
     goal = (("on", "pot", "hob_region"), ("on", "pan", "hob_region"))
     boxes = {"pot": ([0.5, 0, 0], [0.04, 0.07, 0.07]), "pan": ([0.5, 0.3, 0], [0.04, 0.07, 0.07])}
-    made = scene(boxes, goal, sites={"hob_region": [0, 0, 0]})
-    spots = [target_point(made, one) for one in goal_placements(made)]
+    setting = scene(boxes, goal, sites={"hob_region": [0, 0, 0]})
+    spots = [target_point(setting, placement) for placement in goal_placements(setting)]
     assert spots[0] + spots[1] == pytest.approx([0, 0])
     assert abs(spots[0] - spots[1]) == pytest.approx([0.09, 0])

@@ -56,7 +56,7 @@ class ScriptedPolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: Style, mobile: Policy | None = None) -> None:
-        """Take a style, and the policy that acts in this one's place where the robot drives."""
+        """Take a style, and the policy that acts in this one's place if the robot drives."""
         self.style, self._mobile = style, mobile
         self._progress: ScriptState | None = None
 
@@ -70,6 +70,7 @@ class ScriptedPolicy:
         """Return the next action, [7]; the still action if the script could not begin any subgoal.
 
         After the last subgoal the hand is held at its last target. A robot that drives gets `mobile`'s action, [12].
+        Raises `PolicyError` for an observation without privileged state.
         """
         if self._mobile and observation.base_pos_m is not None:
             return self._mobile.act(observation)

@@ -69,7 +69,7 @@ def rank_grasps(
 ) -> tuple[Grasp, ...]:
     """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
 
-    Grasps of its pieces are among them only where every grasp of its box is too shallow.
+    Grasps of its pieces are among them only if every grasp of its box is too shallow.
     """
     itself = (
         geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING

@@ -210,7 +210,7 @@ class StrokeProgress:
         return HandTarget(point, waypoint.yaw_rad, waypoint.aperture_m, speed, waypoint.lean)
 
     def advance(self, seen: Observation, scene: Privileged, style: Style) -> StrokeProgress:
-        """Return the progress after one more step: at the next waypoint where this one is reached or its time is up.
+        """Return the progress after one more step: at the next waypoint if this one is reached or its time is up.
 
         The last waypoint needs no orientation.
         """

@@ -174,8 +174,10 @@ class ChunkedPolicy:
     def act(self, observation: Observation) -> Action:
         """Return the next action of the chunk, [A]; if none is left, the first of another chunk.
 
-        Raises `InvalidActionError` if the model gave no [H, A] array, `ServerRefusedError` if its server's first reply
-        cannot be read or holds too few actions, `PolicyError` if a later one does, and what the model raises.
+        Raises:
+            InvalidActionError: the model gave no [H, A] array.
+            ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
+            PolicyError: a later reply cannot be read or holds too few; and what `ChunkModel.query` raises.
         """
         if not self._left:
             self._left.extend(self._infer_chunk(observation))
@@ -206,7 +208,10 @@ class ChunkedPolicy:
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`."""
+    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`.
+
+    Raises `PolicyError` for a text that is not a number from 1.
+    """
     if text is None:
         return default
     if text == "all":

@@ -44,8 +44,8 @@ class WebsocketClient:
     def open(self) -> None:
         """Connect to the first server of the list that answers; a former connection is closed.
 
-        Raises `ServerUnreachableError` if none answers in time, and `PolicyError` if a server answers, but takes no
-        websocket or not this key.
+        Raises `ServerUnreachableError` if none answers in the time to connect, and `PolicyError` if a server answers,
+        but takes no websocket or not this key.
         """
         self.close()
         self.address = find_server(self._endpoint, self._try_connect)
@@ -56,7 +56,7 @@ class WebsocketClient:
         return self._connection is not None
 
     def send(self, message: bytes) -> None:
-        """Send one message; raises as `receive` does."""
+        """Send one message; raises as `receive` does, and `PolicyError` if it is too large for the server."""
         from websockets.exceptions import ConnectionClosed
 
         try:

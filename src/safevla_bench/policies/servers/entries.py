@@ -58,7 +58,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def transport(self) -> str:
-        """The kind of server that the entry's dialect is for; `unknown` where the dialect is."""
+        """The kind of server that the entry's dialect is for; `unknown` if the dialect is."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
@@ -179,8 +179,8 @@ def make_entry_policy(
 ) -> EntryPolicy:
     """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
 
-    All other arguments go to the client of the transport, with the name of the dialect. Raises `PolicyError` if there
-    is no such entry, or it cannot be run or has no server.
+    All other arguments go to the client of the transport, with the name of the dialect. Raises `PolicyError` if no
+    entry has that name, it cannot be run or has no server, or an argument is wrong.
     """
     entry = find_entry(name)
     if not entry.is_runnable:

@@ -145,7 +145,10 @@ class RequestSocket:
         raise ServerLostError(problem, remedy=f"Its own messages say why; start it again ({large}).")
 
     def describe_modalities(self) -> object:
-        """Return the server's description of its modalities, None for an error; from now on pack arrays as it does."""
+        """Return the server's description of its modalities, None for an error; from now on pack arrays as it does.
+
+        Raises `ServerLostError` if it goes or stays silent.
+        """
         try:
             config = self.call("get_modality_config")
         except ServerLostError:
@@ -191,7 +194,10 @@ class Gr00tModel(ChunkModel):
         """Whether the server takes nested requests; the first action tells."""
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, have it forget the last episode, and see that the dialect fits its modalities."""
+        """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
+
+        Raises what `ChunkModel.begin` raises.
+        """
         self._is_first = True
         with connection.guard_handshake(self._requests.close):
             self._requests.open()
@@ -261,7 +267,7 @@ class Modality:
 
 
 def choose_codec(config: object) -> Codec:
-    """Return a server's codec: `GR00T_MAIN` where a value of its description has main's mark, else `GR00T`."""
+    """Return a server's codec: `GR00T_MAIN` if a value of its description has main's mark, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
     return GR00T_MAIN if is_main else GR00T

@@ -47,9 +47,10 @@ _LEAST_S = 0.2
 def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
-    """Return the status and the content of one answer to JSON, within `seconds` for all of it.
+    """Return the status and the content of one answer to `body` (JSON), within `seconds` for all of it.
 
-    Raises `ServerLostError` if nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
+    `address` is the server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises
+    `ServerLostError` if nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
     """
     seconds = max(seconds, _LEAST_S)
     split = urlsplit(address)
@@ -109,7 +110,7 @@ def _describe_cause(error: Exception) -> str:
 
 
 def parse_operation(description: bytes) -> str | None:
-    """Return the function behind `/act` by a server's `/openapi.json`; None where it is not described.
+    """Return the function behind `/act` by a server's `/openapi.json`; None if it is not described.
 
     FastAPI calls the operation of a function NAME at POST /act NAME_act_post.
     """
@@ -150,7 +151,11 @@ class HttpClient:
         return None
 
     def post(self, body: bytes) -> bytes:
-        """Post JSON to `/act` and return the answer; raises `ReplyError` for any other answer than a reply."""
+        """Post JSON to `/act` and return the answer.
+
+        Raises `ServerLostError` if the server closes or stays silent, `PolicyError` if it fails, and `ReplyError` for
+        any other answer than a reply.
+        """
         status, content = exchange(self.address, "POST", "/act", self._endpoint.timeouts.answer_s, body, self.key)
         if status != HTTPStatus.NOT_FOUND:
             self._check_status(self.address, status, content)
@@ -195,7 +200,10 @@ class OpenvlaModel(ChunkModel):
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def begin(self, task: Task, seed: int) -> None:
-        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite."""
+        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite.
+
+        Raises what `ChunkModel.begin` raises.
+        """
         with connection.guard_handshake(lambda: None):
             operation = self._client.open()
             self.greeting = {} if operation is None else {"act": operation}

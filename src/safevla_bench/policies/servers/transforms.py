@@ -55,7 +55,7 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider where the image shrinks.
+    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider if the image shrinks.
 
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """

@@ -147,7 +147,7 @@ def describe_task(task: Task) -> dict[str, object]:
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     """Return the dialect with the entries, the rotation and the kind of action that the parameters ask for.
 
-    Entries that are sent only where asked for are left out otherwise; `wants` follows.
+    Entries that are sent only if asked for are left out otherwise; `wants` follows.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
