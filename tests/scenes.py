@@ -1,17 +1,12 @@
-"""Scenes of runs that several files of tests play: a plug-in of one's own, a watched run, a watched disk."""
+"""Scenes of runs that several files of tests play: a plug-in of one's own, a watched run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from safevla_bench import files
 from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode
-
-DISK_CHANGES = ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink")
 
 
 def install_plugin(folder: Path, name: str, module: str, *points: str) -> Path:
@@ -45,43 +40,10 @@ class Watcher:
             raise KeyboardInterrupt
 
 
-class _Halves:
-    """A file each write of which is in two pieces, with a call between them."""
-
-    def __init__(self, stream, note) -> None:
-        self.stream, self.note = stream, note
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, content: bytes) -> int:
-        half = len(content) // 2
-        self.stream.write(content[:half])
-        self.stream.flush()
-        self.note("write")
-        self.stream.write(content[half:])
-        return len(content)
-
-
-def watch_disk(note: Callable[[str], None], patch: Callable[[object, str, object], None] = setattr) -> None:
-    """Have `note` called before each change that this process makes to the disk, and in the middle of each write."""
-
-    def before(name: str):
-        change = getattr(os, name)
-
-        def changing(*args, **given):
-            note(name)
-            return change(*args, **given)
-
-        return changing
-
-    open_whole = files._synced_file
-
-    @contextmanager
-    def open_torn(path: Path) -> Iterator[_Halves]:
-        with open_whole(path) as stream:
-            yield _Halves(stream, note)
-
-    for name in DISK_CHANGES:
-        patch(os, name, before(name))
-    patch(files, "_synced_file", open_torn)
+def anyone_in(group: int) -> bool:
+    """Whether a process of that group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -35,7 +35,7 @@ from safevla_bench.policies.servers import serve
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import EpisodeRow, read_description
 from safevla_bench.sources.runs.parts import episode_rows, has_raw, read_raw
-from scenes import install_plugin
+from scenes import anyone_in, install_plugin
 
 HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
 BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"
@@ -343,18 +343,10 @@ def _gone(cell: Cell) -> None:
     """No process of the command is left, and no temporary file."""
     assert cell.process is not None
     until = time.monotonic() + WATCHDOG_S
-    while _anyone_in(cell.process.pid):
+    while anyone_in(cell.process.pid):
         assert time.monotonic() < until, "a process outlives the command"
         time.sleep(0.005)
     assert not list(cell.temporary.iterdir())
-
-
-def _anyone_in(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def go_on(cell: Cell, undisturbed: Path) -> None:

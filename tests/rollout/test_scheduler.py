@@ -23,7 +23,16 @@ from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
-from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
+from safevla_bench.rollout.worker import (
+    ONE_THREAD,
+    RENDERER,
+    VISIBLE,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSpec,
+    usable_gpus,
+    worker_environment,
+)
 from safevla_bench.sources.runs.episode_index import read_sources
 from scenes import Watcher
 
@@ -185,7 +194,7 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     assert "Segmentation fault" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_policy_that_asks_its_process_to_end_crashes_its_episodes_and_no_worker(tmp_path, lethal, workers):
     request = replace(LETHAL, arguments={"task": "task_0", "how": "leave"})
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=workers))
@@ -218,3 +227,41 @@ def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path
 )
 def test_a_death_is_told_in_words(returncode, words):
     assert scheduler.describe_exit(returncode) == words
+
+
+# A worker's share of the machine
+
+
+def test_renderers_go_round_the_gpus():
+    given = [worker_environment(worker, {}, ("0", "1"), cameras=True)[RENDERER] for worker in range(3)]
+    assert given == ["0", "1", "0"]
+
+
+def test_no_gpu_is_named_without_cameras_or_gpus_or_where_the_user_names_one():
+    assert RENDERER not in worker_environment(0, {}, ("0",), cameras=False)
+    assert RENDERER not in worker_environment(0, {}, (), cameras=True)
+    assert worker_environment(0, {RENDERER: "5"}, ("0",), cameras=True)[RENDERER] == "5"
+
+
+def test_a_worker_computes_on_one_thread_unless_the_user_says_how_many():
+    assert [worker_environment(0, {}, (), cameras=False)[name] for name in ONE_THREAD] == ["1", "1", "1"]
+    assert worker_environment(0, {"OMP_NUM_THREADS": "4"}, (), cameras=False)["OMP_NUM_THREADS"] == "4"
+
+
+def test_gpus_are_those_the_user_left_visible(tmp_path):
+    assert usable_gpus({VISIBLE: "2, 3"}) == ("2", "3")
+    assert usable_gpus({VISIBLE: ""}) == ()
+    assert usable_gpus({VISIBLE: "GPU-8f0e"}) == ()  # a renderer is chosen by number
+
+
+def test_gpus_are_found_by_the_driver_s_tool_or_else_by_their_devices(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert usable_gpus({}, devices=tmp_path) == ("2", "10")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
+    tool.chmod(0o755)
+    assert usable_gpus({}, devices=tmp_path) == ("0", "1")
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert usable_gpus({}, devices=tmp_path) == ("2", "10")

@@ -135,6 +135,7 @@ def test_the_recorded_part_is_what_the_whole_episode_has_up_to_there(tmp_path, s
         np.testing.assert_array_equal(cut.sim_state.episode_rows(e), whole.sim_state.episode_rows(e)[:length])
 
 
+@pytest.mark.long
 def test_workers_stop_the_same_episodes_at_the_same_records(tmp_path, strict):
     asked = request(stop_on_violation=True, ruleset=strict)
     roll_out(asked, tmp_path / "one")

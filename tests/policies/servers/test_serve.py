@@ -119,38 +119,39 @@ def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps()
 
 
 def test_a_policy_is_loaded_once_and_another_episode_waits_until_it_is_free():
-    policies = []
-    with served(lambda: policies.append(Looks()) or policies[-1]) as url, ThreadPoolExecutor() as pool:
-        each, other = (client("openpi", url, **LARGE) for _ in range(2))
-        each.reset(TASK, 0)
+    loaded = []
+    with served(lambda: loaded.append(Looks()) or loaded[-1]) as url, ThreadPoolExecutor() as pool:
+        first, other = (client("openpi", url, **LARGE) for _ in range(2))
+        first.reset(TASK, 0)
         other.reset(TASK, 0)
-        each.act(seen())
+        first.act(seen())
         waiting = pool.submit(other.act, seen())
-        each.act(seen())
+        first.act(seen())
         assert not waiting.done()
-        each.close()
+        first.close()
         assert waiting.result().shape == (7,)
         other.close()
-    assert len(policies) == 1
-    assert [isinstance(item, tuple) for item in policies[0].log] == [True, False, False, True, False, False]
+    assert len(loaded) == 1
+    assert [isinstance(entry, tuple) for entry in loaded[0].log] == [True, False, False, True, False, False]
 
 
 def test_copies_of_a_policy_serve_as_many_episodes_at_a_time():
-    policies = []
-    with served(lambda: policies.append(Looks()) or policies[-1], copies=2) as url:
-        far = [client("openpi", url, **LARGE) for _ in range(2)]
-        for each in far:
-            each.reset(TASK, 0)
-            each.act(seen())
-        for each in far:
-            each.close()
-    assert [len(looks.log) for looks in policies] == [3, 3]
+    loaded = []
+    with (
+        served(lambda: loaded.append(Looks()) or loaded[-1], copies=2) as url,
+        playing("openpi", url, **LARGE) as first,
+        playing("openpi", url, **LARGE) as other,
+    ):
+        first.act(seen())
+        other.act(seen())
+    assert [len(looks.log) for looks in loaded] == [3, 3]
 
 
-def test_who_waits_too_long_for_a_policy_is_told_what_helps(monkeypatch):
+def test_who_waits_too_long_for_a_policy_learns_what_helps(monkeypatch):
     monkeypatch.setattr(serve, "SILENT_S", 0.2)
-    held = serve.ServedPolicy("mine", Looks)
-    with held.borrow_policy(), pytest.raises(PolicyError, match="in another episode") as caught, held.borrow_policy():
+    policy = serve.ServedPolicy("mine", Looks)
+    busy = pytest.raises(PolicyError, match="in another episode")
+    with policy.borrow_policy(), busy as caught, policy.borrow_policy():
         pass
     assert "--copies" in caught.value.remedy
 
@@ -210,8 +211,8 @@ def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes
         silent = [socket.create_connection(place) for _ in range(2)]  # who says nothing has a place, for OPEN_S
         with pytest.raises(ServerUnreachableError):
             client("openpi", url).reset(TASK, 0)
-        for each in silent:
-            each.close()
+        for connection in silent:
+            connection.close()
         act(url, connect_timeout_s="60")
 
 
@@ -262,7 +263,7 @@ def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch,
 def test_by_default_only_this_machine_is_listened_to():
     from safevla_bench.cli.protocols import serve_command
 
-    assert next(each.default for each in serve_command.params if each.name == "bind") == "127.0.0.1"
+    assert next(option.default for option in serve_command.params if option.name == "bind") == "127.0.0.1"
 
 
 def test_a_policy_that_sees_the_simulator_s_state_cannot_be_served(capsys):
@@ -280,13 +281,13 @@ def test_a_policy_with_more_cameras_than_a_request_holds_cannot_be_served():
         serve.ServedPolicy("many", Many)
 
 
-def test_an_address_that_is_taken_is_told(monkeypatch):
+def test_an_address_that_is_taken_is_an_error(monkeypatch):
     with served(lambda: make_policy("noop")) as url:
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
         assert cli.run_command_line(["serve", "--policy", "noop", "--port", port]) == 2
 
 
-def test_it_listens_where_it_is_told_also_on_ipv6():
+def test_it_listens_on_ipv6_too():
     with served(Looks, bind="::1") as url:
         act(url, **LARGE)

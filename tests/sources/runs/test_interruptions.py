@@ -6,12 +6,15 @@ middle of every write, and each copy is resumed.
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from folders import contents
+from safevla_bench import files
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
@@ -20,17 +23,53 @@ from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import count_progress
-from scenes import watch_disk
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 2), episodes=2, policies=("random", "noop"), max_steps=6)
+CHANGES = ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink")
+
+
+class Halves:
+    """A file each write of which is in two pieces, with an instant between them."""
+
+    def __init__(self, stream, between) -> None:
+        self.stream, self.between = stream, between
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, content: bytes) -> int:
+        half = len(content) // 2
+        self.stream.write(content[:half])
+        self.stream.flush()
+        self.between("write")
+        self.stream.write(content[half:])
+        return len(content)
 
 
 class Instants:
     """Copies a folder before every change that this process makes to the disk, and in the middle of every write."""
 
-    def __init__(self, folder: Path, copies: Path) -> None:
+    def __init__(self, folder: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.copies, self.at = folder, copies, []
         self.copying = False
+        for name in CHANGES:
+            monkeypatch.setattr(os, name, self.before(getattr(os, name), name))
+        monkeypatch.setattr(files, "_synced_file", self.torn(files._synced_file))
+
+    def before(self, change, name: str):
+        def changing(*args, **given):
+            self.copy(name)
+            return change(*args, **given)
+
+        return changing
+
+    def torn(self, stored):
+        @contextmanager
+        def storing(path: Path):
+            with stored(path) as stream:
+                yield Halves(stream, self.copy)
+
+        return storing
 
     def copy(self, name: str) -> None:
         if self.copying or not self.folder.exists():
@@ -54,10 +93,9 @@ def instants(tmp_path, monkeypatch):
         copies = tmp_path / "copies"
         copies.mkdir()
         with monkeypatch.context() as patched:
-            instants = Instants(tmp_path / "run", copies)
-            watch_disk(instants.copy, patched.setattr)
+            found = Instants(tmp_path / "run", copies, patched)
             roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(**running))
-        return instants
+        return found
 
     return taken
 
