@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -13,7 +15,38 @@ import zmq
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers.client import ChunkedPolicy
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL, Codec
+
+TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)
+
+
+def seen(**changed: object) -> Observation:
+    """What a host shows: two cameras of noise, a hand turned by half a turn."""
+    generator = np.random.default_rng(0)
+    images = {
+        camera: generator.integers(0, 256, (256, 256, 3), dtype=np.uint8)
+        for camera in ("agentview", "robot0_eye_in_hand")
+    }
+    half = np.array([0.0, 1.0, 0.0, 0.0])
+    return replace(Observation("put it there", np.arange(3.0), half, np.array([0.04, -0.04]), images), **changed)
+
+
+def client(kind: str, url: str, **arguments: str) -> ChunkedPolicy:
+    """A client's policy that does not wait long for a server."""
+    return make_policy(f"{kind}:{url}", {"connect_timeout_s": "0.5", "timeout_s": "5", **arguments})
+
+
+@contextmanager
+def playing(kind: str, url: str, **arguments: str) -> Iterator[ChunkedPolicy]:
+    """A client's policy in an episode of `TASK`."""
+    with closing(client(kind, url, **arguments)) as policy:
+        policy.reset(TASK, 0)
+        yield policy
+
 
 OPENPI_REQUEST = {
     "observation/image": ("|u1", (224, 224, 3)),
@@ -22,20 +55,16 @@ OPENPI_REQUEST = {
     "prompt": str,
 }
 VLA_EVAL_REQUEST = {"images": {"agentview": ("|u1", (256, 256, 3))}, "task_description": str}
-GR00T_REQUEST = {
-    "video.image": ("|u1", (1, 1, 256, 256, 3)),
-    "video.wrist_image": ("|u1", (1, 1, 256, 256, 3)),
-    **{f"state.{axis}": ("<f4", (1, 1, 1)) for axis in ("x", "y", "z", "roll", "pitch", "yaw")},
-    "state.gripper": ("<f4", (1, 1, 2)),
-    "annotation.human.action.task_description": list,
-}
+GR00T_KEYS = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 GR00T_NESTED = {
     "video": {"image": ("|u1", (1, 1, 256, 256, 3)), "wrist_image": ("|u1", (1, 1, 256, 256, 3))},
-    "state": {
-        **{axis: ("<f4", (1, 1, 1)) for axis in ("x", "y", "z", "roll", "pitch", "yaw")},
-        "gripper": ("<f4", (1, 1, 2)),
-    },
+    "state": {key: ("<f4", (1, 1, 2 if key == "gripper" else 1)) for key in GR00T_KEYS},
     "language": {"annotation.human.action.task_description": list},
+}
+GR00T_REQUEST = {
+    key if part == "language" else f"{part}.{key}": kind
+    for part, keys in GR00T_NESTED.items()
+    for key, kind in keys.items()
 }
 OPENVLA_REQUEST = {"image": ("|u1", (224, 224, 3)), "instruction": str, "unnorm_key": str}
 OFT_REQUEST = {
@@ -44,7 +73,6 @@ OFT_REQUEST = {
     "state": ("<f8", (8,)),
     "instruction": str,
 }
-GR00T_KEYS = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
 def demand(message: object, wanted: object, where: str = "") -> None:
@@ -82,7 +110,7 @@ class Websockets:
         except ConnectionClosed:
             return
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """As a process dies: no goodbye."""
         self.server.shutdown()
         for connection in self.open:
@@ -90,13 +118,8 @@ class Websockets:
         self._thread.join()
 
 
-@contextmanager
-def websockets(handle: Callable, port: int = 0, **options: object) -> Iterator[Websockets]:
-    peer = Websockets(handle, port, **options)
-    try:
-        yield peer
-    finally:
-        peer.kill()
+def websockets(handle: Callable, port: int = 0, **options: object) -> closing[Websockets]:
+    return closing(Websockets(handle, port, **options))
 
 
 def openpi(answer: Callable[[dict, int], object], wanted: object = OPENPI_REQUEST) -> Callable:
@@ -147,7 +170,7 @@ def vla_eval(answer: Callable[[dict, int], dict], log: list[dict]) -> Callable:
 
 
 class Gr00tServer:
-    """A REP socket that answers as GR00T's policy server does, until it is stopped; `b""` from `answer` hangs up."""
+    """A REP socket that answers as GR00T's policy server does, until it is closed; `b""` from `answer` hangs up."""
 
     def __init__(
         self, answer: Callable[[str, dict], object], token: str | None = None, codec: Codec = GR00T, mark: bytes = b""
@@ -168,7 +191,7 @@ class Gr00tServer:
             message = self._socket.recv()
             request = self._codec.unpack(message)
             self.calls.append(request["endpoint"])
-            answered = self._told(request)
+            answered = self._answer_to(request)
             if request["endpoint"] == "get_action" and self._mark not in message:
                 answered = {"error": f"Video key 'image' must be a numpy array: no {self._mark!r} came"}
             if answered == b"":
@@ -179,7 +202,7 @@ class Gr00tServer:
             if answered is not None:
                 self._socket.send(answered if isinstance(answered, bytes) else self._codec.pack(answered))
 
-    def _told(self, request: dict) -> object:
+    def _answer_to(self, request: dict) -> object:
         if request.get("api_token") != self._token:
             return {"error": "Unauthorized: Invalid API token"}
         try:
@@ -187,21 +210,16 @@ class Gr00tServer:
         except AssertionError as error:
             return {"error": str(error)}
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._running = False
         self._thread.join()
         self._socket.close(linger=0)
 
 
-@contextmanager
 def gr00t(
     answer: Callable[[str, dict], object], token: str | None = None, codec: Codec = GR00T, mark: bytes = b""
-) -> Iterator[Gr00tServer]:
-    server = Gr00tServer(answer, token, codec, mark)
-    try:
-        yield server
-    finally:
-        server.stop()
+) -> closing[Gr00tServer]:
+    return closing(Gr00tServer(answer, token, codec, mark))
 
 
 def gr00t_modalities(
@@ -256,19 +274,14 @@ class HttpServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
-    def kill(self) -> None:
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-@contextmanager
-def http_server(answer: Callable[[str, str, bytes], Page]) -> Iterator[HttpServer]:
-    server = HttpServer(answer)
-    try:
-        yield server
-    finally:
-        server.kill()
+def http_server(answer: Callable[[str, str, bytes], Page]) -> closing[HttpServer]:
+    return closing(HttpServer(answer))
 
 
 def operation(name: str) -> bytes:
@@ -296,3 +309,38 @@ def openvla(
         return 200, OPENVLA.pack(answered)
 
     return respond
+
+
+# Servers that mean ill
+
+
+@contextmanager
+def raw(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """A TCP server that is handed each connection; its address as host:port. The event says that the test is over."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    threading.Thread(target=handled, args=(connection,), daemon=True).start()
+
+        def handled(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                talk(connection, over)
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            over.set()
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def drip(connection: socket.socket, over: threading.Event, content: bytes, pause_s: float = 0.02) -> None:
+    """A byte at a time, for as long as somebody listens."""
+    for byte in content:
+        connection.sendall(bytes([byte]))
+        if over.wait(pause_s):
+            return

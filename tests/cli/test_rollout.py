@@ -11,7 +11,7 @@ from safevla_bench import policies
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
 from safevla_bench.jobs.evaluation import rollouts
-from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
 from safevla_bench.sources.runs.parts import episode_rows
 

@@ -207,7 +207,7 @@ def test_where_a_zeromq_server_repeats_it(everything, tmp_path, monkeypatch):
             asked = [*FAKE, "--policy", f"gr00t:{server.url}", *QUICK, "--out", tmp_path / server.url[-5:]]
             assert everything("eval", *asked) in (2, 4)
         finally:
-            server.stop()
+            server.close()
 
 
 def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, monkeypatch):

@@ -17,13 +17,14 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import RECORDED, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import RECORDED, plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import select_episodes
 

@@ -15,8 +15,7 @@ from rich.table import Column
 from safevla_bench.cli import echo
 from safevla_bench.judging.scores import NO_VERDICT, verdict_word
 from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver, open_observers
-from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.text import escape_controls
 

@@ -30,12 +30,13 @@ from safevla_bench.cli.options import (
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
+from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOptions, Request, entry_fields, replay_fields
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import split_name
 from safevla_bench.policies.servers.client import KINDS
-from safevla_bench.rollout.plan import PRESET, PROTOCOL, RECORDED, Shard
+from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.parts import FORMS, PARQUET
 from safevla_bench.text import redact_secrets

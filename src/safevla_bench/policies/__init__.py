@@ -1,7 +1,7 @@
 """Policies, found by the entry points of the group ``safevla_bench.policies``.
 
 An entry point names a factory `make(arg, **arguments)` that returns a `Policy`: `arg` is what follows the colon of
-``NAME:ARG`` (None where there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
+``NAME:ARG`` (None if there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
 signature does not take is refused before it is called.
 """
 

@@ -20,8 +20,7 @@ from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import UNCOUNTED, EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
-from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 
 _PROJECT = "safevla-bench"

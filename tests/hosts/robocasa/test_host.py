@@ -17,6 +17,7 @@ import pytest
 from depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
@@ -25,7 +26,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile.doors import move_point
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_recorder.mujoco.scene import copy_state
 from safevla_recorder.robocasa.attachment import is_standin

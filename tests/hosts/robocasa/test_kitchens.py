@@ -8,9 +8,10 @@ import pytest
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.task import EpisodeSeed
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.robocasa.attachment import is_standin
 

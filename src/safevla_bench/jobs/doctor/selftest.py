@@ -13,6 +13,7 @@ import sys
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
 from safevla_bench.judging.provenance_marks import STANDIN
@@ -20,7 +21,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.builtin import Noop
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.batch import Batch
 
 STEPS = 30

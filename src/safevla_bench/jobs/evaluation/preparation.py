@@ -10,6 +10,7 @@ import msgspec
 
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError
+from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
@@ -26,16 +27,7 @@ from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
-from safevla_bench.rollout.plan import (
-    RECORDED,
-    EvaluationProtocol,
-    PlannedEpisode,
-    Shard,
-    cut_plan,
-    load_protocol,
-    match_recording,
-    plan_episodes,
-)
+from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
 from safevla_bench.rollout.worker import WorkerSpec
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.version import __version__

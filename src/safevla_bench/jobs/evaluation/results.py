@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, overload
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.interface.policy import Policy
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge, read_host_registry
 from safevla_bench.jobs.evaluation.outputs import render_report, table_material, write_outputs
@@ -29,8 +30,7 @@ from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.plan import PRESET
+from safevla_bench.rollout.episode import Observer
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import html_table

@@ -18,6 +18,7 @@ from safevla_bench import hosts
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
+from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
@@ -32,7 +33,7 @@ from safevla_bench.jobs.verify.files import (
     open_check,
     value_differences,
 )
-from safevla_bench.rollout.plan import EvaluationProtocol, PlannedEpisode, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch

@@ -1,9 +1,14 @@
-"""Phases of a pick and place, as values: the target of the hand now, and when the next phase begins."""
+"""A pick and place: grasps of an object, and its phases as values, each with the target of the hand and its end.
+
+An object is grasped across its narrow side, or at the rim if it is wider than the fingers open.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import product
 
 import numpy as np
 
@@ -11,8 +16,152 @@ from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.mobile.moves import box_center
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.geometry import Floats
-from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
 from safevla_bench.policies.scripted.plan import Placement, Style, target_point
+
+WIDEST_HALF_M = 0.036
+"""Half of the widest object that fits between the open fingers with a little room."""
+OPEN_M = 0.039
+DEPTH_M = 0.026
+"""How far below an object's top the middle of the fingertips goes; the hand itself begins 31 mm above it."""
+LEAST_DEPTH_M = 0.010
+LEAST_HEIGHT_M = 0.012
+"""Above an object's bottom, so that the fingertips stay off what it stands on."""
+ROOM_M = 0.014
+"""Between an object's side and each finger before they close."""
+RIM_INSET_M = 0.005
+RIM_APERTURE_M = 0.018
+RIM_ANGLES = 24
+ARM_M: Floats = np.array([-0.65, 0.0])
+"""Where LIBERO's arms stand, seen from above, within a few centimetres in every scene."""
+COMFORTABLE_REACH_M = 0.60
+"""Beyond it a high hand straightens the elbow, which locks at its limit."""
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
+"""Offsets of grasps along an object's length from its middle, in halves of the length."""
+SKEWS_RAD = (0.0, -0.26, 0.26)
+"""Turns of the fingers against an object's sides; closing aligns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grasp:
+    """place_m [3] of the grip site, world frame; yaw of the downward hand; each finger's distance from the middle.
+
+    `blocked_m`: how far its surroundings keep it above the height that is best, at a quarter of the clearance
+    and at all of it. `off_m`: how far it is from the object's middle or rim, along the object.
+    """
+
+    place_m: Floats
+    yaw_rad: float
+    aperture_m: float
+    blocked_m: tuple[float, float] = (0.0, 0.0)
+    off_m: float = 0.0
+
+
+def is_graspable(scene: Privileged, name: str) -> bool:
+    """Return whether the fingers fit around a body or hold its rim; False for a body that is both wide and flat."""
+    turn, half = geometry.rotation_axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
+    up = int(np.argmax(np.abs(turn[2])))
+    narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
+    return narrow or bool(2 * half[up] - LEAST_HEIGHT_M >= LEAST_DEPTH_M)
+
+
+def rank_grasps(
+    scene: Privileged, name: str, obstacles: geometry.Prisms, yaw_rad: float, clearance_m: float
+) -> tuple[Grasp, ...]:
+    """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
+
+    Grasps of its pieces are among them only if every grasp of its box is too shallow.
+    """
+    itself = (
+        geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING
+    )  # its box does not show what is hollow
+    choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
+    if all(_is_too_shallow(grasp) for grasp in choices):
+        choices += [
+            _raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _piece_grasps(scene, name, yaw_rad)
+        ]
+    return tuple(sorted(choices, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
+
+
+def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
+    tight, wide = grasp.blocked_m
+    turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
+    reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * _is_too_shallow(grasp)
+
+
+def _is_too_shallow(grasp: Grasp) -> bool:
+    return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
+
+
+def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> Grasp:
+    best = float(grasp.place_m[2])
+    rig, place = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
+    inside = geometry.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
+
+    def raise_m(clearance: float) -> float:
+        around = geometry.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
+        return max(0.0, float(max(around[0], inside)) - best)
+
+    tight, wide = raise_m(clearance_m / 4), raise_m(clearance_m)
+    return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight], blocked_m=(tight, wide))
+
+
+def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
+    """Return the grasps of a body's box: across each side that fits between the fingers, else at the rim."""
+    turn = geometry.rotation_axes(scene.body_quat_wxyz[name])
+    half = scene.half_extents_m[name]
+    center = scene.body_pos_m[name] + turn @ scene.center_m[name]
+    up = int(np.argmax(np.abs(turn[2])))
+    flat = [axis for axis in range(3) if axis != up]
+    sides = [turn[:, axis] * half[axis] for axis in flat]
+    upward = turn[:, up] * np.sign(turn[2, up])
+    narrow = [k for k in (0, 1) if half[flat[k]] <= WIDEST_HALF_M]
+    if narrow:
+        return [grasp for k in narrow for grasp in _side_grasps(center, sides[k], sides[1 - k], half[up], yaw_rad)]
+    return list(_rim_grasps(center, upward, sides, float(half[up]), yaw_rad))
+
+
+def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
+    height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
+    yaw = geometry.yaw_to_open_along(side[:2], yaw_rad)
+    half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
+    for share, skew in product(SHIFTS, SKEWS_RAD):
+        place = np.array([*(center + share * length)[:2], height])
+        aperture = min(OPEN_M, half + half_length * abs(np.sin(skew)) + ROOM_M)
+        yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
+
+
+def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
+    """Yield grasps across each narrow piece of a body, such as a handle."""
+    boxes = scene.pieces.get(name)
+    if boxes is None:
+        return
+    turn, home = geometry.rotation_axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
+    middle = home + turn @ scene.center_m[name]
+    for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
+        piece_axes = turn @ geometry.rotation_axes(quat)
+        up = int(np.argmax(np.abs(piece_axes[2])))
+        center, flat = home + turn @ local, [axis for axis in range(3) if axis != up]
+        sides = [piece_axes[:, axis] * half[axis] for axis in flat]
+        for k in (0, 1):
+            if half[flat[k]] <= WIDEST_HALF_M and 2 * half[up] >= LEAST_HEIGHT_M + LEAST_DEPTH_M / 2:
+                for grasp in _side_grasps(center, sides[k], sides[1 - k], float(half[up]), yaw_rad):
+                    yield replace(grasp, off_m=grasp.off_m + float(np.linalg.norm((grasp.place_m - middle)[:2])))
+
+
+def _rim_grasps(
+    center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float
+) -> Iterator[Grasp]:
+    depth = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
+    inward = [side * (1 - RIM_INSET_M / np.linalg.norm(side)) for side in sides]
+    for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:
+        outward = inward[0] * np.cos(angle) + inward[1] * np.sin(angle)
+        place = center + outward + (half_height - depth) * upward
+        yield Grasp(place, geometry.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
+
+
+# Phases
+
 
 CLOSED_M = 0.0
 _AT_M, _NEAR_M = 0.006, 0.012

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.grasp import DEPTH_M, LEAST_HEIGHT_M, rank_grasps
+from safevla_bench.policies.scripted.placement import DEPTH_M, LEAST_HEIGHT_M, rank_grasps
 
 CARTON = ([-0.1, 0.0, 0.05], [0.02, 0.06, 0.05])
 BOWL = ([-0.1, 0.0, 0.03], [0.055, 0.055, 0.03])
@@ -69,8 +69,8 @@ def test_neighbours_only_ever_raise_a_grasp(scene):
 
 def test_there_is_always_a_grasp_to_try_even_where_everything_is_blocked(scene):
     crowd = {f"wall_{k}": ([-0.1 + x, y, 0.2], [0.05, 0.05, 0.2]) for k, (x, y) in enumerate(np.eye(2) * 0.1)}
-    found = rank_grasps(
+    grasps = rank_grasps(
         scene({"bowl": BOWL, **crowd}), "bowl", geometry.obstacles_except(scene(crowd), frozenset()), 0.0, 0.02
     )
-    assert len(found) > 1
-    assert [grasp.blocked_m[0] > 0.016 for grasp in found] == sorted(grasp.blocked_m[0] > 0.016 for grasp in found)
+    assert len(grasps) > 1
+    assert [grasp.blocked_m[0] > 0.016 for grasp in grasps] == sorted(grasp.blocked_m[0] > 0.016 for grasp in grasps)
