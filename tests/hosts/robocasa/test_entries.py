@@ -62,7 +62,7 @@ def test_the_pose_in_the_base_s_frame_is_robocasa_s_own(task):
     env = make_host("robocasa").make(task, dialect.wants)
     try:
         asked = dialect.build_request(env.reset(EpisodeSeed(0, 7, 0)))
-        own = env._kitchen._get_observations(force_update=True)
+        own = env._env._get_observations(force_update=True)
     finally:
         env.close()
     for key, name in (

@@ -28,7 +28,7 @@ from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_recorder.mujoco.scene import copy_state
-from safevla_recorder.robocasa.attachment import is_standin
+from safevla_recorder.robocasa import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -85,7 +85,7 @@ def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
     env.reset(EpisodeSeed(1, 7, 2))
     for step in range(30):
         env.step(np.where(np.arange(12) == 7 + step // 15, -1.0, [*STILL[:-1], 1.0]))
-    batch, model, data = env.recorded(), env._kitchen.sim.model._model, env._kitchen.sim.data._data
+    batch, model, data = env.recorded(), env._env.sim.model._model, env._env.sim.data._data
     lowest = min(
         data.geom_xpos[geom][2] - model.geom_size[geom][2]
         for geom in range(model.ngeom)
@@ -215,7 +215,7 @@ def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
     scene = env.reset(EpisodeSeed(0, 7, 2)).privileged
     joint, told = next(iter(scene.joints.items()))
     (grip,) = (body for body in told.bodies if body.endswith("handle_main"))
-    model, data = env._kitchen.sim.model._model, env._kitchen.sim.data._data
+    model, data = env._env.sim.model._model, env._env.sim.data._data
     data.qpos[model.joint(joint).qposadr[0]] += by
     mujoco.mj_forward(model, data)
     np.testing.assert_allclose(data.body(grip).xpos, move_point(told, scene.body_pos_m[grip], by), atol=1e-6)
@@ -227,7 +227,7 @@ def test_the_goal_names_the_knob_that_the_episode_means():
     env = made("TurnOffStove", Wants(privileged=True))
     ((verb, stove, knob),) = env.reset(EpisodeSeed(0, 7, 2)).privileged.goal
     assert verb == "turn_off"
-    assert f"{stove}_knob_{knob}_joint" in env._kitchen.fixtures[stove].joints
+    assert f"{stove}_knob_{knob}_joint" in env._env.fixtures[stove].joints
     env.close()
 
 

@@ -12,7 +12,7 @@ from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.tasks.loader import registry
-from safevla_recorder.robocasa.attachment import is_standin
+from safevla_recorder.robocasa import goal_target, is_standin, moved_fixture
 
 
 def start(split: str, index: int, no_layouts=(), no_styles=()) -> kitchens.KitchenStart:
@@ -85,10 +85,10 @@ def test_an_unknown_suite_is_an_error_that_lists_them():
 
 
 def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_or_the_robot():
-    tasks = {task.task_id: kitchens.kitchen_task(task) for task in make_host("robocasa").tasks("robocasa-365")}
-    held = {name for name, rules in tasks.items() if rules.target}
-    assert held == {name for name in tasks if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
-    assert {name for name, rules in tasks.items() if not rules.target and not rules.moves} == {"NavigateKitchen"}
+    goals = {task.task_id: kitchens.task_goal(task) for task in make_host("robocasa").tasks("robocasa-365")}
+    putting = {name for name, goal in goals.items() if goal_target(goal)}
+    assert putting == {name for name in goals if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
+    assert {name for name, goal in goals.items() if not moved_fixture(goal)} - putting == {"NavigateKitchen"}
 
 
 def test_without_robocasa_the_error_says_how_to_install_it(install_only):

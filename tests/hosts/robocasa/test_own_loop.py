@@ -23,7 +23,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_recorder.robocasa.attachment import read_memory
+from safevla_recorder.robocasa import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -41,7 +41,7 @@ def test_the_suite_holds_the_tasks_of_the_registry_with_its_instructions():
         RobosuiteHost().tasks("robocasa-365")
 
 
-@pytest.mark.parametrize("task", host.suite_tasks("robosuite"), ids=lambda task: task.task_id)
+@pytest.mark.parametrize("task", RobosuiteHost().tasks("robosuite"), ids=lambda task: task.task_id)
 def test_tags_follow_from_the_goal(task):
     goal, tags = host.task_goal(task.task_id), registry().task_tags("robosuite", task.task_id)
     assert ("manipulated_target" in tags) == bool(host.goal_targets(goal))
@@ -88,7 +88,7 @@ def test_a_task_is_robosuite_s_own_where_robocasa_has_another_of_that_name():
 def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
     made("Lift").close()
 
-    for task in host.suite_tasks("robosuite"):
+    for task in RobosuiteHost().tasks("robosuite"):
         kinds = [kind for kind in host.find_env_class(task.name).__mro__ if "__init__" in vars(kind)]
         horizons = [inspect.signature(kind.__init__).parameters.get("horizon") for kind in kinds]
         assert next(horizon.default for horizon in horizons if horizon) == task.horizon

@@ -19,7 +19,7 @@ from safevla_bench.hosts.mujoco.environment import camera_options, quieten_log
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
-from safevla_recorder.libero.attachment import DISTRIBUTION, require_robosuite
+from safevla_recorder.libero import DISTRIBUTION, require_robosuite
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain

@@ -21,7 +21,7 @@ from safevla_bench.interface.task import RecordedEpisode, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.attachment import (
+from safevla_recorder.libero import (
     ALL_SUITES,
     SUITES,
     find_suite_task,

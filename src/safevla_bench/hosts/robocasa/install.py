@@ -23,7 +23,7 @@ from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import Task
-from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
+from safevla_recorder.robocasa import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
