@@ -76,11 +76,14 @@ class _RunningEpisode:
 
 
 class EpisodeCutter:
-    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended."""
+    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended.
+
+    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
+    """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed. `refusal` becomes the error of a loop that moved the arm while it
-        should settle.
+        """Begin as after a reset without a seed: the first steps settle. `refusal` becomes the error of a loop that
+        moved the arm while it should settle.
         """
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
@@ -125,9 +128,15 @@ class EpisodeCutter:
         self._is_over, self._waited, self._index = False, 0, init_state_index
 
     def before_step(self, action: object) -> None:
-        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-        Raises `RunError` if a settling step moves the arm, `HostError` if the model cannot be recorded, `ValueError`
-        or `TypeError` if the action is not an array of real numbers.
+        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action,
+        which has another shape than the environment takes, or a number that is not finite.
+
+        Does nothing between an episode's end and the next reset or state set.
+
+        Raises:
+            RunError: a settling step's action moves the arm; the error stays in `refusal` too.
+            HostError: the model cannot be recorded.
+            ValueError, TypeError: the action is not an array of real numbers.
         """
         if self._is_over:
             return
@@ -147,8 +156,8 @@ class EpisodeCutter:
         self._action = numbers
 
     def after_step(self, success: bool) -> None:
-        """Count a settling step, or record the control step. Success and the horizon end the episode, and so does a
-        simulation that cannot be recorded any further, as crashed.
+        """Count a settling step, or record the control step. Success and the horizon (`timeout`) end the episode, and
+        so does a simulation that cannot be recorded any further, as crashed, which raises nothing.
         """
         if self._is_over:
             return

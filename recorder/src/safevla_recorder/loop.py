@@ -122,9 +122,18 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
 
         SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
 
-    For vectors whose workers make their environments, where no `with` can reach. Each worker, by its number or name,
-    has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. Options and errors as
-    of `record`; the close raises what the end of a block would.
+    For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
+    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together.
+
+    Args:
+        env: as for `record`, made in the worker.
+        policy: as for `record`.
+        out: the folder of the workers' run folders.
+        worker: the worker's number or name, another for each.
+        options: the other arguments of `record`.
+
+    Raises:
+        HostError, RunError, FileError: as `record` does; the close raises what the end of a block would.
     """
     folder = Path(out) / f"worker_{_worker_name(worker)}"
     block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
@@ -149,7 +158,11 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
 
 
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
-    """Return the environment in the form in which it can be recorded; raises `HostError` if it cannot be."""
+    """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
+
+    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps. Raises `HostError` if the environment
+    is of no known simulator, or cannot be recorded; the message says why.
+    """
     recordable = find_libero(env) or find_robocasa(env, goal)
     if recordable is None:
         problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"

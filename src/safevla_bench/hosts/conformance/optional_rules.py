@@ -87,8 +87,9 @@ class TaskRules(HostRules):
         )
 
     def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
-        """Fail unless settling by the first action gives another state than settling by the still action, and
-        repeats.
+        """Fail unless settling by no `wait_action` equals that by `Task.still`, and differs from the highest action's.
+
+        Passes if `Task.still` has a wrong length, which is another rule's; skipped if the host is not repeatable.
         """
         skip_unless_repeatable(run)
         if len(run.task.still) != len(run.env.action_low):
@@ -102,7 +103,10 @@ class TaskRules(HostRules):
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
-        """Fail unless `rest_steps` settle until nothing moves, and no further."""
+        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
+
+        Speeds are taken over two still steps. Passes if `Task.still` has a wrong length, which is another rule's.
+        """
         if len(run.task.still) != len(run.env.action_low):
             return  # another rule
         still = np.array([run.task.still] * 2)
@@ -125,7 +129,7 @@ class TaskRules(HostRules):
         require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless making an environment without each package of `needs` raises `HostError` with a remedy."""
+        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
             ended = run_without(self.factory, [needed], task)
@@ -153,8 +157,9 @@ class OptionalRules(HostRules):
     """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
     def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where `latest` differs from the last record of `recorded`, or an episode with calls of it from one
-        without.
+        """Fail unless `latest()`, asked before each step and at the end, gives each record and changes no episode.
+
+        Success and dropped pairs are not compared. Passes for an environment without `latest`.
         """
         env, newest = run.env, list[Batch]()
         if not isinstance(env, Watchable):
@@ -178,8 +183,9 @@ class OptionalRules(HostRules):
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail where an image not looked at can be read, or another one differs by a bit from one of an environment
-        that shows all.
+        """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
+
+        Passes if no camera is wanted or the environment has no `render_next`; see `_compare_images`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or not isinstance(run.env, SelectiveEnv):
@@ -211,7 +217,10 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail where a position in the states is not the recorded one of that body."""
+        """Fail unless coordinates lie in the state without overlap, are as long as their kind, and fit the record.
+
+        A tracked body may be 1 cm from its recorded place. Passes for an environment without `coordinates`.
+        """
         if not isinstance(run.env, Coordinated):
             return
         run.env.reset(self.seed)
@@ -230,7 +239,10 @@ class OptionalRules(HostRules):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
-        """Fail where the recorded positions of the body that `move_object` moves lag behind its states."""
+        """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.
+
+        The true path is that of privileged state, else of the states; the rule is skipped if neither has the body.
+        """
         host, trial = self.host(), self.trials[0]
         env, observations = host.make(trial.find_task(host), Wants(privileged=True)), list[Observation]()
 

@@ -98,7 +98,9 @@ class RecordRules(HostRules):
             pytest.fail(f"{run}: {error}", pytrace=False)
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
-        """Fail unless `dt` is 0.1 ms to 2 s and the environment's `dt_s`, and the states' times are that far apart."""
+        """Fail unless `dt` is 0.1 ms to 2 s and the environment's `dt_s`, and the states' times are that far apart.
+        The states count only if they are recorded and `state_begins_with_time`.
+        """
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}; it is written in seconds.")
         require(
@@ -230,8 +232,8 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: the same episode in another environment differs in {difference}.")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
-        """Fail where a state of the hook `bare` and that of the record differ in a bit, or there is another number
-        of them.
+        """Fail where a state of the hook `bare` and that of the record differ in a bit, if the hook gives another
+        number of states than actions and one, or the record has none. Skipped if the hook is not written.
         """
         skip_unless_repeatable(run)
         bare = call_hook(lambda: self.bare(run.task, self.seed, run.actions), "bare")
@@ -281,7 +283,9 @@ class RepeatRules(HostRules):
                 require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail where an image turned over or mirrored is nearer to the hook `upright`'s than the image itself is."""
+        """Fail where an image turned over or mirrored is nearer to the hook `upright`'s than the image itself is. Tries
+        the cameras of the first of `other_wants` that has any; stops at another shape, which is another rule's.
+        """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
         task = self.trials[0].find_task(host)
@@ -314,7 +318,9 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: after refused actions the episode differs in {difference}.")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`."""
+        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`. Passes if the
+        task has no fixed number.
+        """
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
@@ -326,7 +332,10 @@ class RepeatRules(HostRules):
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of
-        states. Nothing can be told where initial states have one `sim_state` and goals alone differ.
+        states.
+
+        Passes if a reset refuses a drawn start by `HostError`, or the task has no fixed number of initial states, so
+        that every start is drawn. Nothing can be said where initial states have one `sim_state` and goals alone differ.
         """
         count = run.task.init_states
         if count is None:

@@ -343,7 +343,9 @@ def camera_options(wants: Wants) -> dict[str, object]:
 
 
 def env_options(robot: str, wants: Wants) -> dict[str, object]:
-    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite."""
+    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite. Nothing
+    is rendered if no camera is wanted.
+    """
     from robosuite.controllers import load_composite_controller_config
 
     controller = load_composite_controller_config(controller=None, robot=robot)
@@ -356,7 +358,9 @@ def quieten_log() -> None:
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index."""
+    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index: that of
+    episodes that are `drawn`, and of tasks without initial states.
+    """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 
@@ -366,7 +370,9 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size or not finite."""
+    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size, so of
+    another scene or version, or not finite.
+    """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
         problem = f"the recorded state has {state.size} numbers, this simulation has {size}"
