@@ -235,6 +235,12 @@ def require(holds: bool, failure: str) -> None:
         pytest.fail(failure, pytrace=False)
 
 
+def require_same(first: object, second: object, failure: str) -> None:
+    """Fail the test with `failure` and the field in which two records differ, unless all their bits are equal."""
+    difference = first_difference(first, second)
+    require(not difference, f"{failure} differs in {difference}.")
+
+
 def call_hook(call: Callable[[], T], hook: str) -> T:
     """Return what `call` returns; skip the test, naming `hook`, where that raises `NotImplementedError`."""
     try:
