@@ -67,7 +67,7 @@ SHAPE = "not (21, 15): one after settling, and one after each action."
     ("name", "sentence"),
     [
         ("Nudging", "with the recorder the simulator's state differs from record 2 on."),
-        ("TwoTargets", "the role target is given to ['block', 'tray'], not to ['block']."),
+        ("two_targets", "the role target is given to ['block', 'tray'], not to ['block']."),
         ("Unstated", f"bare() returns states of shape (0, 15), {SHAPE}"),
         ("Abridged", f"bare() returns states of shape (20, 15), {SHAPE}"),
     ],
