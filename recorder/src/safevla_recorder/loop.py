@@ -55,8 +55,8 @@ def record(
     just before the first step after settling, and the first success is the last record. An episode ends there, at
     `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
     `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
-    `stopped`, run.json says that the run is not complete, and the exception goes on. Where no episode was recorded, a
-    warning says so, and there is no folder.
+    `stopped`, run.json says that the run is not complete, and the exception goes on. If no episode was recorded, a
+    warning says so, and the folder is removed.
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one.
@@ -79,7 +79,7 @@ def record(
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa; says why.
-        RunError: the folder is in the way, `worker` is no name, or the loop moves the arm while it should settle.
+        RunError: the folder is in the way, `worker` is not a name, or the loop moves the arm while it should settle.
         FileError: run.json or an episode cannot be written.
     """
     recordable = find_recordable(env, goal)

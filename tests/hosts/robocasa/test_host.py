@@ -145,7 +145,7 @@ def state(kitchen) -> np.ndarray:
 def test_the_same_episode_in_a_process_that_hashes_otherwise_has_the_same_bytes():
     code = "from test_host import *; print(digest('PickPlaceCounterToStove'))"
     here = Path(__file__).parent
-    folders = os.pathsep.join(map(str, (here, here.parents[1])))  # this module, and what tests share
+    folders = os.pathsep.join(map(str, (here, *sys.path)))
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": folders}
     command = [sys.executable, "-W", "ignore", "-c", code]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -42,8 +42,8 @@ class LiberoHost:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
 
         A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
-        names; the folder's name is their benchmark's. Raises `HostError` if there is no such suite or file, or LIBERO
-        is not installed or cannot be imported.
+        names; the folder's name is their benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is
+        not installed or cannot be imported.
         """
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:

@@ -74,7 +74,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     If all files are of LIBERO's own suites, these are the suites' tasks. Else the folder's name is the benchmark and
     the file's the task; `Task.name` is the path, so that whoever has the task can make its environment. A file that is
     not a BDDL problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is
-    `unusable`. Raises `HostError` if there is no such file, or LIBERO cannot be imported.
+    `unusable`. Raises `HostError` for a path without a task, or if LIBERO cannot be imported.
     """
     files = list_bddl_files(path)
     suite_places = [find_suite_task(file) for file in files]

@@ -262,7 +262,7 @@ def _read_tasks() -> _TaskFile:
 
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """Return a suite's tasks in Meta-World's order; raises `HostError` if there is no such suite."""
+    """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
     file = _read_tasks()
     if suite not in file.suites:
         raise HostError(f"Meta-World has no suite {suite!r}", remedy=f"Suites: {', '.join(file.suites)}.")
@@ -273,7 +273,7 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 
 
 def metaworld_task(name: str) -> MetaworldTask:
-    """Return what one task asks for, by Meta-World's name; raises `HostError` if there is none."""
+    """Return what one task asks for, by Meta-World's name; raises `HostError` for an unknown name."""
     tasks = _read_tasks().tasks
     if name not in tasks:
         raise HostError(f"Meta-World has no task {name!r}", remedy="`tasks(suite)` lists them.")

@@ -102,7 +102,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
 
 
 def task_goal(task: Task) -> Goal:
-    """Return what a task's success asks for; raises `HostError` if there is no such task."""
+    """Return what a task's success asks for; raises `HostError` for an unknown task."""
     table = _table()
     if task.task_id not in table.suites.get(task.benchmark, ()):
         problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"

@@ -148,7 +148,7 @@ def _read_tasks() -> _TaskFile:
 
 
 def task_goal(name: str) -> Goal:
-    """Return what a task's success asks for, as predicates; raises `HostError` if there is no such task."""
+    """Return what a task's success asks for, as predicates; raises `HostError` for an unknown task."""
     goals = _read_tasks().goals
     if name not in goals:
         raise HostError(f"the host robosuite has no task {name!r}", remedy=f"Tasks: {', '.join(goals)}.")
