@@ -53,8 +53,8 @@ class RecordedRow:
     seed: int | None
     policy_seed: int | None
     horizon: int | None
-    outcome: str
-    steps: int
+    outcome: str = ""
+    steps: int = 0
     reason: str | None = None
 
 
@@ -63,11 +63,10 @@ KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
 
 @dataclass
 class _RunningEpisode:
+    row: RecordedRow
+    """Without outcome, steps and reason, which the episode's end gives."""
     recorder: Recorder
     detach: Undo
-    number: int
-    env_seed: int | None
-    index: int | None
     fixtures: dict[str, list[float]]
     """Where fixtures stand, if no seed and initial state tell; else empty."""
     earlier_seed: dict[str, int]
@@ -179,7 +178,8 @@ class EpisodeCutter:
 
     def on_error(self, error: BaseException) -> None:
         """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is not an
-        `Exception`."""
+        `Exception`.
+        """
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -206,10 +206,24 @@ class EpisodeCutter:
         earlier_seed = {}
         if self._env_seed is None and self._last_seed is not None and self._resets:
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
-        self._running = _RunningEpisode(
-            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, earlier_seed
-        )
+        self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
         self._env_seed = None  # another state set without a reset would not start from this seed
+
+    def _begin_row(self) -> RecordedRow:
+        task, rules, number = self._env.task, self._rules, self._next_number()
+        place = "" if rules.worker is None else f"worker_{rules.worker}/"
+        return RecordedRow(
+            episode_id=f"{rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{number:03d}",
+            policy=rules.policy,
+            benchmark=task.benchmark,
+            task_id=task.task_id,
+            episode=number,
+            init_state_index=self._index,
+            env_seed=self._env_seed,
+            seed=rules.seed,
+            policy_seed=None,
+            horizon=rules.horizon,
+        )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
         """Hand over the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
@@ -217,24 +231,25 @@ class EpisodeCutter:
         try:
             content = encode_episode(self._build_recording(running, outcome))
         except (SafevlaError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
-            self._keep(self._build_row(running, "crashed", str(error)), None)
-            return
-        self._keep(self._build_row(running, outcome, reason), content)
+            outcome, reason, content = "crashed", str(error), None
+        self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
         """Return the records under a full header; raises `SafevlaError` if they cannot be trusted or decoded."""
-        rules, success = self._rules, outcome == "success"
+        row, success = running.row, outcome == "success"
         header = {
-            **self._env.build_header(running.recorder, success=success, env_seed=running.env_seed, index=running.index),
-            "episode_id": self._episode_id(running),
-            "policy": rules.policy,
-            "seed": rules.seed,
-            "horizon": rules.horizon,
+            **self._env.build_header(
+                running.recorder, success=success, env_seed=row.env_seed, index=row.init_state_index
+            ),
+            "episode_id": row.episode_id,
+            "policy": row.policy,
+            "seed": row.seed,
+            "horizon": row.horizon,
             "outcome": outcome,
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": rules.privileged}
+        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": self._rules.privileged}
         fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
@@ -242,34 +257,11 @@ class EpisodeCutter:
 
     def _crash_episode(self, reason: str) -> None:
         running = self._detach_recorder()
-        _log.warning("%s crashed: %s", self._episode_id(running), reason.strip().splitlines()[-1])
-        self._keep(self._build_row(running, "crashed", reason), None)
+        _log.warning("%s crashed: %s", running.row.episode_id, reason.strip().splitlines()[-1])
+        self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
 
     def _detach_recorder(self) -> _RunningEpisode:
         assert self._running is not None
         running, self._running, self._is_over = self._running, None, True
         running.detach()
         return running
-
-    def _episode_id(self, running: _RunningEpisode) -> str:
-        task = self._env.task
-        place = "" if self._rules.worker is None else f"worker_{self._rules.worker}/"
-        return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"
-
-    def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
-        task, rules = self._env.task, self._rules
-        return RecordedRow(
-            episode_id=self._episode_id(running),
-            policy=rules.policy,
-            benchmark=task.benchmark,
-            task_id=task.task_id,
-            episode=running.number,
-            init_state_index=running.index,
-            env_seed=running.env_seed,
-            seed=rules.seed,
-            policy_seed=None,
-            horizon=rules.horizon,
-            outcome=outcome,
-            steps=running.steps,
-            reason=reason,
-        )
