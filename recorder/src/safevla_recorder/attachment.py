@@ -6,7 +6,7 @@ import importlib.metadata
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Iterator, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -14,6 +14,9 @@ from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
+
+if TYPE_CHECKING:
+    from safevla_recorder.episode_cutter import EpisodeCutter
 
 Layer = TypeVar("Layer")
 _INNER = ("_env", "env", "unwrapped")
@@ -28,31 +31,6 @@ class TaskLabel:
     benchmark: str
     task_id: str
     instruction: str
-
-
-class EnvListener(Protocol):
-    """Receiver of an environment's events, in the order in which they happen."""
-
-    def on_seed(self, seed: int) -> None:
-        """Handle a seed given to the environment."""
-
-    def on_interruption(self) -> None:
-        """Handle that a reset, another state or the close follows. Often called twice; the second does nothing."""
-
-    def on_reset(self) -> None:
-        """Handle a reset that has succeeded. Must not raise: LIBERO's own reset would swallow it and try again."""
-
-    def on_state_set(self, init_state_index: int | None) -> None:
-        """Handle a state set from outside: the task's initial state of that index, or another one (None)."""
-
-    def before_step(self, action: object) -> None:
-        """Handle an action that the environment is about to take."""
-
-    def after_step(self, success: bool) -> None:
-        """Handle an action that was taken; `success` is the host's native one."""
-
-    def on_error(self, error: BaseException) -> None:
-        """Handle an exception that the step raised."""
 
 
 class RecordableEnv(ABC):
@@ -77,8 +55,8 @@ class RecordableEnv(ABC):
         """
 
     @abstractmethod
-    def subscribe(self, listener: EnvListener) -> Undo:
-        """Report what happens from now on to `listener`; return what takes the hooks off."""
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+        """Report what happens from now on to `cutter`; return what takes the hooks off."""
 
     @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
@@ -185,25 +163,25 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
         waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
 
 
-def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment to `listener`; return two functions that end this.
+def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
+    """Report steps and the close of robosuite's environment to `cutter`; return two functions that end this.
 
     `is_success` reads the native success from a step's result. A close is reported before it happens, as an
     interruption. An exception of a step is reported and raised again.
     """
 
     def step(original: Any, action: object) -> object:
-        listener.before_step(action)
+        cutter.before_step(action)
         try:
             result = original(action)
         except BaseException as error:
-            listener.on_error(error)
+            cutter.on_error(error)
             raise
-        listener.after_step(is_success(result))
+        cutter.after_step(is_success(result))
         return result
 
     def close(original: Any, *args: object, **kwargs: object) -> object:
-        listener.on_interruption()
+        cutter.on_interruption()
         return original(*args, **kwargs)
 
     return [wrap_method(env, "step", step), wrap_method(env, "close", close)]

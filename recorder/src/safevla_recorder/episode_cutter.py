@@ -75,9 +75,10 @@ class _RunningEpisode:
 
 
 class EpisodeCutter:
-    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended.
+    """Cuts episodes from the events of one environment, and hands each to `keep` as soon as it has ended.
 
-    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
+    The methods `on_...`, `before_step` and `after_step` are called in the order in which things happen. `next_number`
+    gives the number of the next episode of this task. What `keep` raises goes on to the loop.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
@@ -102,7 +103,9 @@ class EpisodeCutter:
         self._resets = 0
 
     def on_interruption(self) -> None:
-        """End the running episode, if any: as `stopped` if it is short of a given horizon, else as `timeout`."""
+        """Handle that a reset, another state or the close follows: end the running episode, if any, as `stopped` if it
+        is short of a given horizon, else as `timeout`. Often called twice; the second call does nothing.
+        """
         if self._running is None:
             return
         steps, horizon = self._running.steps, self._rules.horizon
@@ -117,7 +120,9 @@ class EpisodeCutter:
             self._end_episode("stopped", reason)
 
     def on_reset(self) -> None:
-        """Start settling again, with the seed given since the reset before (None = none was) and no initial state."""
+        """Start settling again after a reset, with the seed given since the reset before (None = none was) and no
+        initial state. Must not raise: LIBERO's own reset would swallow it and try again.
+        """
         self._is_over, self._waited, self._index = False, 0, None
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1

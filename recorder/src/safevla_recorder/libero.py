@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder.attachment import (
-    EnvListener,
     RecordableEnv,
     TaskLabel,
     find_layer,
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
+
+    from safevla_recorder.episode_cutter import EpisodeCutter
 
 
 SUITES: Mapping[str, str] = {
@@ -109,25 +110,25 @@ class RecordableLibero(RecordableEnv):
     def set_init_states(self, init_states: ArrayLike) -> None:
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
 
-    def subscribe(self, listener: EnvListener) -> Undo:
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
-            listener.on_interruption()
+            cutter.on_interruption()
             return original(*args, **kwargs)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            listener.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
+            cutter.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
             observation = original(*args, **kwargs)
-            listener.on_reset()
+            cutter.on_reset()
             return observation
 
         def set_state(original: Any, mujoco_state: ArrayLike) -> object:
-            listener.on_interruption()
+            cutter.on_interruption()
             result = original(mujoco_state)
-            listener.on_state_set(self._find_index(mujoco_state))
+            cutter.on_state_set(self._find_index(mujoco_state))
             return result
 
         def seed(original: Any, seed: int) -> object:
-            listener.on_seed(int(seed))
+            cutter.on_seed(int(seed))
             return original(seed)
 
         hooks = [
@@ -135,7 +136,7 @@ class RecordableLibero(RecordableEnv):
             wrap_method(self._control, "set_state", set_state),
             wrap_method(self._env, "reset", reset),
             wrap_method(self._env, "seed", seed),
-            *subscribe_steps(self._env, listener, lambda result: bool(result[2])),
+            *subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
         ]
         return partial(undo_all, hooks)
 

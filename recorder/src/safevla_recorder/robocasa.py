@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder.attachment import (
-    EnvListener,
     RecordableEnv,
     TaskLabel,
     find_layer,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
 
     import mujoco
+    from safevla_recorder.episode_cutter import EpisodeCutter
 
 Goal = Tuple[str, ...]
 AT = "at"
@@ -92,7 +92,7 @@ class RecordableKitchen(RecordableEnv):
     def set_init_states(self, init_states: ArrayLike) -> None:
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
 
-    def subscribe(self, listener: EnvListener) -> Undo:
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
         kitchen = self._env
         of_simulation: list[Undo] = []
 
@@ -100,9 +100,9 @@ class RecordableKitchen(RecordableEnv):
             """Move the hooks on states set from outside to the kitchen's present simulation, if it has one."""
 
             def set_state(original: Any, *args: object, **kwargs: object) -> object:
-                listener.on_interruption()
+                cutter.on_interruption()
                 result = original(*args, **kwargs)
-                listener.on_state_set(None)
+                cutter.on_state_set(None)
                 return result
 
             undo_all(of_simulation)
@@ -110,13 +110,13 @@ class RecordableKitchen(RecordableEnv):
                 of_simulation.extend(wrap_method(kitchen.sim, name, set_state) for name in _STATE_SETTERS)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            listener.on_interruption()
+            cutter.on_interruption()
             undo_all(of_simulation)  # the reset moves robot and objects itself
             seed = fresh_seed(kitchen.rng)
             if seed is not None:
-                listener.on_seed(seed)
+                cutter.on_seed(seed)
             observation = original(*args, **kwargs)
-            listener.on_reset()
+            cutter.on_reset()
             watch_states()
             return observation
 
@@ -124,7 +124,7 @@ class RecordableKitchen(RecordableEnv):
         hooks: list[Undo] = [
             partial(undo_all, of_simulation),
             wrap_method(kitchen, "reset", reset),
-            *subscribe_steps(kitchen, listener, lambda result: bool(result[1])),
+            *subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
         ]
         return partial(undo_all, hooks)
 
