@@ -49,7 +49,7 @@ def actions(steps: int, seed: int = 0) -> np.ndarray:
 
 
 def run_loop(env, task, episodes, steps=12, env_seed=7):
-    """What scripts do, seeding before each reset; returns all that the environment said and the states it was in."""
+    """What scripts do, seeding before each reset; returns its answers and the states it was in."""
     results = []
     for index in episodes:
         env.seed(env_seed)
@@ -241,7 +241,7 @@ def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, en
     other.close()
     batch = read_sources([tmp_path / "run"])[0]
     ids = ["libero-goal/task_8/ep_000", "libero-object/task_0/ep_000", "libero-goal/task_8/ep_001"]
-    assert [header.episode_id for header in batch.headers] == [f"mine/{one}" for one in ids]
+    assert [header.episode_id for header in batch.headers] == [f"mine/{name}" for name in ids]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
     assert "3 timeout" in caplog.text
     assert "safevla score" in caplog.text
