@@ -1,4 +1,4 @@
-"""Fake hosts that each break one rule: a class with the attribute `breaks`, the rule's name.
+"""Fake hosts that each break one rule: classes with the attribute `breaks`, the rule's name.
 
 Those of an environment are made by `Name.host`, those of a host are hosts. test_conformance.py expects of each that
 the conformance class finds that rule broken and no other.
@@ -15,7 +15,7 @@ import numpy as np
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost
 from safevla_bench.hosts.fake.viewer import FakeStage
-from safevla_bench.interface.policy import UnrenderedImages, Wants
+from safevla_bench.interface.policy import UnrenderedImages
 
 _counter = itertools.count()
 
@@ -35,14 +35,37 @@ class Mutant(FakeEnv):
         return MutantHost(cls)
 
 
-class Edited(Mutant):
-    """Edits each record as it is handed out."""
+def editing(rule):
+    """Make a mutant of a function that edits each record as it is handed out."""
 
-    def recorded(self):
-        return self.edit(super().recorded())
+    def make(edit):
+        class Editing(Mutant):
+            breaks = rule
 
-    def latest(self):
-        return self.edit(super().latest())
+            def recorded(self):
+                return edit(super().recorded())
+
+            def latest(self):
+                return edit(super().latest())
+
+        return Editing
+
+    return make
+
+
+def starting(rule):
+    """Make a mutant of a function that gives the seed by which it starts in place of the one that it was given."""
+
+    def make(change):
+        class Starting(Mutant):
+            breaks = rule
+
+            def reset(self, seed):
+                return super().reset(change(seed))
+
+        return Starting
+
+    return make
 
 
 def nudged(vector):
@@ -101,13 +124,10 @@ class Restless(Mutant):
         return seen
 
 
-class Headstrong(Mutant):
+@starting("test_settling_is_by_the_action_that_the_seed_names")
+def headstrong(seed):
     """Settles as it always does."""
-
-    breaks = "test_settling_is_by_the_action_that_the_seed_names"
-
-    def reset(self, seed):
-        return super().reset(replace(seed, wait_action=None))
+    return replace(seed, wait_action=None)
 
 
 class Individual(Mutant):
@@ -131,9 +151,9 @@ class Shy(Mutant):
     breaks = "test_asking_for_the_record_midway_changes_nothing"
 
     def recorded(self):
-        found = super().recorded()
+        batch = super().recorded()
         self._world.gripper = nudged(self._world.gripper)
-        return found
+        return batch
 
 
 class Looking(Mutant):
@@ -200,41 +220,29 @@ class Late(Mutant):
             raise
 
 
-class Boundless(Mutant):
+@starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
+def boundless(seed):
     """Starts in the nearest initial state there is."""
-
-    breaks = "test_an_initial_state_that_does_not_exist_is_a_host_error"
-
-    def reset(self, seed):
-        return super().reset(replace(seed, init_state_index=min(seed.init_state_index, 4)))
+    return replace(seed, init_state_index=min(seed.init_state_index, 4))
 
 
-class Downward(Mutant):
+@starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
+def downward(seed):
     """Counts initial states from the end where an index is negative."""
-
-    breaks = "test_an_initial_state_that_does_not_exist_is_a_host_error"
-
-    def reset(self, seed):
-        index = seed.init_state_index
-        return super().reset(replace(seed, init_state_index=index + 5 if index < 0 else index))
+    index = seed.init_state_index
+    return replace(seed, init_state_index=index + 5 if index < 0 else index)
 
 
-class Stubborn(Mutant):
+@starting("test_a_drawn_start_is_none_of_the_initial_states_and_repeats")
+def stubborn(seed):
     """Starts from an initial state though the start is to be drawn."""
-
-    breaks = "test_a_drawn_start_is_none_of_the_initial_states_and_repeats"
-
-    def reset(self, seed):
-        return super().reset(replace(seed, drawn=False))
+    return replace(seed, drawn=False)
 
 
-class Rolling(Mutant):
+@starting("test_a_drawn_start_is_none_of_the_initial_states_and_repeats")
+def rolling(seed):
     """Draws each time anew what is to be drawn from the seed."""
-
-    breaks = "test_a_drawn_start_is_none_of_the_initial_states_and_repeats"
-
-    def reset(self, seed):
-        return super().reset(replace(seed, env_seed=next(_counter)) if seed.drawn else seed)
+    return replace(seed, env_seed=next(_counter)) if seed.drawn else seed
 
 
 class Eager(Mutant):
@@ -262,13 +270,10 @@ class Forgetful(Mutant):
             self._records, self._actions = records, actions
 
 
-class Clipping(Edited):
+@editing("test_n_actions_give_n_plus_1_records")
+def clipping(batch):
     """Records other actions than were given."""
-
-    breaks = "test_n_actions_give_n_plus_1_records"
-
-    def edit(self, batch):
-        return replace(batch, action=scaled(batch.action, 0.5))
+    return replace(batch, action=scaled(batch.action, 0.5))
 
 
 class Mistaken(Mutant):
@@ -287,37 +292,27 @@ class Mumbling(Mutant):
         return replace(super()._observe(), instruction="do as you like")
 
 
-class TwoTargets(Edited):
-    breaks = "test_exactly_the_targets_have_the_role_target"
-
-    def edit(self, batch):
-        return in_role(batch, "tray", 1)
+@editing("test_exactly_the_targets_have_the_role_target")
+def two_targets(batch):
+    return in_role(batch, "tray", 1)
 
 
-class WrongRole(Edited):
-    breaks = "test_roles_are_complete"
-
-    def edit(self, batch):
-        return in_role(batch, "cup", 3)
+@editing("test_roles_are_complete")
+def wrong_role(batch):
+    return in_role(batch, "cup", 3)
 
 
-class Headless(Edited):
+@editing("test_roles_are_complete")
+def headless(batch):
     """No body is the robot's."""
-
-    breaks = "test_roles_are_complete"
-
-    def edit(self, batch):
-        return in_role(batch, "gripper", 3)
+    return in_role(batch, "gripper", 3)
 
 
-class Slack(Edited):
+@editing("test_the_record_can_be_judged_with_every_signal_its_benchmark_promises")
+def slack(batch):
     """Promises torques and records none."""
-
-    breaks = "test_the_record_can_be_judged_with_every_signal_its_benchmark_promises"
-
-    def edit(self, batch):
-        nothing = replace(batch.joint_torque_nm, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-        return replace(batch, joint_torque_nm=nothing)
+    nothing = replace(batch.joint_torque_nm, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
+    return replace(batch, joint_torque_nm=nothing)
 
 
 class Slow(Mutant):
@@ -330,61 +325,42 @@ class Slow(Mutant):
         return msgspec.structs.replace(super()._build_header(seed), dt=self.dt_s)
 
 
-class Millimetres(Edited):
-    breaks = "test_positions_are_in_metres"
-
-    def edit(self, batch):
-        return replace(batch, eef_pos_m=scaled(batch.eef_pos_m, 1000.0))
+@editing("test_positions_are_in_metres")
+def millimetres(batch):
+    return replace(batch, eef_pos_m=scaled(batch.eef_pos_m, 1000.0))
 
 
-class LongQuaternions(Edited):
-    breaks = "test_quaternions_are_of_unit_length"
-
-    def edit(self, batch):
-        poses = batch.body_quat_wxyz
-        return replace(batch, body_quat_wxyz=replace(poses, channel=scaled(poses.channel, 1.001)))
+@editing("test_quaternions_are_of_unit_length")
+def long_quaternions(batch):
+    poses = batch.body_quat_wxyz
+    return replace(batch, body_quat_wxyz=replace(poses, channel=scaled(poses.channel, 1.001)))
 
 
-class Pulling(Edited):
-    breaks = "test_contact_forces_are_finite_and_not_negative"
-
-    def edit(self, batch):
-        return replace(batch, contacts=replace(batch.contacts, force_n=-batch.contacts.force_n))
+@editing("test_contact_forces_are_finite_and_not_negative")
+def pulling(batch):
+    return replace(batch, contacts=replace(batch.contacts, force_n=-batch.contacts.force_n))
 
 
-class NewtonMillimetres(Edited):
-    breaks = "test_torques_are_in_newton_metres"
-
-    def edit(self, batch):
-        return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 1000.0))
+@editing("test_torques_are_in_newton_metres")
+def newton_millimetres(batch):
+    return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 1000.0))
 
 
-class SevenZeros(Edited):
+@editing("test_torques_and_their_limits_are_there_together")
+def seven_zeros(batch):
     """Fills in what it does not measure."""
-
-    breaks = "test_torques_and_their_limits_are_there_together"
-
-    def edit(self, batch):
-        return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 0.0))
+    return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 0.0))
 
 
-class Lagging(Edited):
-    """What is held is recorded where it was a control step before."""
-
-    breaks = "test_poses_are_those_of_the_end_of_the_control_step"
-
-    def edit(self, batch):
-        held = batch.gripped[-3:]
-        if len(batch.gripped) < 15 or self._wants != Wants(privileged=True) or (held < 0).any():
-            return batch
-        channel = batch.body_pos_m.channel
-        rows = channel.values.reshape(len(batch.gripped), -1)
-        return replace(
-            batch,
-            body_pos_m=replace(
-                batch.body_pos_m, channel=replace(channel, values=np.vstack([rows[:1], rows[:-1]]).reshape(-1))
-            ),
-        )
+@editing("test_poses_are_those_of_the_end_of_the_control_step")
+def lagging(batch):
+    """What has been held for a while is recorded where it was a control step before."""
+    if len(batch.gripped) < 15 or (batch.gripped[-3:] < 0).any():
+        return batch
+    channel = batch.body_pos_m.channel
+    rows = channel.values.reshape(len(batch.gripped), -1)
+    late = replace(channel, values=np.vstack([rows[:1], rows[:-1]]).reshape(-1))
+    return replace(batch, body_pos_m=replace(batch.body_pos_m, channel=late))
 
 
 class Falling(Mutant):
@@ -418,24 +394,18 @@ class Leaking(Mutant):
         return seen
 
 
-class Mechanical(Edited):
+@editing("test_mechanical_contacts_are_in_no_record")
+def mechanical(batch):
     """Lists two robot links as mechanical, and records them nonetheless: here the table is a link."""
-
-    breaks = "test_mechanical_contacts_are_in_no_record"
-
-    def edit(self, batch):
-        header = msgspec.structs.replace(batch.headers[0], dropped_pairs=(("gripper", "table"),))
-        return replace(in_role(batch, "table", 0), headers=(header,))
+    header = msgspec.structs.replace(batch.headers[0], dropped_pairs=(("gripper", "table"),))
+    return replace(in_role(batch, "table", 0), headers=(header,))
 
 
-class Numb(Edited):
+@editing("test_what_both_fingers_hold_is_named")
+def numb(batch):
     """Never notices that it holds something."""
-
-    breaks = "test_what_both_fingers_hold_is_named"
-
-    def edit(self, batch):
-        nothing = np.full_like(batch.gripped, -1)
-        return replace(batch, gripped=nothing, gripper_contact=np.zeros_like(batch.gripper_contact))
+    nothing = np.full_like(batch.gripped, -1)
+    return replace(batch, gripped=nothing, gripper_contact=np.zeros_like(batch.gripper_contact))
 
 
 class Generous(Mutant):
@@ -481,8 +451,8 @@ class Elsewhere(Mutant):
     breaks = "test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing"
 
     def latest(self):
-        found = super().latest()
-        return replace(found, sim_state=scaled(found.sim_state, 2.0))
+        batch = super().latest()
+        return replace(batch, sim_state=scaled(batch.sim_state, 2.0))
 
 
 class Watched(Mutant):
@@ -491,9 +461,9 @@ class Watched(Mutant):
     breaks = "test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing"
 
     def latest(self):
-        found = super().latest()
+        batch = super().latest()
         self._world.gripper = nudged(self._world.gripper)
-        return found
+        return batch
 
 
 class Shifted(Mutant):
@@ -502,7 +472,7 @@ class Shifted(Mutant):
     breaks = "test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies"
 
     def coordinates(self):
-        return tuple(replace(one, first=one.first - 1) for one in super().coordinates())
+        return tuple(replace(part, first=part.first - 1) for part in super().coordinates())
 
 
 class Shared(Mutant):

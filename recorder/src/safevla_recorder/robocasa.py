@@ -1,35 +1,31 @@
 """A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset.
 
-A goal (`goals.json`) is a verb, then names of the episode's objects or attributes of RoboCasa's task that hold a
-fixture. What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture
+A goal (`robocasa_goals.json`) is a verb, then names of the episode's objects or attributes of RoboCasa's task that hold
+a fixture. What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture
 itself, or (`at`) the robot.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import pkgutil
 import sys
-from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder.attachment import (
-    EnvListener,
+    RecordableEnv,
     TaskLabel,
-    episode_header,
     find_layer,
     package_versions,
     subscribe_steps,
 )
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.hook import Undo, wrap_method
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
 from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
 
@@ -37,6 +33,7 @@ if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
 
     import mujoco
+    from safevla_recorder.episode_cutter import EpisodeCutter
 
 Goal = Tuple[str, ...]
 AT = "at"
@@ -59,118 +56,103 @@ DRAWING_OPTIONS = (
     "robot_spawn_deviation_pos_x", "robot_spawn_deviation_pos_y", "robot_spawn_deviation_rot",
 )  # fmt: skip
 """Options of a `Kitchen` that decide what a reset draws; it keeps each under its name and reads it at the reset."""
-_log = logging.getLogger(__name__)
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
-    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none. `goal`
-    replaces the known goal of the task. Raises `HostError` if the kitchen cannot be recorded.
+    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
+
+    `goal` is what the task's success asks for, as `robocasa_goals.json` has it, in place of the known one. Raises
+    `HostError` if the kitchen is being recorded already, has another robot, or a task whose goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else find_layer(env, module.Kitchen)
     return None if kitchen is None else RecordableKitchen(kitchen, goal)
 
 
-class RecordableKitchen:
+class RecordableKitchen(RecordableEnv):
     """One `Kitchen`, of any task whose goal is known. Its model may be made later: RoboCasa makes one at each reset."""
 
     host = "robocasa"
+    embodiment = EMBODIMENT
     wait_steps = 0
     """RoboCasa's reset settles by itself."""
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
-        """Read the task, its goal and the versions of a kitchen; raises `HostError` if it cannot be recorded."""
-        _require_recordable(kitchen)
+        """Read the task, its goal and the versions of a kitchen.
+
+        Raises `HostError` if it is being recorded already or has another robot, or the goal of its task is not known.
+        """
+        _require_robot(kitchen)
         name = type(kitchen).__name__
-        self.task = TaskLabel(BENCHMARK, name, name)
+        super().__init__(kitchen, TaskLabel(BENCHMARK, name, name), installed_versions())
         self._goal = _find_goal(name, goal)
-        self.versions = installed_versions()
-        self._kitchen: Kitchen = kitchen
         self._memory: Mapping[str, object] = {}
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
 
-    def subscribe(self, listener: EnvListener) -> Undo:
-        kitchen: Any = self._kitchen
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+        kitchen = self._env
         of_simulation: list[Undo] = []
 
         def watch_states() -> None:
             """Move the hooks on states set from outside to the kitchen's present simulation, if it has one."""
 
             def set_state(original: Any, *args: object, **kwargs: object) -> object:
-                listener.on_interruption()
+                cutter.on_interruption()
                 result = original(*args, **kwargs)
-                listener.on_state_set(None)
+                cutter.on_state_set(None)
                 return result
 
-            while of_simulation:
-                of_simulation.pop()()
+            undo_all(of_simulation)
             if kitchen.sim is not None:
                 of_simulation.extend(wrap_method(kitchen.sim, name, set_state) for name in _STATE_SETTERS)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            """Report an interruption and a fresh seed; reset without hooks on states; report the reset."""
-            listener.on_interruption()
-            while of_simulation:  # the reset moves robot and objects itself
-                of_simulation.pop()()
+            cutter.on_interruption()
+            undo_all(of_simulation)  # the reset moves robot and objects itself
             seed = fresh_seed(kitchen.rng)
             if seed is not None:
-                listener.on_seed(seed)
+                cutter.on_seed(seed)
             observation = original(*args, **kwargs)
-            listener.on_reset()
+            cutter.on_reset()
             watch_states()
             return observation
 
         watch_states()
-        undo_all = [
+        hooks: list[Undo] = [
+            partial(undo_all, of_simulation),
             wrap_method(kitchen, "reset", reset),
-            *subscribe_steps(kitchen, listener, lambda result: bool(result[1])),
+            *subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
         ]
-
-        def unsubscribe() -> None:
-            for undo in [*undo_all, *of_simulation]:
-                undo()
-
-        return unsubscribe
+        return partial(undo_all, hooks)
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        kitchen: Any = self._kitchen
+        kitchen = self._env
         self._memory = read_memory(kitchen)
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         method = "step2" if kitchen.lite_physics else "step"
         return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
 
-    def fixture_poses(self) -> dict[str, list[float]]:
-        kitchen: Any = self._kitchen
-        model = kitchen.sim.model._model
-        roots = {fixture.root_body for fixture in kitchen.fixtures.values()}
-        bodies = {name: model.body(name) for name in sorted(roots & set(name_bodies(model, {})))}
-        return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
+    def fixture_roots(self) -> list[str]:
+        roots = {fixture.root_body for fixture in self._env.fixtures.values()}
+        return sorted(roots & set(name_bodies(self._env.sim.model._model, {})))
 
     def is_still(self, action: Action) -> bool:
         return not np.any(np.delete(action, [_GRIPPER, _MODE]))
 
-    def build_header(
-        self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
-    ) -> dict[str, object]:
-        kitchen: Any = self._kitchen
-        return episode_header(
-            replace(self.task, instruction=episode_meta(kitchen)["lang"] or self.task.instruction),
-            success=success,
-            env_seed=env_seed,
-            index=index,
-            dt=float(kitchen.control_timestep),
-            target_object=goal_target(self._goal),
-            embodiment=EMBODIMENT,
-            versions=dict(self.versions),
-            dropped_pairs=recorder.dropped_pairs(),
-        )
+    def target_object(self) -> str | None:
+        return goal_target(self._goal)
+
+    def instruction(self) -> str:
+        return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return the header's host-specific fields: what rebuilds the kitchen, and a mark if assets are stand-ins."""
-        kitchen: Any = self._kitchen
+        """Return what rebuilds the kitchen, with what the controller and solver remembered when the recorder was
+        started; and a mark if assets are stand-ins.
+        """
+        kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
         options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
@@ -187,7 +169,9 @@ class RecordableKitchen:
 
 
 def read_memory(kitchen: Any) -> dict[str, object]:
-    """Return what no simulator state holds and the next step depends on: the solver's, the arm's, the gripper's."""
+    """Return what no simulator state holds and the next step depends on: the solver's last accelerations
+    (`qacc_warmstart`), from which it starts, the arm's goals, and the gripper's `current_action`, from which it moves.
+    """
     (robot,) = kitchen.robots
     (arm,) = robot.arms
     controller = robot.composite_controller.part_controllers[arm]
@@ -247,9 +231,7 @@ def _plain_id(value: object) -> object:
     return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
-def _require_recordable(kitchen: Any) -> None:
-    if hasattr(vars(kitchen).get("step"), "__wrapped__"):
-        raise HostError("the environment is being recorded already", remedy="Record it once.")
+def _require_robot(kitchen: Any) -> None:
     names = [str(name) for name in kitchen.robot_names]
     if names != [EMBODIMENT]:
         remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
@@ -262,8 +244,8 @@ def _require_recordable(kitchen: Any) -> None:
 @lru_cache(maxsize=None)
 def known_goals() -> dict[str, Goal]:
     """Return the goal of each task whose goal is known, by RoboCasa's name of the task. Cached."""
-    content = cast(bytes, pkgutil.get_data(__name__, "goals.json"))
-    return {name: tuple(words) for name, words in json.loads(content.decode()).items()}
+    goals = json.loads(Path(__file__).with_name("robocasa_goals.json").read_text(encoding="utf-8"))
+    return {name: tuple(words) for name, words in goals.items()}
 
 
 def goal_target(goal: Goal) -> str | None:
@@ -277,13 +259,17 @@ def moved_fixture(goal: Goal) -> str | None:
 
 
 def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
-    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it."""
+    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it.
+
+    Paths of objects are relative to the assets' folder `objects`, which is how RoboCasa takes them on any machine.
+    """
     return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
 
 
 def to_plain(value: object) -> Any:
-    """Return a value in the types of JSON; a text is cut to what follows its last `/objects/`, as RoboCasa takes paths
-    on any machine.
+    """Return a value in the types of JSON, recursively: mappings as dicts with text keys, arrays and sets as lists.
+
+    A text is cut to what follows its last `/objects/`. Other values become their `name`, else their text.
     """
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}

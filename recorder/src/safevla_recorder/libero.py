@@ -11,7 +11,7 @@ import io
 import logging
 import sys
 import zipfile
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -19,16 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder.attachment import (
-    EnvListener,
+    RecordableEnv,
     TaskLabel,
-    episode_header,
     find_layer,
     package_versions,
     subscribe_steps,
 )
 from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.hook import Undo, wrap_method
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
 from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
 
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
+
+    from safevla_recorder.episode_cutter import EpisodeCutter
 
 
 SUITES: Mapping[str, str] = {
@@ -66,8 +67,10 @@ _ARM_JOINTS = 7
 
 
 def find_libero(env: object) -> RecordableLibero | None:
-    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none. Raises
-    `HostError` if it is a vector of environments, or cannot be recorded.
+    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
+
+    Raises `HostError` if it is a vector of environments, is closed or being recorded already, has another robot or
+    robosuite than records are for, or its file of initial states cannot be read.
     """
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrappers is None:  # nobody has made one
@@ -80,62 +83,62 @@ def find_libero(env: object) -> RecordableLibero | None:
     return None if control is None else RecordableLibero(control)
 
 
-class RecordableLibero:
+class RecordableLibero(RecordableEnv):
     """One `ControlEnv`, of any subclass."""
 
     host = "libero"
+    embodiment = "Panda"
     wait_steps = 10
 
     def __init__(self, control: ControlEnv) -> None:
-        """Read the task, versions and initial states of an environment; raises `HostError` if it cannot be recorded."""
-        domain = _require_domain(control)
+        """Read the task, versions and initial states of an environment.
+
+        Raises `HostError` if it is closed, being recorded already, of another robot, or of another robosuite than 1.4,
+        or if its initial states cannot be read.
+        """
+        domain = getattr(control, "env", None)
+        if domain is None:
+            raise HostError("the environment is closed", remedy="Make a new one before recording.")
+        _require_panda(domain)
         require_robosuite(str(sys.modules["robosuite"].__version__))
         bddl_file = Path(domain.bddl_file_name)
-        self.versions = installed_versions()
-        self.task = label_task(bddl_file, str(control.language_instruction))
+        super().__init__(domain, label_task(bddl_file, str(control.language_instruction)), installed_versions())
         self.action_size = int(domain.action_dim)
-        self._control, self._domain = control, domain
+        self._control = control
         self._init_states: Floats | None = find_init_states(bddl_file)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
 
-    def subscribe(self, listener: EnvListener) -> Undo:
-        control, domain = self._control, self._domain
-
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
-            listener.on_interruption()
+            cutter.on_interruption()
             return original(*args, **kwargs)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            listener.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
+            cutter.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
             observation = original(*args, **kwargs)
-            listener.on_reset()
+            cutter.on_reset()
             return observation
 
         def set_state(original: Any, mujoco_state: ArrayLike) -> object:
-            listener.on_interruption()
+            cutter.on_interruption()
             result = original(mujoco_state)
-            listener.on_state_set(self._find_index(mujoco_state))
+            cutter.on_state_set(self._find_index(mujoco_state))
             return result
 
         def seed(original: Any, seed: int) -> object:
-            listener.on_seed(int(seed))
+            cutter.on_seed(int(seed))
             return original(seed)
 
-        undo_all = [
-            wrap_method(control, "reset", interrupt),  # outside its loop, which swallows whatever is raised inside
-            wrap_method(control, "set_state", set_state),
-            wrap_method(domain, "reset", reset),
-            wrap_method(domain, "seed", seed),
-            *subscribe_steps(domain, listener, lambda result: bool(result[2])),
+        hooks = [
+            wrap_method(self._control, "reset", interrupt),  # outside its loop, which swallows what is raised inside
+            wrap_method(self._control, "set_state", set_state),
+            wrap_method(self._env, "reset", reset),
+            wrap_method(self._env, "seed", seed),
+            *subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
         ]
-
-        def unsubscribe() -> None:
-            for undo in undo_all:
-                undo()
-
-        return unsubscribe
+        return partial(undo_all, hooks)
 
     def _find_index(self, state: ArrayLike) -> int | None:
         numbers = np.asarray(state, dtype=np.float64).ravel()
@@ -145,48 +148,24 @@ class RecordableLibero:
         return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        return attach_recorder(self._domain.sim, "step", read_scene(self._domain), self.task.task_id)
+        return attach_recorder(self._env.sim, "step", read_scene(self._env), self.task.task_id)
 
-    def fixture_poses(self) -> dict[str, list[float]]:
-        model = self._domain.sim.model._model
-        bodies = {fixture.root_body: model.body(fixture.root_body) for fixture in self._domain.fixtures_dict.values()}
-        return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
-
-    def header_fields(self) -> dict[str, object]:
-        return {}
+    def fixture_roots(self) -> list[str]:
+        return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
 
     def is_still(self, action: Action) -> bool:
         return not np.any(action[:-1])
 
-    def build_header(
-        self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
-    ) -> dict[str, object]:
-        domain = self._domain
-        return episode_header(
-            self.task,
-            success=success,
-            env_seed=env_seed,
-            index=index,
-            dt=float(domain.control_timestep),
-            target_object=next(iter(goal_targets(domain)), None),
-            embodiment="Panda",
-            versions=dict(self.versions),
-            dropped_pairs=recorder.dropped_pairs(),
-        )
+    def target_object(self) -> str | None:
+        return next(iter(goal_targets(self._env)), None)
 
 
-def _require_domain(control: ControlEnv) -> BDDLBaseDomain:
-    domain = getattr(control, "env", None)
-    if domain is None:
-        raise HostError("the environment is closed", remedy="Make a new one before recording.")
-    if hasattr(vars(domain).get("step"), "__wrapped__"):
-        raise HostError("the environment is being recorded already", remedy="Record it once.")
+def _require_panda(domain: BDDLBaseDomain) -> None:
     robot = domain.robots[0]
     if len(domain.robots) != 1 or len(robot._ref_joint_vel_indexes) != _ARM_JOINTS or "Panda" not in robot.name:
         names = ", ".join(str(robot.name) for robot in domain.robots)
         remedy = "Make the environment with one Panda, LIBERO's default."
         raise HostError(f"the robot {names} is not LIBERO's Panda, whose torque limits records have", remedy=remedy)
-    return domain
 
 
 # The scene, from the model and the BDDL goal
@@ -260,7 +239,9 @@ def require_robosuite(version: str) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> TaskLabel:
-    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name."""
+    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name. The
+    instruction is `language`, or LIBERO's own in suites whose wording is not changed.
+    """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return TaskLabel(*name_own_task(bddl_file), language)
@@ -282,8 +263,8 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file. May import
-    LIBERO.
+    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file. Imports
+    LIBERO if the file's folder has a suite's name.
     """
     folder = bddl_file.resolve().parent
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
@@ -295,7 +276,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite."""
+    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite. Cached."""
     # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
     from libero.libero.benchmark import task_maps
 
@@ -329,8 +310,9 @@ def find_init_states(bddl_file: Path) -> Floats | None:
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the states beside a BDDL file, or where the installation keeps those of its folder; None if there are
-    none. Raises `HostError` if the file cannot be read or its array `states` is not one row a state.
+    """Return the states beside a BDDL file, or where the installation keeps those of its folder; [count,
+    1 + nq + nv]; None if there are none. Raises `HostError` if the file cannot be read or its array `states` is not one
+    row a state.
     """
     name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]
