@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from folders import rewrite_archive
-from forgeries import FORGERIES, forge
+from jobs.verify.forgeries import FORGERIES, forge
 
 
 def test_runs_and_published_results_stand_on_one_site(safevla, shipped, tmp_path):

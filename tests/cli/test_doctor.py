@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from policies.servers.stub_servers import openpi, websockets
 from safevla_bench.cli import OK, USER_ERROR
 from safevla_bench.jobs import doctor
 from safevla_bench.jobs.doctor.machine import failed_check, passed_check, warned_check
-from stub_servers import openpi, websockets
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hostile import BENIGN, MARK, TEXTS, World, world
+from cli.hostile_texts import BENIGN, MARK, TEXTS, World, world
 from report.browser import Browser
 from safevla_bench.cli import run_command_line
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from policies.servers.stub_servers import Gr00tServer, chunk, openpi, vla_eval, websockets
 from safevla_bench import cli
 from safevla_bench.policies.servers import serve
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.text import is_secret_name, redact_secrets
-from stub_servers import Gr00tServer, chunk, openpi, vla_eval, websockets
 
 SECRET = "pl4nted-s3cret"
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "3"]

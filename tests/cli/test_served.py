@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from policies.servers.stub_servers import chunk, openpi, websockets
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.sources.runs.parts import episode_rows
-from stub_servers import chunk, openpi, websockets
 
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]
 ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]

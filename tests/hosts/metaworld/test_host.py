@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from depth_rays import agreeing_share, depth_readings
+from hosts.depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts.metaworld import host as metaworld_host

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from expected import refusal, reply
+from policies.servers.expected_requests import refusal, reply
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import EpisodeSeed

@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from depth_rays import agreeing_share, depth_readings
+from hosts.depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol

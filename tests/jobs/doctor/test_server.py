@@ -8,6 +8,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from policies.servers.stub_servers import (
+    OFT_REQUEST,
+    OPENPI_REQUEST,
+    gr00t,
+    gr00t_modalities,
+    http_server,
+    openpi,
+    vla_eval,
+    websockets,
+)
+from policies.servers.stub_servers import openvla as openvla_pages
 from policies.servers.test_serve import served
 from safevla_bench import plugins
 from safevla_bench.interface.policy import Wants
@@ -17,8 +28,6 @@ from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.client import KINDS
-from stub_servers import OFT_REQUEST, OPENPI_REQUEST, gr00t, gr00t_modalities, http_server, openpi, vla_eval, websockets
-from stub_servers import openvla as openvla_pages
 
 ROWS = np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))
 

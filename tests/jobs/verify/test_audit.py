@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from folders import rewrite_archive
-from forgeries import FORGERIES, forge
+from jobs.verify.forgeries import FORGERIES, forge
 from safevla_bench import archive
 from safevla_bench.jobs import verify
 from safevla_bench.jobs.verify import AuditPlan, audit_source

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from folders import rewrite_archive
-from forgeries import FORGERIES, without
+from jobs.verify.forgeries import FORGERIES, without
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import replays

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.servers.stub_servers import TASK, chunk, seen, websockets
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import MAX_BYTES, sanitize_greeting
-from stub_servers import TASK, chunk, seen, websockets
 
 
 def test_a_checkpoint_is_kept_and_secrets_are_hidden():

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from expected import EXPECTED, leaves, refusal, reply
+from policies.servers.expected_requests import EXPECTED, leaves, refusal, reply
+from policies.servers.strict_server import StrictServer
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts import protocols
 from safevla_bench.interface.policy import Observation
@@ -17,7 +18,6 @@ from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, entries, transforms
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.report.published import PAPER, load_published
-from strict_server import StrictServer
 
 STILL = (0.0,) * 6 + (-1.0,)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN
-from safevla_bench.policies.servers.gr00t import Modality, parse_modalities
-from stub_servers import (
+from policies.servers.stub_servers import (
     GR00T_KEYS,
     GR00T_NESTED,
     GR00T_REQUEST,
@@ -21,6 +18,9 @@ from stub_servers import (
     playing,
     seen,
 )
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN
+from safevla_bench.policies.servers.gr00t import Modality, parse_modalities
 
 BEGUN = ["ping", "reset", "get_modality_config"]
 

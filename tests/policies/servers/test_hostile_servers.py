@@ -21,11 +21,11 @@ import pytest
 import zmq
 from websockets.sync.client import ClientConnection
 
+from policies.servers.stub_servers import chunk, drip, gr00t_action, openpi, playing, raw, seen, vla_eval, websockets
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.servers import connection as websocket
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, has_more_values
 from safevla_bench.policies.servers.connection import MAX_CHARACTERS, MAX_LINE_CHARACTERS
-from stub_servers import chunk, drip, gr00t_action, openpi, playing, raw, seen, vla_eval, websockets
 
 MIB = 2**20
 SOON, PATIENT = "0.5", "60"

@@ -10,6 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, seen, websockets
 from safevla_bench.errors import (
     InvalidActionError,
     PolicyError,
@@ -22,7 +23,6 @@ from safevla_bench.interface.policy import check_action
 from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import parse_addresses
-from stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, seen, websockets
 
 FIVE = openpi(lambda request, number: chunk(5))
 NOWHERE = "ws://127.0.0.1:1"

@@ -13,12 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.policies.servers import openvla
-from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
-from safevla_bench.policies.servers.dialects import load_dialect
-from safevla_bench.policies.servers.transforms import crop_center
-from stub_servers import (
+from policies.servers.stub_servers import (
     OFT_REQUEST,
     OPENVLA_REQUEST,
     TASK,
@@ -32,7 +27,12 @@ from stub_servers import (
     seen,
     websockets,
 )
-from stub_servers import openvla as openvla_pages
+from policies.servers.stub_servers import openvla as openvla_pages
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.policies.servers import openvla
+from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
+from safevla_bench.policies.servers.dialects import load_dialect
+from safevla_bench.policies.servers.transforms import crop_center
 
 FRAMES = json.loads((Path(__file__).parents[2] / "cases" / "openvla_frames.json").read_text())
 IMAGE, TEXT = np.arange(12, dtype=np.uint8).reshape(2, 2, 3), "put the bowl on the plate"

@@ -16,6 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from policies.servers.stub_servers import TASK, client, playing, seen
 from safevla_bench import cli
 from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
@@ -23,7 +24,6 @@ from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, serve
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.transforms import to_axis_angle
-from stub_servers import TASK, client, playing, seen
 
 
 @contextmanager

@@ -8,14 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.servers.test_codecs import same
-from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
-from safevla_bench.interface.policy import Wants
-from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.codecs import VLA_EVAL
-from safevla_bench.policies.servers.vla_eval import adapt_dialect, check_requirements, describe_task
-from stub_servers import (
+from policies.servers.stub_servers import (
     TASK,
     VLA_EVAL_REQUEST,
     chunk,
@@ -27,6 +20,13 @@ from stub_servers import (
     vla_eval,
     websockets,
 )
+from policies.servers.test_codecs import same
+from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import dialects
+from safevla_bench.policies.servers.codecs import VLA_EVAL
+from safevla_bench.policies.servers.vla_eval import adapt_dialect, check_requirements, describe_task
 
 REQUESTS = json.loads((Path(__file__).parents[2] / "cases" / "vla_eval_requests.json").read_text())
 

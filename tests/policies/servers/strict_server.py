@@ -5,8 +5,8 @@ The wire is the package's own, which has tests against the projects' in `tests/p
 
 from __future__ import annotations
 
-from expected import WIRES, refusal, reply
-from stub_servers import Gr00tServer, Websockets, openpi, vla_eval
+from policies.servers.expected_requests import WIRES, refusal, reply
+from policies.servers.stub_servers import Gr00tServer, Websockets, openpi, vla_eval
 
 
 class StrictServer:

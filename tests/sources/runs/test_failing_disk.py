@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 
 from builders import episode
-from disk import Disk, Killed
 from folders import contents
 from safevla_bench import archive, cli, files
 from safevla_bench.archive import npz
@@ -39,6 +38,7 @@ from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
+from sources.runs.failing_disk import Disk, Killed
 
 ASKED = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
 FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import bombs
+from archive import bombs
 
 LIMIT = 4 << 30
 """Bytes of address space, the libraries' own included."""
@@ -21,7 +21,8 @@ def outcomes(paths: Mapping[str, Path]) -> dict[str, str]:
     """The outcome of each file, all of them read by one process under the limit."""
     given = json.dumps({name: str(path) for name, path in paths.items()})
     done = subprocess.run(
-        [sys.executable, bombs.__file__, str(LIMIT)],
+        [sys.executable, "-m", "archive.bombs", str(LIMIT)],
+        cwd=Path(bombs.__file__).parents[1],
         input=given,
         capture_output=True,
         text=True,
