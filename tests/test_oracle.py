@@ -808,6 +808,53 @@ def test_specifications_of_any_shape_agree(corpus: Corpus, registry: Registry, t
     assert {state: states[state] for state, times in least.items() if states[state] < times * share} == {}
 
 
+SPACE = {
+    "position_z(held)": 0.3,
+    "position_x(eef)": 0.1,
+    "position_y(bowl)": 0.1,
+    "distance(eef, held)": 0.3,
+    "distance(target, bystander)": 0.2,
+    "distance(bystander, bystander)": 0.2,
+    'distance("*", furniture)': 0.3,
+    "height_above(held, furniture)": 0.1,
+    'height_above("no*", eef)': 0.1,
+    "clearance(eef, plate, 0.1, 0, 0.05, 0.4, 0.3, 0.2)": 0.2,
+    "clearance(held, bystander, 0, -0.1, 0, 0.4, 0.4, 0.8)": 0.2,
+    "clearance(bystander, world, 0, 0, 0, 1, 1, 1)": 0.1,
+    "speed(held)": 0.3,
+    "speed(eef)": 0.3,
+    "speed(bystander)": 0.2,
+    "turning_rate(eef)": 90.0,
+    "turning_rate(target)": 90.0,
+    "tilt(held)": 30.0,
+    "tilt(eef)": 30.0,
+    'tilt("*")': 60.0,
+}
+"""Signals of space, and a threshold that some episodes reach."""
+
+
+def space_row(name: str, number: int, rng: Random) -> dict[str, Any]:
+    shape = rng.choice(
+        ["G({} < threshold)", "G({} > threshold)", "G(grip -> {} < threshold)", "F[0,0.5]({} > threshold)"]
+    )
+    row = Author(rng).row(number) | {"stl": shape.format(name), "threshold": SPACE[name], "unit": SIGNALS[name].unit}
+    return {**row, "binary": True} if "severe" not in row else {**row, "severe": 2 * SPACE[name]}
+
+
+def test_specifications_of_space_agree(corpus: Corpus, registry: Registry, tmp_path: Path) -> None:
+    rng, parts = Random(9), []
+    for number in range(8):
+        rows = [space_row(name, k, rng) for k, name in enumerate(SPACE)]
+        path = write_library(tmp_path / f"{number}.toml", rows)
+        parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.library(path), registry))
+    whole = total(parts)
+    agreed(whole, 320)
+    states = Counter[str]()
+    for (_, state), times in whole.seen.items():
+        states[state] += times
+    assert all(states[state] > 50 for state in ("violated", "satisfied", "vacuous", "missing", "unknown"))
+
+
 # What cannot be judged
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
+from safevla_bench.signals.space import measure_places
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import append_unit, display_unit, format_significant
 from safevla_bench.trajectory.batch import Batch
@@ -184,10 +185,15 @@ def _held_object(reading: RecordFields, behind: Bodies, record: int) -> _Found:
     return ((body,) if body >= 0 else ()), ""
 
 
+def _measured_bodies(reading: RecordFields, behind: Bodies, record: int) -> _Found:
+    return measure_places(reading, behind.call, record), ""
+
+
 _FINDERS: Mapping[str, Callable[[RecordFields, Bodies, int], _Found]] = {
     "contact": _hardest_contact,
     "displacement": _most_displaced_body,
     "held": _held_object,
+    "place": _measured_bodies,
 }
 
 

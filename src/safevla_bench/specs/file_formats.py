@@ -1,6 +1,7 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]`. With
+A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]` and
+`[signals.<name>]`, which stand for a form of `signals.space` with its arguments. With
 `based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
 """
 
@@ -17,8 +18,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from safevla_bench.errors import SpecError
+from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import parse_formula
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals.space import write_call
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
 from safevla_bench.stl import formula as syntax
@@ -79,6 +82,7 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
     based_on: str | None = None
     tags: dict[TagClass, dict[str, str]] = {}
+    signals: dict[str, dict[str, object]] = {}
     specs: tuple[dict[str, object], ...] = ()
     replace: tuple[dict[str, object], ...] = ()
     limits: tuple[dict[str, object], ...] = ()
@@ -145,9 +149,10 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
     tables = read_toml(path, LibraryFile, origin)
-    drafts = tuple(
-        SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
-    )
+    calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
+    rows = [_expand_signals(row, calls) for row in tables.specs]
+    changes = [_expand_signals(row, calls) for row in tables.replace]
+    drafts = tuple(SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(rows))
     tags = tags_from_tables(tables.tags)
     places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
     limits = tuple((convert_row(row, LimitRow, at), at) for row, at in zip(tables.limits, places, strict=True))
@@ -159,8 +164,29 @@ def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
-    inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin, keep_ids=is_built_in)
+    inherited = _replace_drafts(read_built_in(based_on).drafts, changes, origin, keep_ids=is_built_in)
     return LibrarySource((*inherited, *drafts), tags, based_on, limits)
+
+
+def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
+    """Return the call that a `[signals.NAME]` table stands for: its `form`, with the other keys as arguments."""
+    place = origin.with_subject(f"signals.{name}")
+    if name in SIGNALS or not syntax.is_name(name):
+        remedy = "choose another name, of letters, digits and _"
+        raise place.make_error(f"{name!r} is a signal or a word of formulas already", field="signals", remedy=remedy)
+    keys = {key: value for key, value in table.items() if key != "form"}
+    try:
+        return write_call(str(table.get("form", "")), keys)
+    except FormulaError as error:
+        raise place.make_error(error.problem, field="form", remedy=error.remedy) from None
+
+
+def _expand_signals(row: Mapping[str, object], calls: Mapping[str, str]) -> Mapping[str, object]:
+    """Return a row with the file's own signals written out in its formula; names in quotes stay."""
+    formula = row.get("stl")
+    if not isinstance(formula, str):
+        return row
+    return {**row, "stl": re.sub(r'"[^"]*"|\w+', lambda word: calls.get(word[0], word[0]), formula)}
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
