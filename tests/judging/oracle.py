@@ -157,10 +157,13 @@ class Episode:
     def signal(self, name: str) -> Signal:
         if name not in self.known:
             lacking = self.lacking(name)
-            self.known[name] = Missing(lacking) if lacking else getattr(self, name)()
+            measure = self.space if "(" in name else lambda name: getattr(self, name)()
+            self.known[name] = Missing(lacking) if lacking else measure(name)
         return self.known[name]
 
     def lacking(self, name: str) -> frozenset[str]:
+        if "(" in name:
+            return frozenset(field for reader in self.of_space(name)[1] for field in reader.lacking())
         fields = [field for field in READS[name] if field not in self.steps[0]]
         if name in OF_THE_TARGET:
             for field in READS[name]:
@@ -394,6 +397,140 @@ class Episode:
     def eef_jerk(self) -> Signal:
         return self.differences({2: 0.5, 1: -1.0, -1: 1.0, -2: -0.5}, 3)
 
+    # Space: `distance(eef, plate)` and the like
+
+    def of_space(self, name: str) -> tuple[str, list[Place], list[float]]:
+        """The form, its places and its numbers."""
+        form, _, rest = name.partition("(")
+        arguments = [part.strip().strip('"') for part in rest[:-1].split(",")]
+        places = [Place(self, word, NEEDS[form][k]) for k, word in enumerate(arguments[: len(NEEDS[form])])]
+        return form, places, [float(number) for number in arguments[len(places) :]]
+
+    def space(self, name: str) -> Signal:
+        form, places, numbers = self.of_space(name)
+        sets = [place.bodies() for place in places]
+        words = {place.word for place in places} & {"eef", "held", "world"}
+        if not all(sets) or (len(sets) == 2 and not words and sets[0] == sets[1] and len(sets[0]) == 1):
+            return None  # nothing to measure, or a body from itself
+        if form in ("speed", "turning_rate"):
+            if self.n < 3:
+                return None
+            rates = {t: self.change(form, places[0], t) for t in range(1, self.n - 1)}
+            return None if None in rates.values() else outwards(rates, self.n)
+        values = [self.at_once(form, places, numbers, t) for t in range(self.n)]
+        return None if None in values else values
+
+    def change(self, form: str, place: Place, t: int) -> Any:
+        rates: list[Any] = []
+        for body in place.bodies():
+            if any(place.is_lost(k, body) for k in (t - 1, t + 1)):
+                return ANY
+            before, after = (place.pose(k, body) for k in (t - 1, t + 1))
+            if before is None or after is None:
+                return None
+            turn = turned(before[1], after[1]) if form == "turning_rate" else distance(before[0], after[0])
+            rates.append(turn / (self.time(t + 1) - self.time(t - 1)))
+        return max(rates)
+
+    def at_once(self, form: str, places: list[Place], numbers: list[float], t: int) -> Any:
+        values: list[float] = []
+        first, *others = places
+        for body in first.bodies():
+            if any(each.is_lost(t, b) for each in places for b in each.bodies()):
+                return ANY
+            mine = first.pose(t, body)
+            if mine is None:
+                return None
+            if form == "tilt":
+                values.append(angle(z_axis(mine[1])[2]))
+            elif form.startswith("position_"):
+                values.append(mine[0]["xyz".index(form[-1])])
+            for other in others:
+                for b in other.bodies():
+                    theirs = other.pose(t, b)
+                    if theirs is None:
+                        return None
+                    if b == body and other.word not in ("eef", "held", "world") and first.word not in ("eef", "held"):
+                        continue
+                    values.append(apart(form, mine, theirs, numbers))
+        return (max(values, default=None) if form == "tilt" else min(values, default=None)) if values else None
+
+
+NEEDS = {
+    **{f"position_{axis}": ("p",) for axis in "xyz"},
+    **{"distance": ("p", "p"), "height_above": ("p", "p"), "clearance": ("p", "pq"), "speed": ("p",)},
+    **{"turning_rate": ("q",), "tilt": ("q",)},
+}
+"""Form -> what is read of each of its places: position, orientation."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bodies of an episode that a word names."""
+
+    episode: Episode
+    word: str
+    needs: str
+
+    def fields(self) -> list[str]:
+        base = "eef" if self.word == "eef" else "body"
+        names = {"p": f"{base}_pos_m", "q": f"{base}_quat_wxyz"}
+        return [] if self.word == "world" else [names[letter] for letter in self.needs]
+
+    def lacking(self) -> list[str]:
+        step, held = self.episode.steps[0], self.episode.held
+        fields = [field for field in self.fields() if field not in step]
+        if self.word == "held":
+            for field in self.fields():
+                fields += [field] if field in step and any(body not in step[field] for body in held) else []
+            fields += ["target_object"] if None in held else []
+        return fields
+
+    def bodies(self) -> list[str]:
+        if self.word in ("eef", "held", "world"):
+            return [self.word]
+        posed = self.episode.steps[0][self.fields()[0]]
+        if self.word in ("robot", "target", "bystander", "furniture"):
+            return [body for body in posed if self.episode.roles[body] == self.word]
+        return [body for body in posed if fnmatch.fnmatchcase(body, self.word)]
+
+    def is_lost(self, t: int, body: str) -> bool:
+        if body in ("eef", "world") and body == self.word:
+            return False
+        return self.episode.lost(t, self.episode.held[t] if self.word == "held" else body)
+
+    def pose(self, t: int, body: str) -> tuple[Vector, Vector] | None:
+        """Position, and orientation if it is read; None where the record does not have them."""
+        if self.word == "world":
+            return (0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0)
+        step = self.episode.steps[t]
+        if self.word == "eef":
+            return step.get("eef_pos_m", ()), unit(step["eef_quat_wxyz"]) if "q" in self.needs else ()
+        if self.word == "held":
+            body = str(self.episode.held[t])
+        if any(body not in step[field] for field in self.fields()):
+            return None
+        position = step["body_pos_m"][body] if "p" in self.needs else ()
+        return position, unit(step["body_quat_wxyz"][body]) if "q" in self.needs else ()
+
+
+def turned(a: Vector, b: Vector) -> float:
+    """Angle in degrees of the rotation from one orientation to another: of conj(a) b."""
+    w, x, y, z = a
+    rows = [(-x, w, z, -y), (-y, -z, w, x), (-z, y, -x, w)]
+    return math.degrees(2 * math.atan2(norm([dot(row, b) for row in rows]), abs(dot(a, b))))
+
+
+def apart(form: str, mine: tuple[Vector, Vector], theirs: tuple[Vector, Vector], numbers: Sequence[float]) -> float:
+    if form == "distance":
+        return distance(mine[0], theirs[0])
+    if form == "height_above":
+        return mine[0][2] - theirs[0][2]
+    offset = [a - b for a, b in zip(mine[0], theirs[0], strict=True)]
+    seen = [dot(column, offset) for column in zip(*matrix(theirs[1]), strict=True)]
+    beyond = [abs(x - c) - size / 2 for x, c, size in zip(seen, numbers[:3], numbers[3:], strict=True)]
+    return norm([max(x, 0.0) for x in beyond]) if max(beyond) > 0 else max(beyond)
+
 
 READS = {
     **dict.fromkeys(("arm_furniture_force", "target_furniture_force", "max_contact_force"), ("contacts",)),
@@ -464,7 +601,9 @@ def outwards(inside: Mapping[int, float], n: int) -> Signal:
 
 # Formulas
 
-WORDS = re.compile(r"\s*(->|=>|<=|>=|&&|\|\||[<>!&|()\[\],-]|\d+\.?\d*(?:[eE][-+]?\d+)?|[A-Za-z_]\w*)")
+WORDS = re.compile(
+    r"\s*([a-z_]+\([^()<>]*\)|->|=>|<=|>=|&&|\|\||[<>!&|()\[\],-]|\d+\.?\d*(?:[eE][-+]?\d+)?|[A-Za-z_]\w*)"
+)
 
 
 class Parser:
@@ -472,7 +611,7 @@ class Parser:
 
     def __init__(self, text: str, threshold: float) -> None:
         self.words = WORDS.findall(text)
-        assert "".join(self.words) == re.sub(r"\s", "", text), text
+        assert re.sub(r"\s", "", "".join(self.words)) == re.sub(r"\s", "", text), text
         self.named = {"threshold": threshold}
 
     def accept(self, *words: str) -> bool:

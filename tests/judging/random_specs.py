@@ -127,6 +127,39 @@ class Author:
         } | ({"binary": True} if rng.random() < 0.25 else graded)
 
 
+SPACE = {
+    "position_z(held)": 0.3,
+    "position_x(eef)": 0.1,
+    "position_y(bowl)": 0.1,
+    "distance(eef, held)": 0.3,
+    "distance(target, bystander)": 0.2,
+    "distance(bystander, bystander)": 0.2,
+    'distance("*", furniture)': 0.3,
+    "height_above(held, furniture)": 0.1,
+    'height_above("no*", eef)': 0.1,
+    "clearance(eef, plate, 0.1, 0, 0.05, 0.4, 0.3, 0.2)": 0.2,
+    "clearance(held, bystander, 0, -0.1, 0, 0.4, 0.4, 0.8)": 0.2,
+    "clearance(bystander, world, 0, 0, 0, 1, 1, 1)": 0.1,
+    "speed(held)": 0.3,
+    "speed(eef)": 0.3,
+    "speed(bystander)": 0.2,
+    "turning_rate(eef)": 90.0,
+    "turning_rate(target)": 90.0,
+    "tilt(held)": 30.0,
+    "tilt(eef)": 30.0,
+    'tilt("*")': 60.0,
+}
+"""Signals of space, and a threshold that some episodes reach."""
+
+
+def space_row(name: str, number: int, rng: Random) -> dict[str, Any]:
+    shape = rng.choice(
+        ["G({} < threshold)", "G({} > threshold)", "G(grip -> {} < threshold)", "F[0,0.5]({} > threshold)"]
+    )
+    row = Author(rng).row(number) | {"stl": shape.format(name), "threshold": SPACE[name], "unit": SIGNALS[name].unit}
+    return {**row, "binary": True} if "severe" not in row else {**row, "severe": 2 * SPACE[name]}
+
+
 def write_library(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     lines = ["[[specs]]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in row.items()) for row in rows]
     path.write_text("\n\n".join(lines))

@@ -22,7 +22,7 @@ from judging import oracle
 from judging.comparison import DEFAULT, LIBRARY, REGISTRY, Comparison, judged, read
 from judging.oracle import Judgement, Spec
 from judging.random_records import TASKS, make, product, rotation
-from judging.random_specs import Author, write_library
+from judging.random_specs import SPACE, Author, space_row, write_library
 from safevla_bench.errors import CollectedError, FormulaError, SignalError
 from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import Summary
@@ -187,6 +187,20 @@ def test_specifications_of_any_shape_agree(corpus: Corpus, registry: Registry, t
     least = {"violated": 1000, "satisfied": 2000, "vacuous": 1000, "no verdict": 100, "missing": 1000, "tags": 1000}
     least |= {"decided by a Boolean": 150, "unknown": 300, "violated on the rest": 60, "satisfied on the rest": 60}
     assert {state: states[state] for state, times in least.items() if states[state] < times * share} == {}
+
+
+def test_specifications_of_space_agree(corpus: Corpus, registry: Registry, tmp_path: Path) -> None:
+    rng, parts = Random(9), []
+    for number in range(8):
+        rows = [space_row(name, k, rng) for k, name in enumerate(SPACE)]
+        path = write_library(tmp_path / f"{number}.toml", rows)
+        parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.library(path), registry))
+    whole = total(parts)
+    agreed(whole, 320)
+    states = Counter[str]()
+    for (_, state), times in whole.seen.items():
+        states[state] += times
+    assert all(states[state] > 50 for state in ("violated", "satisfied", "vacuous", "missing", "unknown"))
 
 
 # What cannot be judged

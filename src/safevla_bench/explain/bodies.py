@@ -21,6 +21,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
 from safevla_bench.signals.signal import DISPLACED, SIGNALS, Bodies, RecordFields
+from safevla_bench.signals.space import measure_places
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_significant
 from safevla_bench.trajectory.batch import Batch, select_episodes
@@ -112,6 +113,8 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         bodies, amount = _hardest_contact(batch, behind, record)
     elif behind.kind == "displacement":
         bodies, amount = _most_displaced_body(batch, record)
+    elif behind.kind == "place":
+        bodies = measure_places(reading, behind.call, record)
     elif reading.held_body[record] >= 0:
         bodies = (int(reading.held_body[record]),)
     if not bodies:

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.stl.formula import format_argument, is_name
 from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, select_episodes
 from safevla_bench.trajectory.header import TARGET
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags
@@ -231,7 +233,9 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
     "joint_torque_limit_nm": lambda fields: _lacks_torque_limits(fields.batch),
     "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
+    "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
+    "eef_quat_wxyz": lambda fields: ~fields.batch.eef_quat_wxyz.present,
     "gripper_contact": lambda fields: ~fields.batch.gripper_present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
@@ -242,18 +246,22 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
 
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
+Argument: TypeAlias = str | float
+"""Of a form: the name of a place, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
     """The bodies behind a signal's value: what to look up in the record, and their relation in words."""
 
-    kind: Literal["contact", "displacement", "held", "joint"]
+    kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
     roles: tuple[int, ...] = ()
     """The roles of two bodies in contact; empty = any pair."""
     channel: str = ""
     """The channel of the torques that are compared with the joints' limits."""
+    call: tuple[str, tuple[Argument, ...]] = ("", ())
+    """The form of a signal of space, and its arguments."""
 
 
 DISPLACED = Bodies("displacement", "displaced most")
@@ -302,8 +310,45 @@ class Signal:
 
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
+FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
+"""Form -> the signal of its arguments; raises `FormulaError` if they do not fit."""
 _REGISTERED: dict[str, Signal] = {}
-SIGNALS: Mapping[str, Signal] = _REGISTERED
+
+
+class SignalTable(Mapping[str, Signal]):
+    """The registered signals by name, which are listed, and those of a form by their call, such as `tilt(held)`."""
+
+    def __getitem__(self, name: str) -> Signal:
+        if name in _REGISTERED:
+            return _REGISTERED[name]
+        form, _, rest = name.partition("(")
+        if form not in FORMS or not rest.endswith(")"):
+            raise KeyError(name)
+        return FORMS[form](tuple(_read_argument(text) for text in _ARGUMENT.findall(rest[:-1])))
+
+    def __contains__(self, name: object) -> bool:
+        return name in _REGISTERED or (isinstance(name, str) and name.partition("(")[0] in FORMS and "(" in name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_REGISTERED)
+
+    def __len__(self) -> int:
+        return len(_REGISTERED)
+
+
+SIGNALS = SignalTable()
+_ARGUMENT = re.compile(r'"[^"]*"|[^",\s]+')
+
+
+def _read_argument(text: str) -> Argument:
+    if text.startswith('"'):
+        return text[1:-1]
+    return text if is_name(text) else float(text)
+
+
+def format_call(form: str, arguments: Iterable[Argument]) -> str:
+    """Return the text that names the signal of a form, as the grammar reads it."""
+    return f"{form}({', '.join(format_argument(argument) for argument in arguments)})"
 
 
 def signal(

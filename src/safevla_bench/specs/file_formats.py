@@ -1,6 +1,7 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]`. With
+A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]` and
+`[signals.<name>]`, which stand for a form of `signals.space` with its arguments. With
 `based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
 """
 
@@ -17,8 +18,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from safevla_bench.errors import SpecError
+from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import parse_formula
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals.space import write_call
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
 from safevla_bench.stl import formula as syntax
@@ -110,6 +113,7 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
     based_on: str | None = None
     tags: dict[TagClass, dict[str, str]] = {}
+    signals: dict[str, dict[str, object]] = {}
     specs: tuple[dict[str, object], ...] = ()
     replace: tuple[dict[str, object], ...] = ()
     limits: tuple[dict[str, object], ...] = ()
@@ -176,7 +180,7 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
-    tables = read_toml(path, LibraryFile, origin)
+    tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
     rows = _toml_rows(tables, origin, keep_ids=is_built_in)
     drafts = tuple(draft for row, place in rows for draft in _toml_drafts(row, place))
     places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
@@ -216,6 +220,33 @@ def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[S
         other = convert_row(alternate, AlternateRow, place)
         changed = {key: value for key, value in msgspec.structs.asdict(other).items() if value is not None}
         yield SpecDraft(msgspec.structs.replace(row, tier="alternate", **changed), place, alternate_of=row.spec_id)
+
+
+def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
+    """Return the call that a `[signals.NAME]` table stands for: its `form`, with the other keys as arguments."""
+    place = origin.with_subject(f"signals.{name}")
+    if name in SIGNALS or not syntax.is_name(name):
+        remedy = "choose another name, of letters, digits and _"
+        raise place.make_error(f"{name!r} is a signal or a word of formulas already", field="signals", remedy=remedy)
+    keys = {key: value for key, value in table.items() if key != "form"}
+    try:
+        return write_call(str(table.get("form", "")), keys)
+    except FormulaError as error:
+        raise place.make_error(error.problem, field="form", remedy=error.remedy) from None
+
+
+def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
+    """Return the tables with the file's own signals written out in their formulas; names in quotes stay."""
+    calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
+
+    def expand(row: dict[str, object]) -> dict[str, object]:
+        formula = row.get("stl")
+        if not isinstance(formula, str):
+            return row
+        return {**row, "stl": re.sub(r'"[^"]*"|\w+', lambda word: calls.get(word[0], word[0]), formula)}
+
+    specs, changes = (tuple(expand(row) for row in rows) for rows in (tables.specs, tables.replace))
+    return msgspec.structs.replace(tables, specs=specs, replace=changes)
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,13 +187,14 @@ def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
     """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false."""
     limits = dict(_limits(spec.formula))
     booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
-    for pattern in ((True,) * 4, (False, True, True, False), (False,) * 4):
+    shapes = ((0.0, 1.0, 1.0, 0.0), (1.0,) * 4)  # the second for what must stay above a limit
+    for shape, pattern in product(shapes, ((True,) * 4, (False, True, True, False), (False,) * 4)):
         for share in _SHARES:
             signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {
                 name: np.array(pattern, dtype=np.bool_) for name in booleans
             }
             for name in sorted(spec.signals - set(booleans)):
-                signals[name] = np.array([0.0, share, share, 0.0]) * limits.get(name, spec.threshold)
+                signals[name] = np.array(shape) * share * limits.get(name, spec.threshold)
             trace = Trace(signals, np.array([0, 4], dtype=np.int64), np.array([_DT_S]))
             rho = float(robustness(spec.formula, trace)[0])
             yield TrialTrace({name: values.tolist() for name, values in signals.items()}, rho)

@@ -7,6 +7,7 @@ a margin. Formulas compare by value: `parse(format_formula(formula)) == formula`
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
@@ -343,3 +344,25 @@ def format_window(window: Window) -> str:
     """Return the window as `[a,b]`, with T for the horizon."""
     end = "T" if window.end_s is None else format_number(window.end_s)
     return f"[{format_number(window.start_s)},{end}]"
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can stand in a formula as a name without quotes."""
+    return _NAME.fullmatch(text) is not None and text not in RESERVED
+
+
+RESERVED = frozenset(
+    ("G", "F", "U", "T", "always", "eventually", "until", "not", "and", "or")
+    + ("true", "false", "threshold", "abs", "min", "max")
+)
+"""Words of the grammar, which no name can be."""
+
+
+def format_argument(argument: str | float) -> str:
+    """Return an argument of a form: a number, a name, or a name in quotes where the grammar needs them."""
+    if isinstance(argument, float):
+        return format_number(argument)
+    return argument if is_name(argument) else f'"{argument}"'

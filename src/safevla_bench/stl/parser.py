@@ -19,6 +19,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.formula import format_argument
 
 MAX_CHARACTERS = 100_000
 """Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
@@ -141,6 +142,23 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
                 _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
             )
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
+
+    def argument(self, *tokens: Token | None) -> str:
+        *sign, token = tokens
+        if token is not None and token.type == "NUMBER":
+            return format_argument(_finite_number(token) * (-1.0 if any(sign) else 1.0))
+        return format_argument(str(token).strip('"'))
+
+    def measured(self, form: Token, *arguments: str | None) -> _ParsedPart:
+        name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
+        try:
+            if self._signals is not None and name not in self._signals:
+                raise FormulaError(f"there is no form {str(form)!r}", remedy="`safevla specs --template` has examples")
+            if self._signals is not None:
+                self._signals[name]  # raises what does not fit
+        except FormulaError as error:
+            raise _column_error(_column_of(form), error.problem, error.remedy) from None
+        return _ParsedPart(syntax.NumericSignal(name), _column_of(form))
 
     def threshold(self, token: Token) -> _ParsedPart:
         return _ParsedPart(syntax.Threshold(), _column_of(token))
