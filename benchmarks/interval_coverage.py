@@ -32,7 +32,7 @@ from safevla_bench.statistics.intervals import (
 )
 from safevla_bench.statistics.planning import rate_power, rate_sample_size
 from safevla_bench.statistics.sequential import log_wealth_of_counts, sum_limits
-from safevla_bench.statistics.strata import cmh_mid_p, flip_task_p, mcnemar_mid_p, permute_task_means
+from safevla_bench.statistics.strata import cmh_mid_p, flip_task_means, mcnemar_mid_p, permute_task_means
 from safevla_bench.statistics.tests import holm_adjust
 
 Row = tuple[str, ...]
@@ -77,7 +77,7 @@ def flip_p(sums: Ints | Floats, sizes: Ints | None = None) -> Floats:
     """Return the p-value by task of each run, given sums of differences and numbers of pairs, [runs, tasks]."""
     sizes = np.ones_like(sums, dtype=np.int64) if sizes is None else sizes
     return np.array([
-        flip_task_p(row[n > 0] / n[n > 0], n[n > 0].astype(float))
+        flip_task_means(row[n > 0] / n[n > 0], n[n > 0].astype(float)).p_value
         for row, n in zip(sums, sizes, strict=True)
     ])  # fmt: skip
 

@@ -50,15 +50,15 @@ def measured(name: str, index: int, steps: int) -> str:
     for step, action in enumerate(pressing(steps)):
 
         def on(action: np.ndarray = action) -> None:
-            recorded._kitchen.step(action.copy())
+            recorded._env.step(action.copy())
             recorded._recorder.record_step(action)
 
         def off(action: np.ndarray = action) -> None:
-            plain._kitchen.step(action.copy())
+            plain._env.step(action.copy())
 
         for which in ((on, with_it), (off, without))[:: 1 if step % 2 else -1]:
             which[1].append(seconds(which[0]))
-    same = [env._kitchen.sim.data._data.qpos.tobytes() for env in (recorded, plain)]
+    same = [env._env.sim.data._data.qpos.tobytes() for env in (recorded, plain)]
     assert same[0] == same[1], "the two kitchens came apart"
     return row(f"{name} {index}", np.array(with_it), np.array(without))
 

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from safevla_bench.trajectory.batch import Batch
+from safevla_bench.signals import derive_signals
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import POSES, ROWS
@@ -195,3 +196,9 @@ def _contacts(draw: st.DrawFn, n: int, bodies: int) -> ContactList:
         force_n=np.array([row[2] for row in ordered], dtype=np.float64),
         impulse_ns=np.array(impulse, dtype=np.float64),
     )
+
+
+def derive(batch: Batch | Sequence[Batch], name: str) -> np.ndarray:
+    """Return one signal, [N], of a batch, or of several that are joined."""
+    joined = batch if isinstance(batch, Batch) else concatenate_batches(batch)
+    return derive_signals(joined, [name])[name]

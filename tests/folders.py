@@ -15,15 +15,12 @@ from safevla_bench.trajectory.batch import Batch
 
 def contents(folder: Path) -> dict[str, object]:
     """Every file, hidden ones too, by its path in the folder: its bytes; of run.json all but the facts of the day."""
-    held: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            held[str(path.relative_to(folder))] = path.read_bytes()
-    if "run.json" in held:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files: dict[str, object] = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    if "run.json" in files:
         description = json.loads((folder / "run.json").read_bytes())
-        description.pop("volatile", None)
-        held["run.json"] = description
-    return held
+        files["run.json"] = {name: value for name, value in description.items() if name != "volatile"}
+    return files
 
 
 def reseal(folder: Path) -> None:

@@ -37,8 +37,8 @@ def project_files() -> list[str]:
     """What git has or would add; without git, all but what is hidden or ignored."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     if shutil.which("git") and (ROOT / ".git").exists():
-        found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-        return [name for name in found if name and (ROOT / name).is_file()]
+        match = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        return [name for name in match if name and (ROOT / name).is_file()]
     every = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
     return [path.as_posix() for path in every if path.parts[0] in TOP and "__pycache__" not in path.parts]
 
@@ -120,23 +120,23 @@ def test_neither_is_larger_than_it_should_be(built, wheel):
     (archive,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
     assert archive.stat().st_size < WHEEL_MOST
     assert source.stat().st_size < SDIST_MOST
-    for one in wheel.infolist():
-        assert one.file_size < LARGE.get(one.filename, TEXT_MOST), one.filename
+    for member in wheel.infolist():
+        assert member.file_size < LARGE.get(member.filename, TEXT_MOST), member.filename
 
 
 def test_no_file_of_the_package_names_a_developer_s_machine(wheel):
     private = re.compile(rb"(?:/home/|/root/|/Users/|/work/|/tmp/|/opt/)\w")
     for name in wheel.namelist():
         if name not in LARGE:
-            found = private.search(wheel.read(name))
-            assert not found, f"{name}: {found[0]!r}"
+            match = private.search(wheel.read(name))
+            assert not match, f"{name}: {match[0]!r}"
 
 
 def test_the_metadata_names_the_licence_and_the_python_that_it_needs(wheel, checkout):
-    told = message_from_string(wheel.read(f"{NAME}.dist-info/METADATA").decode())
-    assert (told["Name"], told["Version"]) == ("safevla-bench", __version__)
-    assert (told["License-Expression"], told["License-File"]) == ("Apache-2.0", "LICENSE")
-    assert told["Requires-Python"] == ">=3.11"
+    metadata = message_from_string(wheel.read(f"{NAME}.dist-info/METADATA").decode())
+    assert (metadata["Name"], metadata["Version"]) == ("safevla-bench", __version__)
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert metadata["Requires-Python"] == ">=3.11"
     assert wheel.read(f"{NAME}.dist-info/licenses/LICENSE") == (checkout / "LICENSE").read_bytes()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import shlex
+import shutil
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -48,8 +50,8 @@ PLACES = {
     ("rollout/gym.py", "make_host"): USER,
     ("jobs/demo.py", "make_policy"): OWN,
     ("jobs/demo.py", "make_host"): OWN,
-    ("jobs/verify/replay_check.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
-    ("cli/frames.py", "make_host"): INSTALLED,
+    ("jobs/verify/replays.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
+    ("cli/pictures.py", "make_host"): INSTALLED,
     ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
     ("training/export.py", "make_host"): INSTALLED,  # export --cameras
     # Tags of hosts
@@ -85,13 +87,13 @@ def called_names(tree):
 
 def test_every_place_that_makes_code_of_a_name_is_known_and_says_how_files_are_kept_from_it():
     root, names = Path(safevla_bench.__file__).parent, {name for _, name in PLACES}
-    found = {
+    places = {
         (path.relative_to(root).as_posix(), name)
         for path in root.rglob("*.py")
         for name in called_names(ast.parse(path.read_text()))
         if name in names and (name != "load" or path.name == "plugins.py")
     }
-    assert found == set(PLACES)
+    assert places == set(PLACES)
 
 
 def test_each_policy_of_ours_is_data_or_code():
@@ -105,10 +107,16 @@ def test_each_policy_of_ours_is_data_or_code():
 # Each way from a file to code
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch, capsys):
-    """Return a folder with a run and a registration that name a call, which would leave `mark` behind."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A folder with a run and a registration that name a call, which would leave `mark` behind."""
+    folder = tmp_path_factory.mktemp("template")
+    with contextlib.chdir(folder):
+        write_call_files()
+    return folder
+
+
+def write_call_files() -> None:
     call = {"spec": "python:os:system", "arguments": {"command": "touch mark"}}
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--out", "run"]) == 0
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--dry-run", "--freeze", "r.json"]) == 0
@@ -121,8 +129,13 @@ def folder(tmp_path, monkeypatch, capsys):
     )
     table = f'policy = "{call["spec"]}"\npolicy-arg = ["command=touch mark"]\nhost = "fake"\nsuite = "fake"\ntask = "0"'
     Path("c.toml").write_text(table)
-    capsys.readouterr()
-    return tmp_path
+
+
+@pytest.fixture
+def folder(template, tmp_path, monkeypatch):
+    copy = shutil.copytree(template, tmp_path / "copy")
+    monkeypatch.chdir(copy)
+    return copy
 
 
 WAYS = [
@@ -221,16 +234,16 @@ def test_a_key_is_not_sent_to_a_server_that_a_file_names(monkeypatch):
 
 
 def test_arguments_of_a_plug_in_host_are_the_user_s_and_its_name_alone_is_not_code(monkeypatch, tmp_path):
-    made = []
+    calls = []
     point = EntryPoint(name="plug", value="host:make", group=hosts.GROUP)
     vars(point).update(dist=type("Distribution", (), {"name": "theirs"}))
     monkeypatch.setattr(plugins, "entry_points", lambda **named: [point])
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda **arguments: made.append(arguments))
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda **arguments: calls.append(arguments))
     hosts.make_host("plug", named_by=tmp_path)
     hosts.make_host("plug", {"assets": "x"})
     with pytest.raises(RunError, match=r"host plug\(assets='x'\)"):
         hosts.make_host("plug", {"assets": "x"}, named_by=tmp_path)
-    assert made == [{}, {"assets": "x"}]
+    assert calls == [{}, {"assets": "x"}]
     assert hosts.make_host("plug") is None
 
 

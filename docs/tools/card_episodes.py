@@ -23,7 +23,7 @@ from PIL import Image
 
 import safevla_bench as sb
 from safevla_bench import hosts
-from safevla_bench.explain.contributors import find_contributors
+from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.explain.trace import trace_formula
 from safevla_bench.interface.stage import StagingHost
 from safevla_bench.jobs import demo

@@ -12,8 +12,9 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+
+from made_page import run_script
 
 from safevla_bench import cli
 
@@ -43,14 +44,5 @@ def _capture_output(command: str) -> str:
     return "\n".join(lines[-int(tail or len(lines)) :])
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or check it; returns the exit code."""
-    made = build_page()
-    if list(arguments) == ["--check"]:
-        return 0 if PAGE.read_text(encoding="utf-8") == made else 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script(sys.argv[1:], PAGE, build_page))

@@ -14,13 +14,15 @@ import re
 import sys
 import tarfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
 from html import unescape
 from importlib import metadata
 from pathlib import Path
+
+from made_page import format_table, run_script
 
 ROOT = Path(__file__).parents[2]
 PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "tools" / "dependencies.toml"
@@ -96,16 +98,11 @@ def build_page() -> str:
     parts = [
         INTRODUCTION,
         "## What we ask for",
-        _table(("Package", "Version", "Licence", "Released", "Part of", "Pinned for", "What for"), rows),
+        format_table(("Package", "Version", "Licence", "Released", "Part of", "Pinned for", "What for"), rows),
         "## What these bring with them",
-        _table(("Package", "Version", "Licence", "Pinned for"), rest),
+        format_table(("Package", "Version", "Licence", "Pinned for"), rest),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # Facts that are missing
@@ -237,21 +234,5 @@ def _lines(values: Mapping[str, str]) -> list[str]:
     return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or check it; returns the exit code."""
-    if list(arguments) == ["--check"]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == build_page():
-            return 0
-        print(f"{PAGE.name} is out of date: run python docs/tools/dependencies.py --update", file=sys.stderr)
-        return 1
-    if list(arguments) not in ([], ["--update"]):
-        print("usage: python docs/tools/dependencies.py [--update | --check]", file=sys.stderr)
-        return 2
-    if arguments:
-        update_facts()
-    PAGE.write_text(build_page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script(sys.argv[1:], PAGE, build_page, update_facts))

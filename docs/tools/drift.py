@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from drift_episodes import CAREFUL_TASKS, INIT_STATES, STILL_STEPS, SUITES, Measurement
+from made_page import format_table
 from PIL import Image
 
 from safevla_bench.files import write_atomically
@@ -320,9 +321,9 @@ def _by_version(versions: Sequence[VersionRow]) -> Iterator[str]:
         "`noop` is unsafe from",
         "It violates",
     )
-    yield _table(heads, [_motion_cells(version) for version in versions])
+    yield format_table(heads, [_motion_cells(version) for version in versions])
     heads = ("MuJoCo", "Picture differs by", "Careful: successful", "Careful: safe")
-    yield _table(heads, [_policy_cells(version) for version in versions])
+    yield format_table(heads, [_policy_cells(version) for version in versions])
     crashed = [f"{version.crashed} under {version.mujoco}" for version in versions if version.crashed]
     yield f"Crashed episodes: {', '.join(crashed) or 'none'}."
 
@@ -361,7 +362,7 @@ def _moving_tasks(versions: Sequence[VersionRow]) -> Iterator[str]:
     )
     names = _in_order({task.name for version in versions for task in version.moving})
     rows = [(name, *(_motion(version.find_task(name)) for version in versions)) for name in names]
-    yield _table(("Task", *(version.mujoco for version in versions)), rows) if rows else "None."
+    yield format_table(("Task", *(version.mujoco for version in versions)), rows) if rows else "None."
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
@@ -381,7 +382,7 @@ def _pictures(versions: Sequence[VersionRow]) -> Iterator[str]:
         "average [grey levels of 255]."
     )
     rows = [(suite, *(_suite_picture(version, suite) for version in versions)) for suite in SUITES]
-    yield _table(("Suite", *(version.mujoco for version in versions)), rows)
+    yield format_table(("Suite", *(version.mujoco for version in versions)), rows)
 
 
 def _suite_picture(version: VersionRow, suite: str) -> str:
@@ -405,7 +406,7 @@ def _careful(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## Careful, task by task"
     names = _in_order({task.name for version in versions for task in version.tasks if task.careful})
     rows = [(name, *(_careful_end(version.find_task(name)) for version in versions)) for name in names]
-    yield _table(("Task", *(version.mujoco for version in versions)), rows)
+    yield format_table(("Task", *(version.mujoco for version in versions)), rows)
 
 
 def _careful_end(task: TaskRow | None) -> str:
@@ -421,7 +422,7 @@ def _careful_end(task: TaskRow | None) -> str:
 
 def _claims(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## What others reported, and what was seen here"
-    yield _table(
+    yield format_table(
         ("Thread", "It reports", "Seen here", ""),
         [_ramekin(versions), _slide(versions), _darker(versions), _rate(versions)],
     )
@@ -500,11 +501,6 @@ def _all(checks: Iterable[bool]) -> bool | None:
 
 def _verdict(holds: bool | None) -> str:
     return {True: "confirmed", False: "not confirmed", None: "not measured"}[holds]
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def load_measurements() -> Measurements:

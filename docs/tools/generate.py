@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from made_page import format_table, run_script
+
 from safevla_bench import tasks
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats, loader
@@ -17,6 +19,7 @@ from safevla_bench.specs.file_formats import BUILT_IN, built_in_tags
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks import TaskListing
 from safevla_bench.tasks import loader as tasks_loader
+from safevla_bench.tasks.entries import Benchmark
 from safevla_bench.text import append_unit, display_unit, format_compact
 
 PAGE = Path(__file__).parents[1] / "specifications.md"
@@ -49,6 +52,14 @@ HOST_LIMITS = """\
 The paper's forces are a proxy for simulators, anchored to ISO/TS 15066, on the arms of LIBERO and RoboCasa-365. A suite
 of another kind names the library with the limits made for it. It is taken where no `--library` is named, and every
 output names it. [How such limits are chosen](limits.md).
+"""
+
+
+SUITES = """\
+## Suites
+
+In how many tasks of a suite each scored specification applies. `safevla tasks --suite NAME` lists its tasks:
+instruction, template, tags, what applies, and why the rest does not.
 """
 
 
@@ -155,69 +166,47 @@ def _mechanisms() -> Iterator[str]:
     )
 
 
-# Tasks
+# Suites
 
 
 def _suites() -> Iterator[str]:
     registry = tasks_loader.registry()
-    yield "## Tasks"
-    for suite in registry.benchmarks.values():
-        if suite.host in TEST_HOSTS:
-            continue
-        yield f"### {suite.name}"
+    suites = [suite for suite in registry.benchmarks.values() if suite.host not in TEST_HOSTS]
+    yield SUITES
+    own = [suite for suite in suites if suite.same_tasks_as is None and suite.same_tags_as is None]
+    specs = [spec.spec_id for spec in loader.library("default").safe]
+    heads = ("Suite", "Tasks", "Capabilities", "Scored, mean", *map(_code, specs))
+    yield _table(heads, [_suite(tasks.task_listings(registry, benchmark=suite.name), suite, specs) for suite in own])
+    yield "\n".join(_namesakes(suites))
+
+
+def _suite(rows: Sequence[TaskListing], suite: Benchmark, specs: Sequence[str]) -> tuple[str, ...]:
+    active = [name.split("@")[0] for row in rows for name in row["active_specs"]]
+    counts = [active.count(name) for name in specs]
+    shares = ["all" if count == len(rows) else str(count or "—") for count in counts]
+    mean = format_compact(round(len(active) / len(rows), 2))
+    return (_code(suite.name), str(len(rows)), _code(suite.capabilities), mean, *shares)
+
+
+def _namesakes(suites: Sequence[Benchmark]) -> Iterator[str]:
+    for suite in suites:
         if suite.same_tasks_as is not None:
-            yield f"Another name of `{suite.same_tasks_as}`: the same tasks."
-            continue
-        if suite.same_tags_as is not None:
-            which = f" {', '.join(map(_code, suite.task_ids))}." if suite.task_ids else ""
-            yield f"The tags of `{suite.same_tags_as}`, task by task.{which}"
-            continue
-        rows = tasks.task_listings(registry, benchmark=suite.name)
-        yield _summary(rows, suite.capabilities)
-        common = _common(rows)
-        yield _table(("Task", "Instruction", "Template", "Object tags", "Applies besides"), _tasks(rows, common))
+            yield f"- `{suite.name}` is another name of `{suite.same_tasks_as}`."
+    names = sorted({suite.same_tags_as for suite in suites if suite.same_tags_as is not None})
+    for name in names:
+        copies = [_with_size(suite) for suite in suites if suite.same_tags_as == name]
+        yield f"- The tags of `{name}`, task by task: {', '.join(copies)}."
 
 
-def _common(rows: Sequence[TaskListing]) -> list[str]:
-    return [one for one in rows[0]["active_specs"] if all(one in row["active_specs"] for row in rows)]
-
-
-def _summary(rows: Sequence[TaskListing], capabilities: str) -> str:
-    mean = sum(len(row["active_specs"]) for row in rows) / len(rows)
-    nowhere = [name for name in rows[0]["inactive_specs"] if all(name in row["inactive_specs"] for row in rows)]
-    size = (
-        f"{len(rows)} tasks, {format_compact(round(mean, 2))} scored specifications on average; "
-        f"capabilities `{capabilities}`."
-    )
-    everywhere = f"- In every task: {_codes(_common(rows)) or 'none'}."
-    return "\n".join([size, "", everywhere, *(f"- In none: `{k}`: {'; '.join(_reasons(rows, k))}." for k in nowhere)])
-
-
-def _reasons(rows: Sequence[TaskListing], name: str) -> list[str]:
-    """Why a specification applies in no task; each reason once, the tasks counted where they differ."""
-    given = [row["inactive_specs"][name] for row in rows]
-    distinct = list(dict.fromkeys(given))
-    return distinct if len(distinct) == 1 else [f"{one} ({_count(given.count(one))})" for one in distinct]
-
-
-def _count(count: int) -> str:
-    return f"{count} task{'' if count == 1 else 's'}"
-
-
-def _tasks(rows: Sequence[TaskListing], common: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for row in rows:
-        template = row["template"] if "template" in row else " + ".join(row["components"])
-        described = "; ".join(f"`{tag}`: {why}" for tag, why in row["object_tags"].items())
-        besides = [name for name in row["active_specs"] if name not in common]
-        yield row["task_id"], row["instruction"] or "", template, described, _codes(besides)
+def _with_size(suite: Benchmark) -> str:
+    return f"{_code(suite.name)} ({len(suite.task_ids)} tasks)" if suite.task_ids else _code(suite.name)
 
 
 # Markdown
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") or "—" for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return format_table(heads, ([cell or "—" for cell in row] for row in rows))
 
 
 def _code(name: str) -> str:
@@ -232,20 +221,5 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or check it; returns the exit code."""
-    made = build_page()
-    if list(arguments) == ["--check"]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made:
-            return 0
-        print(f"{PAGE.name} is out of date: run python docs/tools/generate.py", file=sys.stderr)
-        return 1
-    if arguments:
-        print("usage: python docs/tools/generate.py [--check]", file=sys.stderr)
-        return 2
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script(sys.argv[1:], PAGE, build_page))

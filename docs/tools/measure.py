@@ -23,6 +23,9 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
+from made_page import format_table
+
 from safevla_bench import hosts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -33,7 +36,8 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.sources.runs.sources import open_source
-from safevla_bench.statistics.intervals import newcombe_interval, wilson_interval
+from safevla_bench.statistics.intervals import wilson_interval
+from safevla_bench.statistics.strata import mean_rate_difference_interval
 from safevla_bench.text import format_interval, format_percent
 
 PAGE = Path(__file__).parents[1] / "measured.md"
@@ -56,39 +60,35 @@ MISSING = "not measured"
 INTRODUCTION = """\
 # What the scripted policies reach
 
-This page is written by `make measure`; do not edit it. Both policies see the simulator's state, which no real robot
-has, and follow one script: they are no baseline for a learned policy. They show that a benchmark of success alone
-cannot tell them apart as well as the judge can, and that its specifications can be met.
+This page is written by `make measure`; do not edit it. Both policies see the simulator's state and follow one script,
+so they are not a baseline for a learned policy. They show what success alone does not, and that specifications
+can be met.
 
 Every task is rolled out from its first five initial states under the preset `safevla-bench`, judged by the default
-library. In brackets: Wilson's 95 % interval. `n of 5` counts episodes; the last column counts the episodes that
-violate a specification, and an episode can violate several. The same versions on the same processor give the same page;
-another processor rounds differently, and an episode that stands on the edge may fall to the other side.
+library. In brackets: Wilson's 95 % interval. The tables of tasks leave out a policy that succeeded safely in all five
+episodes; the last column counts episodes, which may violate several specifications. Another processor rounds
+differently, and may turn an episode on the edge.
 """
 
 NOTES = {
     "libero-goal": """\
-Out of the script's reach is task 5, to push a plate: it is wide and flat, the fingers fit nowhere, and the arm holds
-still. In task 3 the careful policy draws the drawer and carries the bowl, and the horizon of 300 steps ends before it
-can let go.
+The script cannot push the plate of task 5. In task 3 the horizon of 300 steps ends before the careful policy lets go.
 """,
     "libero-10": """\
-In tasks 0, 1 and 7 the initial states overlap what they stand on, and throw ketchup, milk and juice up. Under MuJoCo
-3.2.3 they lie still when the ten settling steps end; under 3.4 and newer they do not
-([simulator-versions.md](simulator-versions.md)). Out of the script's reach is the mug in task 9: the microwave has a
-roof, and the hand points down; the door is shut without it.
+In tasks 0, 1 and 7 objects overlap at the start and are thrown up. Under MuJoCo 3.2.3 they lie still after the ten
+settling steps, under 3.4 and newer they do not ([simulator-versions.md](simulator-versions.md)). The script cannot put
+the mug of task 9 under the microwave's roof.
 """,
 }
 """What a reader should know beside the numbers."""
 
 
 PERTURBED_INTRODUCTION = """\
-LIBERO-PRO changes one thing of each task: where objects stand, their looks and sizes, the words, or what is asked for.
-The scripts read the goal and the simulator's state, so that words cannot mislead them: `-lan` is a control. Each task
-once, from its first initial state; the suites as they are five times, in the table above. Changes are against these, in
+LIBERO-PRO changes one thing of each task. The scripts read the goal and the simulator's state, so words cannot mislead
+them: `-lan` is a control. Each task once, from its first initial state. Changes are against the suites above, in
 percentage points with Newcombe's 95 % interval.
 """
-PERTURBED_BY_SUITE = "Ten tasks a suite, an episode each:"
+PERTURBED_BY_SUITE = "Ten tasks a suite, an episode each; how many of the ten:"
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
         "SR by points",
         "Safety by points",
     )
-    yield _table(heads, rows)
+    yield format_table(heads, rows)
     yield f"Lower by an interval that excludes zero, each by itself: {', '.join(fallen) or 'nothing'}."
 
 
@@ -256,7 +256,7 @@ WORDS = {"SR": "success", "Safety": "safe"}
 def _change(counts: Counts, usual: Counts, name: str) -> tuple[float, float, float]:
     """A proportion's change in points, and its interval."""
     count, before = getattr(counts, name), getattr(usual, name)
-    interval = newcombe_interval(count, counts.n, before, usual.n)
+    interval = mean_rate_difference_interval(*(np.array([number]) for number in (count, counts.n, before, usual.n)))
     assert interval is not None
     return 100 * (count / counts.n - before / usual.n), 100 * interval.low, 100 * interval.high
 
@@ -281,11 +281,17 @@ def _perturbed_table(whole: Mapping[tuple[str, str], Counts]) -> str:
         cells = []
         for policy in (*POLICIES, IDLE):
             counts = whole.get((policy, suite))
-            cells += [f"{value} of {counts.n}" for value in (counts.success, counts.safe)] if counts else [MISSING] * 2
+            cells += (
+                [_count_of(value, counts.n) for value in (counts.success, counts.safe)] if counts else [MISSING] * 2
+            )
         rows.append((suite, *cells))
     names = [policy.partition(":")[2] or policy for policy in (*POLICIES, IDLE)]
     heads = [f"{name}: {word}" for name in names for word in ("successful", "safe")]
-    return _table(("Suite", *heads), rows)
+    return format_table(("Suite", *heads), rows)
+
+
+def _count_of(value: int, n: int) -> str:
+    return str(value) if n == 10 else f"{value} of {n}"
 
 
 def renew_section(page: str, section: str) -> str:
@@ -312,7 +318,7 @@ def _suites(summaries: Sequence[Summary]) -> str:
         for one in summaries
         if one.suite == suite
     ]
-    return _table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
+    return format_table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
 
 
 def _rate(rate: Rate) -> str:
@@ -324,12 +330,11 @@ def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
     instructions = {task.task_id: task for task in hosts.make_host(HOST).tasks(suite)}
     rows = []
     for (task_id, task), policy in product(instructions.items(), POLICIES):
-        own = [one for one in episodes if one.task_id == task_id and one.policy == policy]
-        name = f"{task.index} {task.instruction}" if policy == POLICIES[0] else ""
-        rows.append(
-            (name, _code(policy), _count(one.success for one in own), _count(one.safe for one in own), _why(own))
-        )
-    yield _table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
+        own = [row for row in episodes if row.task_id == task_id and row.policy == policy]
+        if not own or not all(row.success and row.safe for row in own):
+            counts = (_count(row.success for row in own), _count(row.safe for row in own))
+            rows.append((f"{task.index} {task.instruction}", _code(policy), *counts, _why(own)))
+    yield format_table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
 
 
 def _count(flags: Iterator[bool]) -> str:
@@ -345,16 +350,11 @@ def _why(episodes: Sequence[EpisodeScore]) -> str:
 
 def _versions() -> str:
     found = {"Python": platform.python_version(), **hosts.make_host(HOST).versions()}
-    return _table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
+    return format_table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _code(name: str) -> str:
     return f"`{name}`"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_perturbed(out: Path, *, keep: bool, roll: bool) -> None:

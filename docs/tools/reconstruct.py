@@ -6,11 +6,13 @@ With --check nothing is written: the exit code is 1 where the page is out of dat
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, log10, prod
 from pathlib import Path
+
+from made_page import format_table, run_script
 
 from safevla_bench import tasks
 from safevla_bench.report.published import PAPER, PublishedCell, PublishedVariant, load_published, matching_counts
@@ -163,12 +165,6 @@ def greatest_vsi_at_100_newton(severe: int) -> Fraction:
 # The page
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
 def percent(share: Fraction, digits: int = 1) -> str:
     """Return a share in percent."""
     return format_fixed(100 * share, digits)
@@ -220,7 +216,7 @@ def self_collision_section() -> str:
 **Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10 lists every
 clause that an unsafe success violated, and self-collision is in no cell.
 
-{table(("Policy", "Suite", "Successes", "Failures", "Episodes with self-collision", "Of these successes"), rows)}
+{format_table(("Policy", "Suite", "Successes", "Failures", "Episodes with self-collision", "Of these successes"), rows)}
 
 **It follows** that all {total} fell on failures. If success had nothing to do with it, the chance of that would be
 10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it does happen in successes: {casa}
@@ -279,7 +275,7 @@ def arm_furniture_section() -> str:
 ## {names} never strike furniture with the arm
 **Printed.** Table 8, RoboCasa-365, 900 episodes each:
 
-{table(("Policy", "Episodes above 200 N, any contact", "Episodes above 200 N, arm and furniture", "%"), rows)}
+{format_table(("Policy", "Episodes above 200 N, any contact", "Episodes above 200 N, arm and furniture", "%"), rows)}
 
 **It follows** that in none of the {hard} hard episodes of {names} the arm strikes furniture. The other two
 policies have {percent(share, 0)} % as many such episodes as hard ones; in that proportion it would be about {like}.
@@ -312,7 +308,7 @@ def goal_section() -> str:
 **Printed.** Table 7's Goal rows have values for three clauses and dashes for the rest. Appendix D gives Goal {mean}
 active clauses on average, which takes {tasks_of_ten}.
 
-{table((*heads, "Displacement on other suites"), rows)}
+{format_table((*heads, "Displacement on other suites"), rows)}
 
 **It follows** that the printed three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
 of them (Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
@@ -408,14 +404,5 @@ for instance, would be one in every episode.
 **Here** run `noop` beside your policies. Limits that a scene breaks by itself are then named in every report."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or check it; returns the exit code."""
-    made = build_page()
-    if list(arguments) == ["--check"]:
-        return 0 if PAGE.read_text(encoding="utf-8") == made else 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script(sys.argv[1:], PAGE, build_page))

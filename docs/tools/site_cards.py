@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from made_page import format_table
 from site_examples import Example, Kind, find_examples, read_measured
-from site_reference import escape_markdown, table
+from site_reference import escape_markdown
 
 import safevla_bench as sb
 from safevla_bench import tasks
@@ -45,7 +46,7 @@ def build_cards() -> dict[str, str]:
         "# A card for each specification\n\nScored specifications decide Safe, Safety, SBU and VSI. Diagnostics are "
         "reported beside them and are in no score. Each card has a recorded episode that breaks the specification, "
         "where there is one, and one that does not.\n\n"
-        f"{table(('Specification', '', 'Limit', 'A violation means'), rows)}\n\n"
+        f"{format_table(('Specification', '', 'Limit', 'A violation means'), rows)}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
     )
     return {"cards": index, **{f"cards/{spec.spec_id}": build_card(library, spec) for spec in cards}}
@@ -58,7 +59,7 @@ def build_card(library: Library, spec: Spec) -> str:
         f"# {spec.spec_id}",
         f"{escape_markdown(spec.rationale)} {tier}; axis *{TITLES[spec.axis].lower()}*.",
         f"```text\n{spec.stl}\n```",
-        table(("", "Limit", "Severe", "Depth is 1 at"), list(_numbers(library, spec))),
+        format_table(("", "Limit", "Severe", "Depth is 1 at"), list(_numbers(library, spec))),
         f"Source: {escape_markdown(spec.source)}.",
         "## The signal",
         *(_signal(name) for name in sorted(spec.signals)),
@@ -149,7 +150,7 @@ def _applicability(library: Library, spec: Spec) -> Iterator[str]:
         if spec.tier == "safe" and listings:
             rows.append((f"`{benchmark.name}`", f"{active} of {len(listings)}"))
     if rows:
-        yield table(("Suite", "Tasks where it applies"), rows)
+        yield format_table(("Suite", "Tasks where it applies"), rows)
 
 
 def _tags(library: Library, names: Sequence[str]) -> str:
@@ -164,7 +165,7 @@ def _frequency(spec: Spec) -> str:
         (f"`{policy}`", str(broken), str(judged), str(measured["policies"][policy]))
         for policy, (broken, judged) in counts["policies"].items()
     ]
-    parts = [table(("Policy", "Break it", "Judged", "Episodes"), rows), _frequency_remark(counts["full"])]
+    parts = [format_table(("Policy", "Break it", "Judged", "Episodes"), rows), _frequency_remark(counts["full"])]
     if spec.tier == "safe":
         parts.append(_measured_remark(spec))
     return "\n\n".join(parts)

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import msgspec
+from made_page import format_table
 
 from safevla_bench.cli import GROUPS, safevla
 from safevla_bench.cli.options import Command
@@ -167,14 +168,14 @@ def record_page() -> str:
             (f"`{key}`", _schema_type(value), "yes" if key in block.get("required", ()) else "", _meaning(name, key))
             for key, value in block["properties"].items()
         ]
-        parts += [f"## {text}", block["description"], table(("Field", "Type", "Required", "Meaning"), rows)]
+        parts += [f"## {text}", block["description"], format_table(("Field", "Type", "Required", "Meaning"), rows)]
     rows = [(f"`{spec.name}`", f"[{', '.join(map(str, spec.shape))}]", spec.unit or "—") for spec in CHANNELS]
     parts += [
         "## Channels",
         "The same values as arrays, in memory and in `.npz`. n records, P and Q bodies with positions and "
         "orientations, V bodies whose tracking can fail, J joints, A numbers of an action, S numbers of a simulator "
         "state, C contacts.",
-        table(("Channel", "Shape", "Unit"), rows),
+        format_table(("Channel", "Shape", "Unit"), rows),
         "## As JSON Schema",
         f"```json\n{json.dumps(schema, indent=1)}\n```",
     ]
@@ -208,16 +209,16 @@ def files_page() -> str:
     from safevla_bench.hosts.protocols import EvaluationProtocol, Inference
     from safevla_bench.policies.servers import dialects, entries
     from safevla_bench.specs import file_formats as spec_files
-    from safevla_bench.specs import loader as spec_loader
     from safevla_bench.tasks import file_formats as task_files
+    from safevla_bench.tasks.entries import BenchmarkRow, GoalBodies
 
     tables: dict[str, Iterable[type]] = {
         "Specifications: `--library`, `--rules`": (
-            spec_files.LibraryFile, spec_loader.SpecRow, spec_loader.AlternateRow, spec_files.LimitRow,
+            spec_files.LibraryFile, spec_files.SpecRow, spec_files.AlternateRow, spec_files.LimitRow,
         ),
         "Tasks and tags: `--rules`": (
-            task_files.RegistryFile, task_files.BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,
-            task_files.TaskRow, task_files.TaskFamilyRow, task_files.GoalBodiesRow,
+            task_files.RegistryFile, BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,
+            task_files.TaskRow, task_files.TaskFamilyRow, GoalBodies,
         ),
         "Protocols: `--protocol`": (EvaluationProtocol, Inference),
         "Dialects: `--policy-arg dialect=`": (dialects.DialectFile, dialects.RequestEntry, dialects.ReplyArray),
@@ -245,7 +246,7 @@ def struct_table(struct: type) -> str:
         )
         for field in fields
     ]
-    return table(("Key", "Type", "Default", "Meaning"), rows)
+    return format_table(("Key", "Type", "Default", "Meaning"), rows)
 
 
 def _type_name(kind: Any) -> str:
@@ -286,7 +287,7 @@ def run_folder_page() -> str:
 
     known = KEYS["run_folder"]
     parts = ["# The run folder", known["introduction"], "## Files"]
-    parts.append(table(("File", "Content"), [(f"`{name}`", text) for name, text in known["files"].items()]))
+    parts.append(format_table(("File", "Content"), [(f"`{name}`", text) for name, text in known["files"].items()]))
     parts += [
         "A folder of `safevla_recorder.loop.record` has `run.json` and `raw/` alone. There NNNNNN counts the episodes "
         "in the order in which they ended, and the files stay.",
@@ -305,7 +306,7 @@ def run_folder_page() -> str:
 
 
 def _key_table(name: str) -> str:
-    return table(("Key", "Meaning"), [(f"`{key}`", text) for key, text in KEYS[name].items()])
+    return format_table(("Key", "Meaning"), [(f"`{key}`", text) for key, text in KEYS[name].items()])
 
 
 # Exit codes
@@ -319,11 +320,4 @@ def exit_code_page() -> str:
         name: getattr(cli, name) for name in ("OK", "GATE_FAILED", "USER_ERROR", "UNDECIDED", "CRASHED", "INTERRUPTED")
     }
     rows = [(str(code), KEYS["exit_codes"][name]) for name, code in codes.items()]
-    return f"# Exit codes\n\n{KEYS['exit_codes']['introduction']}\n\n{table(('Code', 'Meaning'), rows)}\n"
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table in Markdown."""
-    heads = list(heads)
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"# Exit codes\n\n{KEYS['exit_codes']['introduction']}\n\n{format_table(('Code', 'Meaning'), rows)}\n"

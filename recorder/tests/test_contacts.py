@@ -32,21 +32,37 @@ def counted(filtered: ContactFilter, *substeps: tuple[tuple[int, int], ...]) -> 
     return filtered.mark_counted(touches(*substeps)).tolist()
 
 
-def test_a_pair_resting_in_record_0_does_not_count_while_it_stays():
-    resting = filter_of((TABLE, BOWL_A))
-    assert counted(resting, ((TABLE, BOWL_A),), ((TABLE, BOWL_A),)) == [False, False]
+TABLE_BOWL, LINKS = (TABLE, BOWL_A), (LINK_1, LINK_2)
+RULES = {
+    "a resting pair does not count while it stays": ([TABLE_BOWL], [[TABLE_BOWL], [TABLE_BOWL]], [False, False]),
+    "it counts when it forms again": (
+        [TABLE_BOWL],
+        [[TABLE_BOWL], [], [TABLE_BOWL], [TABLE_BOWL]],
+        [False, True, True],
+    ),
+    "another geom of the same body counts": ([TABLE_BOWL], [[TABLE_BOWL, (TABLE, BOWL_B)]], [False, True]),
+    "the order of geoms does not matter": ([TABLE_BOWL], [[(BOWL_A, TABLE)]], [False]),
+    "robot contacts with anything else count": ([(LINK_1, TABLE)], [[(LINK_1, TABLE)]], [True]),
+    "robot links touching in record 0 never count": ([LINKS], [[LINKS], [], [LINKS[::-1]]], [False, False]),
+    "robot links apart in record 0 count": ([], [[LINKS]], [True]),
+    "fingers of one gripper never count": ([], [[(LEFT, RIGHT), (RIGHT, LEFT)]], [False, False]),
+    "fingers that touched never count": ([(LEFT, RIGHT)], [[], [(LEFT, RIGHT)]], [False]),
+    "geoms of one body never count": ([], [[(BOWL_A, BOWL_B)]], [False]),
+    "geoms of one body that touched never count": ([(BOWL_A, BOWL_B)], [[], [(BOWL_A, BOWL_B)]], [False]),
+    "a finger on another link counts": ([], [[(LEFT, LINK_1)]], [True]),
+}
 
 
-def test_a_pair_that_separated_counts_when_it_forms_again_judged_at_substeps():
-    resting = filter_of((TABLE, BOWL_A))
-    assert counted(resting, ((TABLE, BOWL_A),), (), ((TABLE, BOWL_A),)) == [False, True]
-    assert counted(resting, ((TABLE, BOWL_A),)) == [True], "it stays released in later blocks"
+@pytest.mark.parametrize(("first", "substeps", "expected"), RULES.values(), ids=RULES)
+def test_what_counts_follows_from_the_contacts_of_record_0(first, substeps, expected):
+    assert counted(filter_of(*first), *substeps) == expected
 
 
-def test_separation_at_the_end_of_a_block_is_remembered_in_the_next():
-    resting = filter_of((TABLE, BOWL_A), (TABLE, PLATE))
-    assert counted(resting, ((TABLE, PLATE), (TABLE, BOWL_A)), ((TABLE, PLATE),)) == [False, False, False]
-    assert counted(resting, ((TABLE, BOWL_A), (TABLE, PLATE))) == [True, False]
+def test_what_was_released_or_separated_in_a_block_is_remembered_in_the_next():
+    resting = filter_of(TABLE_BOWL, (TABLE, PLATE))
+    assert counted(resting, ((TABLE, PLATE), TABLE_BOWL), ((TABLE, PLATE),)) == [False, False, False]
+    assert counted(resting, (TABLE_BOWL, (TABLE, PLATE))) == [True, False]
+    assert counted(resting, (TABLE_BOWL,)) == [True]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 5), st.lists(st.integers(1, 29), max_size=4))
@@ -60,41 +76,10 @@ def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(to
         released = released or away >= apart
     resting = filter_of((TABLE, BOWL_A), apart=apart)
     edges = sorted({0, len(touching), *(cut for cut in cuts if cut < len(touching))})
-    found = []
+    kept = []
     for start, end in zip(edges, edges[1:]):
-        found += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
-    assert found == expected
-
-
-def test_pairs_are_judged_by_geom_so_another_geom_of_the_same_body_counts():
-    resting = filter_of((TABLE, BOWL_A))
-    assert counted(resting, ((TABLE, BOWL_A), (TABLE, BOWL_B))) == [False, True]
-
-
-def test_the_order_of_geoms_in_a_contact_does_not_matter():
-    resting = filter_of((TABLE, BOWL_A))
-    assert counted(resting, ((BOWL_A, TABLE),)) == [False]
-
-
-def test_robot_contacts_with_anything_else_count_from_the_start():
-    assert counted(filter_of((LINK_1, TABLE)), ((LINK_1, TABLE),)) == [True]
-
-
-def test_robot_links_touching_in_record_0_never_count():
-    mechanical = filter_of((LINK_1, LINK_2))
-    assert counted(mechanical, ((LINK_1, LINK_2),), (), ((LINK_2, LINK_1),)) == [False, False]
-
-
-def test_robot_links_apart_in_record_0_count():
-    assert counted(filter_of(), ((LINK_1, LINK_2),)) == [True]
-
-
-def test_fingers_of_one_gripper_and_geoms_of_one_body_never_count():
-    assert counted(filter_of(), ((LEFT, RIGHT), (RIGHT, LEFT), (BOWL_A, BOWL_B))) == [False, False, False]
-
-
-def test_a_finger_on_another_link_counts():
-    assert counted(filter_of(), ((LEFT, LINK_1),)) == [True]
+        kept += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
+    assert kept == expected
 
 
 def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():
@@ -135,11 +120,6 @@ def test_the_filter_is_the_rule_wherever_blocks_are_cut(first, substeps, cut):
 def test_the_rule_itself_sees_a_wrong_filter():
     """The oracle above distinguishes resting from counted."""
     assert plain([(TABLE, BOWL_A)], [((TABLE, BOWL_A),), (), ((TABLE, BOWL_A),)]) == [False, True]
-
-
-@pytest.mark.parametrize("pair", [(LEFT, RIGHT), (BOWL_A, BOWL_B)])
-def test_what_never_counts_does_not_when_it_touched_in_record_0_either(pair):
-    assert counted(filter_of(pair), (), (pair,)) == [False]
 
 
 def test_parts_of_one_fixture_never_count_resting_or_apart_and_are_dropped_by_pairs():

@@ -97,9 +97,9 @@ def test_without_a_seed_or_initial_state_the_record_says_where_fixtures_stand_an
         cutter.after_step(False)
     cutter.stop("enough")
     files = [np.load(io.BytesIO(content)) for _, content in kept]
-    told = ["extra" in file and json.loads(file["extra"].tobytes())["header"] for file in files]
-    assert list(told[0]["fixtures"]) == ["shelf"]
-    assert told[1] is False  # there are both a seed and an initial state
+    headers = ["extra" in file and json.loads(file["extra"].tobytes())["header"] for file in files]
+    assert list(headers[0]["fixtures"]) == ["shelf"]
+    assert headers[1] is False  # there are both a seed and an initial state
     assert [row.episode_id for row, _ in kept] == [f"mine/b/t/worker_3/ep_00{k}" for k in range(2)]
 
 

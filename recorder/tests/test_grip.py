@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from safevla_recorder.contacts import NOTHING, gripped_bodies
 from safevla_recorder.mujoco.contacts import ConstraintContacts
@@ -25,36 +26,24 @@ def held(*substeps, instants=None):
     return gripped_bodies(touches, ends, FINGERS, PLACE, ROBOT).tolist()
 
 
-def test_both_fingers_on_one_body_grip_it_whichever_order_and_geom():
-    assert held([(PAD_L, CAN, 1), (CAN, PAD_R, 2)]) == [CAN_BODY]
-    assert held([(TIP_L, BOX_A, 1), (BOX_B, PAD_R, 2)]) == [BOX]
+BOTH = [(PAD_L, CAN, 3), (PAD_R, CAN, 3), (PAD_L, BOX_A, 1), (PAD_R, BOX_A, 4)]
+GRIPS = {
+    "both fingers on one body, in either order": ([[(PAD_L, CAN, 1), (CAN, PAD_R, 2)]], [CAN_BODY]),
+    "on different geoms of it": ([[(TIP_L, BOX_A, 1), (BOX_B, PAD_R, 2)]], [BOX]),
+    "one finger with two contacts": ([[(PAD_L, CAN, 1), (TIP_L, CAN, 2)]], [NOTHING]),
+    "fingers on different bodies": ([[(PAD_L, CAN, 1), (PAD_R, BOX_A, 2)]], [NOTHING]),
+    "finger on finger": ([[(PAD_L, PAD_R, 5), (PAD_R, PAD_L, 5)]], [NOTHING]),
+    "fingers on a link": ([[(PAD_L, LINK, 5), (PAD_R, LINK, 5)]], [NOTHING]),
+    "only the last substep counts": ([[(PAD_L, CAN, 1), (PAD_R, CAN, 2)], [(PAD_L, CAN, 1)]], [NOTHING]),
+    "of two bodies that with the largest contact": ([BOTH], [BOX]),
+    "or the other": ([[(a, b, 7 if b == CAN else force) for a, b, force in BOTH]], [CAN_BODY]),
+    "of equal bodies the first by name": ([[(a, b, 3) for a, b, _ in BOTH]], [BOX]),
+}
 
 
-def test_one_finger_is_no_grip_even_with_two_contacts():
-    assert held([(PAD_L, CAN, 1), (TIP_L, CAN, 2)]) == [NOTHING]
-
-
-def test_fingers_on_different_bodies_are_no_grip():
-    assert held([(PAD_L, CAN, 1), (PAD_R, BOX_A, 2)]) == [NOTHING]
-
-
-def test_finger_on_finger_and_fingers_on_a_link_are_no_grip():
-    assert held([(PAD_L, PAD_R, 5), (PAD_R, PAD_L, 5)]) == [NOTHING]
-    assert held([(PAD_L, LINK, 5), (PAD_R, LINK, 5)]) == [NOTHING]
-
-
-def test_only_the_last_substep_counts():
-    assert held([(PAD_L, CAN, 1), (PAD_R, CAN, 2)], [(PAD_L, CAN, 1)]) == [NOTHING]
-
-
-def test_of_two_bodies_the_one_with_the_largest_finger_contact_is_gripped():
-    both = [(PAD_L, CAN, 3), (PAD_R, CAN, 3), (PAD_L, BOX_A, 1), (PAD_R, BOX_A, 4)]
-    assert held(both) == [BOX]
-    assert held([(a, b, 7 if b == CAN else f) for a, b, f in both]) == [CAN_BODY]
-
-
-def test_of_equal_bodies_the_first_by_name_is_gripped():
-    assert held([(PAD_L, CAN, 3), (PAD_R, CAN, 3), (PAD_L, BOX_A, 3), (PAD_R, BOX_A, 3)]) == [BOX]
+@pytest.mark.parametrize(("substeps", "expected"), GRIPS.values(), ids=GRIPS)
+def test_what_both_finger_groups_touch_is_gripped(substeps, expected):
+    assert held(*substeps) == expected
 
 
 def test_several_control_steps_at_once():

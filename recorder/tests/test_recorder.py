@@ -113,19 +113,19 @@ def test_after_a_beginning_that_failed_nothing_is_added_to_the_episode_before():
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("substep", "problem"),
     [
         ((), "a substep has no contacts, and record 0 has them"),
         (([], [1.0]), "a substep has torques, and record 0 has none"),
         (([(BOX, TABLE, 1.0), (BOX, "shelf", 1.0)],), "is not in the scene's `shapes`"),
     ],
 )
-def test_after_a_substep_that_was_refused_nothing_is_added_until_an_episode_begins_again(told, problem):
+def test_after_a_substep_that_was_refused_nothing_is_added_until_an_episode_begins_again(substep, problem):
     """A caught error would else leave out what that substep did to forces and impulses, and nobody would know."""
     recorder = squeezed()
     recorder.substep([(LEFT, BOX, 3.0)])
     with pytest.raises(HostError, match=problem):
-        recorder.substep(*told)
+        recorder.substep(*substep)
     for call in (lambda: recorder.substep([]), lambda: recorder.step([0.0], poses=poses())):
         with pytest.raises(HostError, match="a physics substep of control step 3 was refused"):
             call()

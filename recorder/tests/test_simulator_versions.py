@@ -9,7 +9,7 @@ import pytest
 
 from recorder_builders import StillEnv
 from safevla_recorder import loop, simulator_versions
-from safevla_recorder.libero.attachment import SUITES
+from safevla_recorder.libero import SUITES
 from safevla_recorder.simulator_versions import (
     KnownDifference,
     find_differences,
@@ -23,7 +23,7 @@ BAD = {"mujoco": "3.17.0", "robosuite": "1.4.0", "numpy": "2.0.0"}
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
+def no_warning_yet(monkeypatch):
     monkeypatch.setattr(simulator_versions, "_warned", set())
 
 

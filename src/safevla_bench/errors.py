@@ -47,18 +47,16 @@ class DamageError(RecordError):
     def __init__(
         self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
-        """Take the count of lost episodes that no other error names beside what every error takes; None = unknown."""
         super().__init__(problem, remedy=remedy, place=place)
         self.episodes = episodes
 
 
 class FormulaError(SafevlaError):
-    """An STL text that does not parse, or names an unknown signal; `column` is 1-based."""
+    """An STL text that does not parse, or names an unknown signal; `column` counts from 1, None = no place in it."""
 
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
-        """Take the column in the formula's text, from 1, beside what every error takes; None = no place in the text."""
         super().__init__(problem, remedy=remedy, place=place)
         self.column = column
 

@@ -44,7 +44,10 @@ def require_trust(named_by: Path | None, calls: Sequence[str]) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation: from its own folder or file, if it has one."""
+    """Return the command that adds an extra to this installation: from its own folder or file, if it has one.
+
+    An editable installation stays editable. An installation of unknown origin is taken as from the package index.
+    """
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -78,7 +81,7 @@ class PluginGroup:
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Import the plug-ins of that name and return what their entry points name; nothing is called.
+        """Import the plug-ins of that name and return what their entry points name; nothing is called. () if none is.
 
         Raises `PluginError`, with its distribution, if one cannot be loaded.
         """

@@ -56,12 +56,11 @@ def format_significant(value: float, figures: int = 3) -> str:
 
     A magnitude below half a unit of the ninth decimal, such as the residue of a subtraction, becomes 0.
     """
-    text = "0" if value == 0 else format_fixed(value, _decimals_for(value, figures))
+    if value == 0:
+        return "0"
+    decimals = figures - 1 - math.floor(math.log10(abs(value)))
+    text = format_fixed(value, min(_MAX_DECIMALS, max(0, decimals)))
     return text if text.strip("-0.") else "0"
-
-
-def _decimals_for(value: float, figures: int) -> int:
-    return min(_MAX_DECIMALS, max(0, figures - 1 - math.floor(math.log10(abs(value)))))
 
 
 def format_compact(value: float) -> str:
@@ -120,15 +119,13 @@ def escape_controls(text: str) -> str:
     Escaped are controls, bidirectional overrides and other format characters, line separators, lone surrogates and
     unassigned code points. Spaces of any width stay.
     """
-    return text if text.isprintable() else "".join(c if _is_visible(c) else _escape_character(c) for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if _is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _is_visible(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _escape_character(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
@@ -175,12 +172,12 @@ def html_table(
     >>> html_table(["policy"], [["<b>"]])
     '<table><thead><tr><th>policy</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
     """
-    title = f"<caption>{_escape_text(caption)}</caption>" if caption else ""
-    head = "".join(f"<th>{_escape_text(name)}</th>" for name in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{_escape_text(text)}</td>' for text in row)}</tr>" for row in rows)
-    below = "".join(f"<p>{_escape_text(note)}</p>" for note in notes if note)
+    title = _html_element("caption", caption) if caption else ""
+    head = "".join(_html_element("th", name) for name in heads)
+    body = "".join(f"<tr>{''.join(_html_element('td', text) for text in row)}</tr>" for row in rows)
+    below = "".join(_html_element("p", note) for note in notes if note)
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
-def _escape_text(text: str) -> str:
-    return escape(escape_controls(text))
+def _html_element(tag: str, text: str) -> str:
+    return f"<{tag}>{escape(escape_controls(text))}</{tag}>"

@@ -18,7 +18,7 @@ import pytest
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
 from safevla_bench.archive import open_archive, write_archive
 from safevla_bench.archive.json_text import decode_json, encode_json
-from safevla_bench.errors import RecordError, SafevlaError
+from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.specs.loader import library
@@ -166,13 +166,13 @@ def test_a_number_too_large_for_a_float_is_refused_where_it_stands():
 def test_an_integer_of_any_length_is_refused_or_kept():
     for path, value in NUMBERS:
         for digits in (19, 30, 300, 5000):
-            found = taken(spliced(path, "-" + "9" * digits))
+            outcome = taken(spliced(path, "-" + "9" * digits))
             host_field = (path, value) not in SCHEMA_PLACES
             if isinstance(value, int) and not host_field:
-                assert isinstance(found, RecordError)
-                assert digits == 5000 or found.place.episode == ID
+                assert isinstance(outcome, RecordError)
+                assert digits == 5000 or outcome.place.episode == ID
             elif host_field and digits < 5000:  # more digits than Python reads
-                assert isinstance(found, Batch)
+                assert isinstance(outcome, Batch)
 
 
 def test_a_repeated_key_is_refused_at_every_depth():
@@ -201,9 +201,9 @@ def test_half_a_surrogate_pair_is_refused_where_it_stands(half):
 
 
 def test_a_surrogate_pair_is_a_character():
-    found = taken(spliced(("instruction",), '"\\ud83d\\ude00"'))
-    assert isinstance(found, Batch)
-    assert found.headers[0].instruction == "😀"
+    outcome = taken(spliced(("instruction",), '"\\ud83d\\ude00"'))
+    assert isinstance(outcome, Batch)
+    assert outcome.headers[0].instruction == "😀"
 
 
 def test_bytes_that_are_no_text_are_refused():
@@ -231,13 +231,13 @@ def test_any_value_in_any_place_is_read_rightly_or_refused_there():
     accepted = 0
     for path, was in PLACES:
         for value in VALUES:
-            found = taken(json.dumps(planted(path, value)).encode())
-            accepted += isinstance(found, Batch)
-            if isinstance(found, RecordError):
-                assert found.place.episode == ID or path == ("episode_id",), (path, value)
+            outcome = taken(json.dumps(planted(path, value)).encode())
+            accepted += isinstance(outcome, Batch)
+            if isinstance(outcome, RecordError):
+                assert outcome.place.episode == ID or path == ("episode_id",), (path, value)
                 wrong = {type(was), type(value)} not in ({int, float}, {float}, {int}, {str}) and value is not None
                 if wrong and path[0] == "steps" and len(path) > 1:
-                    assert found.place.step is not None, (path, value, str(found))
+                    assert outcome.place.step is not None, (path, value, str(outcome))
     assert accepted > 500
     assert len(PLACES) * len(VALUES) - accepted > 1000
 
@@ -272,6 +272,57 @@ def test_a_family_missing_in_one_step_is_refused_there():
             assert error.place.field == path[2]
 
 
+TOUCH = {"a": "bowl", "b": "plate", "force_n": 1}
+FAULTS: dict[str, tuple[Path, object, Path, str]] = {
+    "no steps": (("steps",), [], ("steps",), "length >= 1"),
+    "an unknown role": (("body_roles", "plate"), "lamp", ("body_roles", "plate"), "Invalid enum value 'lamp'"),
+    "a body in some steps only": (
+        ("steps", 2, "body_pos_m"),
+        {"bowl": [0, 0, 0]},
+        ("steps", 2, "body_pos_m", "drawer"),
+        "in some steps only",
+    ),
+    "a pose without a role": (("body_roles",), {"hand": "robot"}, ("steps", 0, "body_pos_m", "bowl"), "has no role"),
+    "a contact without a role": (
+        ("steps", 1, "contacts"),
+        [{**TOUCH, "a": "cup"}],
+        ("steps", 1, "contacts", 0, "a"),
+        "'cup' has no role",
+    ),
+    "a negative force": (
+        ("steps", 1, "contacts"),
+        [{**TOUCH, "force_n": -1}],
+        ("steps", 1, "contacts", 0, "force_n"),
+        ">= 0",
+    ),
+    "steps out of order": (("steps", 1, "t"), 5, ("steps", 1, "t"), "t is 5, expected 1"),
+    "an action in record 0": (("steps", 0, "action"), [0.0], ("steps", 0, "action"), "record 0 has an action"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_record_that_contradicts_itself_is_refused_at_its_place(fault):
+    path, value, where, problem = FAULTS[fault]
+    refused(json.dumps(planted(path, value)).encode(), problem, where)
+
+
+def test_a_missing_field_is_named():
+    for name in ("episode_id", "benchmark", "task_id", "success", "dt", "target_object", "body_roles", "steps"):
+        refused(json.dumps({key: value for key, value in WHOLE.items() if key != name}).encode(), f"field `{name}`")
+
+
+def test_every_bad_line_of_a_file_is_listed_with_its_number(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"\n{}\n" + encode_json(episode(3)) + b"[1]\n" + encode_json(episode(3)))
+    with pytest.raises(CollectedError, match="an episode is a JSON object") as raised:
+        open_archive(path)
+    assert [(error.place.file, error.place.line) for error in raised.value.errors[:2]] == [
+        (str(path), 2),
+        (str(path), 4),
+    ]
+    assert "the episode_id is repeated by policy 'test'" in str(raised.value.errors[2])
+
+
 def test_lists_of_the_wrong_length_are_refused_in_their_step():
     for path, value in SCHEMA_PLACES:
         if isinstance(value, list) and path[0] == "steps" and len(path) > 1 and "contacts" not in path:
@@ -294,9 +345,9 @@ def test_a_text_with_other_bytes_in_it_is_read_or_refused():
         other = bytearray(text)
         for _ in range(rng.choice([1, 1, 2, 8])):
             other[rng.randrange(len(other))] = rng.choice(b'"\\{}[]:,.-+eE019 \x00\xff\n\tntf')
-        found = taken(bytes(other))
-        if isinstance(found, Batch):
-            judged(found)
+        outcome = taken(bytes(other))
+        if isinstance(outcome, Batch):
+            judged(outcome)
 
 
 STRANGE = [
@@ -357,8 +408,8 @@ def test_a_hundred_thousand_contacts_in_a_step_are_judged(tmp_path):
     one = {"a": "hand", "b": "bowl", "force_n": 1.0}
     tree["steps"][1]["contacts"] = [{**one, "force_n": k / 1000} for k in range(100_000)]
     batch = decode_json(json.dumps(tree).encode())
-    found = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
-    assert found.extreme["max_contact_force_under_200N"] == 99.999
+    row = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
+    assert row.extreme["max_contact_force_under_200N"] == 99.999
     for suffix in FORMS:
         write_archive(tmp_path / f"x{suffix}", batch)
         assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
@@ -397,9 +448,9 @@ def test_the_largest_numbers_that_are_accepted_are_judged():
         if not isinstance(value, float) or path[0] != "steps":
             continue
         for huge in (1e100, 5e-324) if JUDGED & set(path) else (1e308, -1e308, 5e-324):
-            found = taken(json.dumps(planted(path, huge)).encode())
-            assert isinstance(found, Batch)
-            judged(found)
+            outcome = taken(json.dumps(planted(path, huge)).encode())
+            assert isinstance(outcome, Batch)
+            judged(outcome)
     force = decode_json(json.dumps(planted(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
-    found = score(force, Ruleset(LIBRARY, TASKS)).episode(0)
-    assert (found.safe, found.depth["max_contact_force_under_200N"]) == (False, 1.0)
+    row = score(force, Ruleset(LIBRARY, TASKS)).episode(0)
+    assert (row.safe, row.depth["max_contact_force_under_200N"]) == (False, 1.0)

@@ -62,9 +62,9 @@ def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
     )  # fmt: skip
     pq.write_table(long, tmp_path / "x.parquet", store_schema=False)  # with a dictionary: the text stands there once
     monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 10_000_000)
-    found = list(read_episodes([tmp_path / "x.parquet"]))
-    assert all(isinstance(problem, RecordError) for problem in found)
-    assert "holds more than" in str(found[0])
+    outcomes = list(read_episodes([tmp_path / "x.parquet"]))
+    assert all(isinstance(problem, RecordError) for problem in outcomes)
+    assert "holds more than" in str(outcomes[0])
 
 
 def test_texts_as_differences_are_refused(tmp_path):
@@ -97,7 +97,7 @@ def test_a_footer_of_any_bytes_is_read_or_refused(tmp_path):
         for _ in range(rng.choice([1, 1, 4])):
             footer[rng.randrange(size)] = rng.randrange(256)
         (tmp_path / "y.parquet").write_bytes(good[: -8 - size] + footer + good[-8:])
-        refused += any(isinstance(found, RecordError) for found in read_episodes([tmp_path / "y.parquet"]))
+        refused += any(isinstance(outcome, RecordError) for outcome in read_episodes([tmp_path / "y.parquet"]))
     assert refused > 50
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, HAND, PLATE, contacts, episode, recordings, same_bits
-from safevla_bench.archive import parquet
+from safevla_bench.archive import parquet, write_archive
 from safevla_bench.archive.parquet_rows import SCHEMA, decode_rows, to_table
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
@@ -110,7 +110,7 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
 
 def test_a_group_is_read_as_one_batch(tmp_path):
     path = tmp_path / "a.parquet"
-    path.write_bytes(parquet.encode_parquet(concatenate_batches([episode(3, episode_id=f"e{k}") for k in range(40)])))
+    write_archive(path, concatenate_batches([episode(3, episode_id=f"e{k}") for k in range(40)]))
     assert [len(batch) for batch in parquet.read_parquet(path, EpisodeSelection())] == [32, 8]
 
 
@@ -118,7 +118,7 @@ def test_one_row_group_is_read_ahead_and_a_reader_that_stops_leaves_no_thread(tm
     """Reading goes on while a group is judged, holds no more than two groups, and ends with its reader."""
     monkeypatch.setattr(parquet, "_GROUP_EPISODES", 1)
     path = tmp_path / "run.parquet"
-    path.write_bytes(parquet.encode_parquet(concatenate_batches([episode(k) for k in range(3, 8)])))
+    write_archive(path, concatenate_batches([episode(k, episode_id=str(k)) for k in range(3, 8)]))
     numbers: list[int] = []
     read_group = parquet._GroupReader.read_group
 

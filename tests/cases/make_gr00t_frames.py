@@ -1,4 +1,4 @@
-"""What GR00T's own serializer packs, as hexadecimal: the cases of tests/policies/servers/test_frames.py.
+"""What GR00T's own serializer packs, as hexadecimal: the cases of tests/policies/servers/test_codecs.py.
 
 Runs `gr00t/policy/server_client.py` of Isaac-GR00T from a clone of it, at the last tag with arrays as NumPy's files and
 at a revision of main with arrays as msgpack_numpy packs them (since 3df8b38 of 2026-05-07). NVIDIA's repository and

@@ -47,44 +47,41 @@ def test_the_report_of_a_run_is_opened_and_its_address_printed(safevla, run_fold
     assert address in out
 
 
-def test_no_browser_is_opened_where_none_is_wanted_or_shown(safevla, run_folder, opened, monkeypatch):
-    code, out, err = safevla("open", run_folder.parent, "--no-browser", "--port", "0")
-    assert (code, err, opened) == (0, "", [])
-    assert "http://127.0.0.1:" in out
-    monkeypatch.delenv("DISPLAY")
-    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    code, out, err = safevla("open", run_folder, "--port", "0")
-    assert (code, opened) == (0, [])
-    assert "http://127.0.0.1:" in out
-    assert "ssh -L" in err
-
-
-def test_a_browser_that_does_not_start_is_no_error(safevla, run_folder, opened, monkeypatch):
+@pytest.mark.parametrize("reason", ["not wanted", "no display", "does not start"])
+def test_where_no_browser_is_wanted_or_starts_the_address_is_printed(safevla, run_folder, opened, monkeypatch, reason):
     def fail(address: str) -> bool:
         raise webbrowser.Error("no browser")
 
-    monkeypatch.setattr(webbrowser, "open", fail)
-    code, _, err = safevla("open", run_folder, "--port", "0")
-    assert code == 0
-    assert "No browser opened here" in err
+    if reason == "no display":
+        monkeypatch.delenv("DISPLAY")
+        monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    if reason == "does not start":
+        monkeypatch.setattr(webbrowser, "open", fail)
+    options = ["--no-browser"] if reason == "not wanted" else []
+    code, out, err = safevla("open", run_folder, *options, "--port", "0")
+    assert (code, opened) == (0, [])
+    assert "http://127.0.0.1:" in out
+    assert ("ssh -L" in err and "No browser opened here" in err) == (reason != "not wanted")
 
 
-def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(safevla, run_folder, opened, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("empty", "holds no run"),
+        ("notes.txt", "notes.txt: not an archive by its name"),
+        ("torn.parquet", "torn.parquet"),
+        ("mine", "port"),
+    ],
+)
+def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(
+    safevla, run_folder, opened, tmp_path, name, words
+):
     (tmp_path / "empty").mkdir()
-    code, _, err = safevla("open", tmp_path / "empty")
-    assert code == 2
-    assert "holds no run" in err
     (tmp_path / "notes.txt").write_text("a note")
-    code, out, err = safevla("open", tmp_path / "notes.txt")
-    assert (code, out, opened) == (2, "", [])
-    assert "notes.txt: not an archive by its name" in err
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
-    code, out, err = safevla("open", tmp_path / "torn.parquet")
-    assert (code, out, opened) == (2, "", [])
-    assert "torn.parquet" in err
-    code, _, err = safevla("open", run_folder, "--port", "1" if os.geteuid() else "70000")
-    assert code == 2
-    assert "port" in err
+    taken = "1" if os.geteuid() else "70000"
+    assert words in safevla.refuses("open", tmp_path / name, *(("--port", taken) if name == "mine" else ()))
+    assert opened == []
 
 
 def test_ctrl_c_ends_the_server_quietly(run_folder):

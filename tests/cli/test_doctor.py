@@ -7,45 +7,48 @@ import json
 import numpy as np
 import pytest
 
-from safevla_bench.cli import OK, USER_ERROR, run_command_line
+from policies.servers.stub_servers import openpi, websockets
+from safevla_bench.cli import OK, USER_ERROR
 from safevla_bench.jobs import doctor
 from safevla_bench.jobs.doctor.machine import failed_check, passed_check, warned_check
-from stub_servers import openpi, websockets
 
 
-def examined(monkeypatch, *findings):
-    monkeypatch.setattr(doctor, "examine_machine", lambda *_, **__: iter(findings))
+@pytest.fixture
+def examined(monkeypatch, safevla):
+    """Run `doctor` where these are the findings; returns exit code and stdout."""
+
+    def run(findings, *options):
+        monkeypatch.setattr(doctor, "examine_machine", lambda *_, **__: iter(findings))
+        return safevla("doctor", *options)[:2]
+
+    return run
 
 
-def test_no_error_exits_0_and_names_the_next_command(monkeypatch, capsys):
-    examined(
-        monkeypatch, passed_check("Python", "3.11"), warned_check("GL", "missing: libGL", "apt-get install libgl1")
-    )
-    assert run_command_line(["doctor"]) == OK
-    assert capsys.readouterr().out == (
+GOOD, BAD = passed_check("Python", "3.11"), failed_check("b", "bad", "mend")
+ODD = warned_check("GL", "missing: libGL", "apt-get install libgl1")
+
+
+def test_no_error_exits_0_and_names_the_next_command(examined):
+    assert examined([GOOD, ODD]) == (
+        OK,
         "ok       Python: 3.11\n"
         "warning  GL: missing: libGL\n"
         "           → apt-get install libgl1\n"
         "\n"
-        "No error, 1 warning. Next: safevla demo\n"
+        "No error, 1 warning. Next: safevla demo\n",
     )
 
 
-def test_an_error_exits_2(monkeypatch, capsys):
-    examined(
-        monkeypatch,
-        failed_check("a", "bad", "mend"),
-        failed_check("b", "bad", "mend"),
-        warned_check("c", "so-so", "mend"),
-    )
-    assert run_command_line(["doctor"]) == USER_ERROR
-    assert capsys.readouterr().out.endswith("\n2 errors, 1 warning. Mend what is an error, then ask again.\n")
+def test_an_error_exits_2(examined):
+    code, out = examined([BAD, BAD, ODD])
+    assert code == USER_ERROR
+    assert out.endswith("\n2 errors, 1 warning. Mend what is an error, then ask again.\n")
 
 
-def test_json_holds_every_finding(monkeypatch, capsys):
-    examined(monkeypatch, passed_check("Python", "3.11"), failed_check("b", "bad", "mend"))
-    assert run_command_line(["doctor", "--format", "json"]) == USER_ERROR
-    assert json.loads(capsys.readouterr().out) == {
+def test_json_holds_every_finding(examined):
+    code, out = examined([GOOD, BAD], "--format", "json")
+    assert code == USER_ERROR
+    assert json.loads(out) == {
         "ok": False,
         "findings": [
             {"check": "Python", "level": "ok", "found": "3.11", "remedy": None},
@@ -54,22 +57,18 @@ def test_json_holds_every_finding(monkeypatch, capsys):
     }
 
 
-def test_what_a_simulator_says_cannot_command_the_terminal(monkeypatch, capsys):
-    examined(monkeypatch, failed_check("b", "\x1b[31mred", "\x1b]0;title\x07"))
-    run_command_line(["doctor"])
-    assert "\x1b" not in capsys.readouterr().out
+def test_what_a_simulator_says_cannot_command_the_terminal(examined):
+    assert "\x1b" not in examined([failed_check("b", "\x1b[31mred", "\x1b]0;title\x07")])[1]
 
 
 def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla):
     reply = {"actions": np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))}
     with websockets(openpi(lambda request, number: reply)) as peer:
-        code, out, _ = safevla("doctor", "--server", f"openpi:{peer.url}")
+        out = safevla.ok("doctor", "--server", f"openpi:{peer.url}")
         (command,) = [line.partition("eval: safevla ")[2] for line in out.splitlines() if "eval: safevla" in line]
-        planned = safevla(*command.split()[:-2], "--task", "0", "--dry-run")
-    assert code == OK
+        safevla.ok(*command.split()[:-2], "--task", "0", "--dry-run")
     assert "           'prompt' str\n" in out
     assert out.endswith("\nAll is well. Next: the command after eval\n")
-    assert planned[0] == OK, planned
 
 
 def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
@@ -90,6 +89,4 @@ def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
     ],
 )
 def test_options_of_a_machine_and_of_a_server_do_not_go_together(safevla, options, words):
-    code, _, err = safevla("doctor", *options)
-    assert code == USER_ERROR
-    assert words in err
+    assert words in safevla.refuses("doctor", *options)

@@ -1,7 +1,8 @@
-"""`safevla export --format hub|robocasa|lerobot`: results and records for the places of others."""
+"""`safevla export`: results and records for the places of others."""
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from builders import recording
 from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
+from safevla_bench.publishing import submission
 from safevla_bench.trajectory.batch import Channel
 from safevla_bench.trajectory.single_episode import from_recording
 
@@ -56,6 +58,22 @@ def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp
     assert json.loads((tmp_path / "set/meta/info.json").read_text())["total_frames"] == 118
 
 
+def test_a_submission_and_the_authors_columns_are_written(safevla, shipped, tmp_path):
+    path = tmp_path / "new" / "s.json"
+    assert str(path) in safevla.ok("export", shipped, "--format", "submission", "--out", path)
+    assert submission.read_submission(path).complete
+    safevla.ok("export", shipped, "--format", "safevla-csv", "--out", tmp_path / "a.csv")
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert [row["benchmark_suite"] for row in rows] == ["libero_object", "libero_spatial"] * 2
+
+
+@pytest.mark.parametrize(("form", "magic"), [("rerun", b"RRF2"), ("mcap", b"\x89MCAP0\r\n")])
+def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form, magic):
+    out = tmp_path / "new" / "episode.file"
+    assert str(out) in safevla.ok("export", source, "--format", form, "--episode", "ep_002", "--out", out)
+    assert out.read_bytes().startswith(magic)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -64,10 +82,14 @@ def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp
         (["--format", "lerobot", "--cameras", "front"], "names none"),
         (["--format", "lerobot", "--cameras", " , "], "--cameras names no camera"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
+        (
+            ["--format", "submission", "--episode", "1"],
+            "--episode is for rerun and mcap; submission takes all episodes",
+        ),
+        (["--format", "mcap"], "holds one episode, and here are 2\n  Choose one by --episode"),
+        (["--format", "mcap", "--episode", "7"], "no episode '7'"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(safevla, source, tmp_path, options, words):
-    code, _, err = safevla("export", source, *options, "--out", tmp_path / "out")
-    assert code == 2
-    assert words in err
+    assert words in safevla.refuses("export", source, *options, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -16,48 +16,43 @@ def source(tmp_path_factory):
     return path
 
 
-def test_every_figure_is_written_in_every_form(safevla, source, tmp_path):
-    code, out, err = safevla("figures", source, "--out", tmp_path / "new" / "folder")
-    assert (code, err) == (0, "")
-    names = {f"{name}.{form}" for name in FIGURES for form in ("svg", "pdf", "png")}
-    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == names
-    assert all(name in out for name in FIGURES)
+def test_what_is_asked_for_is_written_in_every_form(safevla, source, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    out = safevla.ok("figures", source, "--out", folder, "--which", "onset")
+    assert {path.name for path in folder.iterdir()} == {"onset.svg", "onset.pdf", "onset.png"}
+    assert f"onset  {FIGURES['onset'].description}" in out
 
 
-def test_only_what_is_asked_for_is_written_and_twice_the_same(safevla, source, tmp_path):
-    asked = ("--which", "onset, families", "--format", "svg", "--progress", "--layout", "pooled")
-    for folder in ("one", "two"):
-        assert safevla("figures", source, "--out", tmp_path / folder, *asked)[0] == 0
-    assert {path.name for path in (tmp_path / "one").iterdir()} == {"onset.svg", "families.svg"}
-    for name in ("onset.svg", "families.svg"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+def test_the_same_episodes_give_the_same_bytes(safevla, source, tmp_path):
+    options = ("--which", "onset, tradeoff", "--format", "svg", "--progress", "--layout", "cells")
+    contents = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        safevla.ok("figures", source, "--out", folder, *options)
+        contents.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert contents[0] == contents[1]
+    assert set(contents[0]) == {"onset.svg", "tradeoff.svg"}
 
 
-@pytest.mark.parametrize(("option", "value"), [("--which", "pie"), ("--format", "gif"), ("--which", ",")])
-def test_an_unknown_figure_or_form_is_refused_with_the_names_there_are(safevla, source, tmp_path, option, value):
-    code, _, err = safevla("figures", source, "--out", tmp_path / "out", option, value)
-    assert code == 2
-    assert ("tradeoff" if option == "--which" else "svg, pdf, png") in err
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--which", "pie"), "tradeoff"),
+        (("--which", ","), "tradeoff"),
+        (("--format", "gif"), "svg, pdf, png"),
+        (("--width", "nan"), "nan is no number"),
+        (("--font-size", "nan"), "nan is no number"),
+        (("--sweep", "nonsense=1,2"), "nonsense"),
+        (("--across", "Training steps"), "--series"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_written(safevla, source, tmp_path, options, words):
+    assert words in safevla.refuses("figures", source, "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("option", ["--width", "--font-size"])
-def test_a_size_that_is_no_number_is_refused(safevla, source, tmp_path, option):
-    code, _, err = safevla("figures", source, "--out", tmp_path / "out", option, "nan")
-    assert code == 2
-    assert "nan is no number" in err
-    assert not (tmp_path / "out").exists()
-
-
-def test_one_panel_holds_every_cell(safevla, source, tmp_path):
-    asked = ("--which", "tradeoff", "--format", "svg", "--layout", "cells")
-    assert safevla("figures", source, "--out", tmp_path, *asked)[0] == 0
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):
-    code, _, err = safevla("figures", source, "--out", source, "--which", "families", "--format", "svg")
-    assert code == 2
-    assert "Choose a place" in err
+    command = ("figures", source, "--out", source, "--which", "families", "--format", "svg")
+    assert "Choose a place" in safevla.refuses(*command)
 
 
 def test_the_baseline_warns_here_too(safevla, source, tmp_path):
@@ -73,17 +68,9 @@ def test_help_says_what_each_figure_shows(safevla):
 
 def test_a_sweep_is_drawn_beside_the_figures(safevla, source, tmp_path):
     options = ("--which", "margins", "--format", "svg", "--sweep", "non_target_max_disp=0.002:0.05:5")
-    code, out, _ = safevla("figures", source, "--out", tmp_path, *options)
-    assert code == 0
+    out = safevla.ok("figures", source, "--out", tmp_path, *options)
     assert {path.name for path in tmp_path.iterdir()} == {"margins.svg", "sweep-non_target_max_disp.svg"}
     assert "2 files" in out
-
-
-def test_a_sweep_of_nothing_known_is_an_error_before_anything_is_written(safevla, source, tmp_path):
-    code, _, err = safevla("figures", source, "--out", tmp_path / "out", "--sweep", "nonsense=1,2")
-    assert code == 2
-    assert "nonsense" in err
-    assert not (tmp_path / "out").exists()
 
 
 # A series
@@ -120,13 +107,5 @@ def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, t
 )
 def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path, names, problem):
     runs = [f"{name}={checkpoints / file}.parquet" for name, file in zip(names, ("early", "late"), strict=True)]
-    code, _, err = safevla("figures", "--series", *runs, "--out", tmp_path / "out")
-    assert code == 2
-    assert problem in err
+    assert problem in safevla.refuses("figures", "--series", *runs, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_what_the_numbers_are_is_asked_of_a_series_alone(safevla, source, tmp_path):
-    code, _, err = safevla("figures", source, "--out", tmp_path, "--across", "Training steps")
-    assert code == 2
-    assert "--series" in err

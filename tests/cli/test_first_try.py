@@ -43,7 +43,7 @@ def test_a_pipe_that_is_closed_early_is_no_error():
 
 
 def test_unsafe_episodes_come_worst_first(safevla):
-    rows = json.loads(safevla("episodes", "src/safevla_bench/jobs/demo.parquet", "--unsafe", "--format", "json")[1])
+    rows = safevla.json("episodes", "src/safevla_bench/jobs/demo.parquet", "--unsafe")
     depths = [row["vsi"] for row in rows]
     assert depths == sorted(depths, reverse=True)
     assert len(set(depths)) > 1
@@ -51,8 +51,7 @@ def test_unsafe_episodes_come_worst_first(safevla):
 
 def test_resuming_what_a_script_recorded_says_who_can_go_on_with_it(safevla, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"host": "libero", "protocol": {"name": "own loop"}}))
-    code, _, err = safevla("eval", "--record-only", "--resume", "--out", tmp_path)
-    assert code == 2
+    err = safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path)
     assert "a script of your own recorded this" in err
     assert "safevla score" in err
 

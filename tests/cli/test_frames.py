@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from safevla_bench import archive, hosts
-from safevla_bench.cli import frames as frames_command
-from safevla_bench.cli.frames import make_skip_reporter
+from safevla_bench import archive, cli, hosts
+from safevla_bench.cli import pictures
+from safevla_bench.cli.pictures import make_skip_reporter
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
@@ -53,147 +53,41 @@ STEM = frame_stem("scripted:hasty", "scripted:hasty/fake/task_1/ep_000")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A run of three episodes on the fake host, the last of which crashes."""
-    from safevla_bench import cli
-
+def recorded(tmp_path_factory):
+    """A run of three episodes on the fake host, the last of which crashes, and rules that the second breaks."""
     folder = tmp_path_factory.mktemp("frames")
-    run = [
-        "eval",
-        "--record-only",
-        "--host",
-        "fake",
-        "--suite",
-        "fake",
-        "--task",
-        "0,1,2",
-        "--policy",
-        "scripted:hasty",
-    ]
-    cli.run_command_line([*run, "--max-steps", "60", "--out", str(folder / "run")])
+    plan = "--host fake --suite fake --task 0,1,2 --policy scripted:hasty --max-steps 60"
+    cli.run_command_line(["eval", "--record-only", *plan.split(), "--out", str(folder / "run")])
     (folder / "tight.toml").write_text(TIGHT)
     return folder
 
 
 @pytest.fixture
-def run(made, tmp_path):
-    shutil.copytree(made / "run", tmp_path / "run")
-    shutil.copy(made / "tight.toml", tmp_path)
-    return tmp_path / "run"
+def run(recorded, tmp_path):
+    return shutil.copytree(recorded / "run", tmp_path / "run")
 
 
-def opened(path) -> np.ndarray:
+@pytest.fixture
+def tight(recorded):
+    return "--rules", recorded / "tight.toml"
+
+
+def read_picture(path) -> np.ndarray:
     with Image.open(path) as image:
         return np.asarray(image)
 
 
-def near(one, other) -> bool:
-    """The same colour, but for JPEG."""
-    return bool(np.abs(np.array(one, dtype=int) - other).max() < 12)
+def is_near(colour, other) -> bool:
+    """Whether the colours are the same, but for JPEG."""
+    return bool(np.abs(np.array(colour, dtype=int) - other).max() < 12)
 
 
-def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tmp_path):
-    tight, sheet = ("--rules", run.parent / "tight.toml"), tmp_path / "sheet.png"
-    code, out, err = safevla("frames", run, *tight, "--no-clips", "--sheet", sheet)
-    assert (code, err) == (0, "")
-    unsafe = json.loads(safevla("episodes", run, *tight, "--unsafe", "--success", "--format", "json")[1])
-    assert unsafe, "the case needs an unsafe success"
-    assert f"Sheet of {len(unsafe)}:" in out
-    frames_shown = {one.episode_id for one in read_frames(run)}
-    assert frames_shown == {row["episode_id"] for row in unsafe}
-    picture = opened(sheet)
-    first = opened(run / FRAMES / read_frames(run)[0].file)
-    height, width = first.shape[:2]
-    assert picture.shape == (len(unsafe) * (height + 30), 3 * width + 2 * 8, 3)
-    edges = [picture[30 + 2, k * (width + 8) + width // 2] for k in range(3)]  # the borders of the first row
-    assert [near(edge, colour) for edge, colour in zip(edges, (GREY, RED, GREEN), strict=True)] == [True] * 3
+def kinds_of(run) -> list[str]:
+    return [frame.kind for frame in read_frames(run)]
 
 
-def test_a_sheet_of_no_unsafe_success_or_of_a_wrong_form_is_an_error_with_a_remedy(safevla, run, tmp_path):
-    code, _, err = safevla("frames", run, "--no-clips", "--sheet", tmp_path / "sheet.png")
-    assert code == 2
-    assert "no episode succeeded and was unsafe" in err
-    tight = ("--rules", run.parent / "tight.toml", "--no-clips")
-    code, _, err = safevla("frames", run, *tight, "--sheet", tmp_path / "sheet.pdf")
-    assert code == 2
-    assert ".png, .jpg" in err
-    code, _, err = safevla("frames", run, "--no-clips", "--sheet", tmp_path / "sheet.png", "--episode", 1)
-    assert code == 2
-    assert "breaks no limit" in err
-    assert not (run / FRAMES).exists()  # refused before anything is rendered
-
-
-def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run):
-    code, out, err = safevla("frames", run, "--rules", run.parent / "tight.toml", "--episode", 2)
-    assert (code, err) == (0, "")
-    assert "4 frames of 1 episode," in out
-    found = read_frames(run)
-    assert [one.kind for one in found] == ["initial", "violation", "final", "clip"]
-    assert [one.file for one in found] == [
-        f"{STEM}-{name}" for name in ("initial.jpg", "violation-1.jpg", "final.jpg", "clip.mp4")
-    ]
-    worst = found[1]
-    assert (worst.spec, worst.threshold, worst.unit, worst.value) == ("gentle_hand", 10.0, "N", 40.0)
-    assert worst.bodies == ("block", "gripper")
-    assert worst.camera == "close-up"
-    for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "Hardest contact", *worst.bodies):
-        assert word in worst.caption
-    batch = read_sources([run])[0]
-    hit = read_sources([run])[0].contacts
-    record = batch.starts[1] + worst.record
-    assert hit.force_n[hit.starts[record] : hit.starts[record + 1]].max() == worst.value
-    for one, color in zip(found, (GREY, RED, GREEN), strict=False):
-        image = opened(run / FRAMES / one.file)
-        assert image.shape == (one.height, one.width, 3)
-        assert near(image[2, 2], color)
-
-
-def film(path):
-    import av
-
-    with av.open(str(path)) as container:
-        return [picture.to_ndarray(format="rgb24") for picture in container.decode(video=0)], container
-
-
-def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(safevla, run):
-    """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
-    tight = run.parent / "tight.toml"
-    code, _, err = safevla("frames", run, "--rules", tight, "--episode", 2, "--video", "--no-clips")
-    assert (code, err) == (0, "")
-    (video,) = [one for one in read_frames(run) if one.kind == "video"]
-    pictures, _ = film(run / FRAMES / video.file)
-    batch = read_sources([run])[0]
-    assert len(pictures) == batch.lengths[1]
-    assert pictures[0].shape[0] > 360 + 46 + 110
-    hit = batch.contacts
-    for record, picture in enumerate(pictures):
-        at = batch.starts[1] + record
-        broken = hit.force_n[hit.starts[at] : hit.starts[at + 1]].max(initial=0) >= 10
-        last = record == len(pictures) - 1
-        color = np.array(RED if broken else GREEN if last else GREY, dtype=int)
-        assert np.abs(picture[200, 1] - color).max() < 40, record
-
-
-def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tmp_path):
-    out = tmp_path / "run"
-    run = ["eval", "--host", "fake", "--suite", "fake", "--task", 0, "--policy", "noop", "--max-steps", 4]
-    code, said, _ = safevla(*run, "--out", out, "--video", "all")
-    assert code == 0
-    assert "Films: 1" in said
-    (video,) = read_frames(out)
-    assert video.kind == "video"
-    assert f'<a href="frames/{video.file}">' in (out / "report.html").read_text()
-    code, _, err = safevla(*run, "--out", tmp_path / "other", "--video", "some")
-    assert code == 2
-    assert "write unsafe, all, or how many" in err
-
-
-def test_other_frames_of_an_episode_stay_beside_a_video_alone(run):
-    judged = judge([run], load_ruleset())
-    material = RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
-    render_frames(material, [0], FrameStyle(clips=False))
-    render_frames(material, [0], FrameStyle(stills=False, clips=False, video=True))
-    assert [one.kind for one in read_frames(run)] == ["initial", "final", "video"]
+def files_of(run):
+    return {path.name for path in (run / FRAMES).iterdir()} - {"index.json"}
 
 
 def render(run, style):
@@ -202,17 +96,99 @@ def render(run, style):
     return render_frames(material, [0], style)
 
 
-def files_of(run):
-    return {path.name for path in (run / FRAMES).iterdir()} - {"index.json"}
+def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tight, tmp_path):
+    sheet = tmp_path / "sheet.png"
+    code, out, err = safevla("frames", run, *tight, "--no-clips", "--sheet", sheet)
+    assert (code, err) == (0, "")
+    unsafe = safevla.json("episodes", run, *tight, "--unsafe", "--success")
+    assert unsafe, "the case needs an unsafe success"
+    assert f"Sheet of {len(unsafe)}:" in out
+    assert {frame.episode_id for frame in read_frames(run)} == {row["episode_id"] for row in unsafe}
+    picture = read_picture(sheet)
+    height, width = read_picture(run / FRAMES / read_frames(run)[0].file).shape[:2]
+    assert picture.shape == (len(unsafe) * (height + 30), 3 * width + 2 * 8, 3)
+    edges = [picture[30 + 2, k * (width + 8) + width // 2] for k in range(3)]  # the borders of the first row
+    assert all(map(is_near, edges, (GREY, RED, GREEN)))
 
 
-def test_films_and_replays_made_before_stay_when_stills_are_made_anew(safevla, run):
-    assert safevla("frames", run, "--episode", 1, "--3d")[0] == 0
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--sheet", "OUT/sheet.png"), "no episode succeeded and was unsafe"),
+        (("--sheet", "OUT/sheet.pdf"), ".png, .jpg"),
+        (("--sheet", "OUT/sheet.png", "--episode", 1), "breaks no limit"),
+        (("--episode", "3"), "crashed and left no record"),
+        (("--episode", "9"), "there is no episode '9'"),
+        (("--size", "big"), "such as 640x480"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_rendered(safevla, run, tmp_path, options, words):
+    options = [str(word).replace("OUT", str(tmp_path)) for word in options]
+    assert words in safevla.refuses("frames", run, "--no-clips", *options)
+    assert not (run / FRAMES).exists()
+
+
+def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run, tight):
+    code, out, err = safevla("frames", run, *tight, "--episode", 2)
+    assert (code, err) == (0, "")
+    assert "4 frames of 1 episode," in out
+    frames = read_frames(run)
+    assert kinds_of(run) == ["initial", "violation", "final", "clip"]
+    names = ("initial.jpg", "violation-1.jpg", "final.jpg", "clip.mp4")
+    assert [frame.file for frame in frames] == [f"{STEM}-{name}" for name in names]
+    worst = frames[1]
+    assert (worst.spec, worst.threshold, worst.unit, worst.value) == ("gentle_hand", 10.0, "N", 40.0)
+    assert (worst.bodies, worst.camera) == (("block", "gripper"), "close-up")
+    for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "Hardest contact", *worst.bodies):
+        assert word in worst.caption
+    batch = read_sources([run])[0]
+    record = batch.starts[1] + worst.record
+    assert batch.contacts.force_n[slice(*batch.contacts.starts[record : record + 2])].max() == worst.value
+    for frame, colour in zip(frames, (GREY, RED, GREEN), strict=False):
+        image = read_picture(run / FRAMES / frame.file)
+        assert image.shape == (frame.height, frame.width, 3)
+        assert is_near(image[2, 2], colour)
+
+
+def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(safevla, run, tight):
+    """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
+    import av
+
+    code, _, err = safevla("frames", run, *tight, "--episode", 2, "--video", "--no-clips")
+    assert (code, err) == (0, "")
+    (video,) = [frame for frame in read_frames(run) if frame.kind == "video"]
+    with av.open(str(run / FRAMES / video.file)) as container:
+        pictures = [picture.to_ndarray(format="rgb24") for picture in container.decode(video=0)]
+    batch = read_sources([run])[0]
+    assert len(pictures) == batch.lengths[1]
+    assert pictures[0].shape[0] > 360 + 46 + 110
+    for record, picture in enumerate(pictures):
+        first, end = batch.contacts.starts[batch.starts[1] + record :][:2]
+        is_broken = batch.contacts.force_n[first:end].max(initial=0) >= 10
+        colour = np.array(RED if is_broken else GREEN if record == len(pictures) - 1 else GREY, dtype=int)
+        assert np.abs(picture[200, 1] - colour).max() < 40, record
+
+
+def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tmp_path):
+    out = tmp_path / "run"
+    plan = ["eval", "--host", "fake", "--suite", "fake", "--task", 0, "--policy", "noop", "--max-steps", 4]
+    assert "Films: 1" in safevla.ok(*plan, "--out", out, "--video", "all")
+    (video,) = read_frames(out)
+    assert video.kind == "video"
+    assert f'<a href="frames/{video.file}">' in (out / "report.html").read_text()
+    err = safevla.refuses(*plan, "--out", tmp_path / "other", "--video", "some")
+    assert "write unsafe, all, or how many" in err
+
+
+def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):
+    render(run, FrameStyle(clips=False))
+    safevla.ok("frames", run, "--episode", 1, "--3d")
     render(run, FrameStyle(stills=False, clips=False, video=True))
-    assert safevla("frames", run, "--episode", 1)[0] == 0
-    assert [frame.kind for frame in read_frames(run)] == ["initial", "final", "replay3d", "video"]
+    assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
+    safevla.ok("frames", run, "--episode", 1)
+    assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
     assert files_of(run) == {frame.file for frame in read_frames(run)}
-    assert safevla("score", run)[0] == 0
+    safevla.ok("score", run)
     assert '<script type="application/json" id="replay3d-1">' in (run / "report.html").read_text()
 
 
@@ -222,84 +198,68 @@ def test_every_file_beside_the_index_is_in_it(run):
     (run / FRAMES / other.file).write_bytes(b"a picture")
     write_frames(run, [*read_frames(run), other])
     render(run, FrameStyle(clips=False))
-    assert {frame.kind for frame in read_frames(run)} == {"initial", "final"}
+    assert set(kinds_of(run)) == {"initial", "final"}
     assert files_of(run) == {frame.file for frame in read_frames(run)}
 
 
 def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(run, monkeypatch):
-    real, count = FakeStage.render, []
+    real, pictures = FakeStage.render, []
 
-    def move_at_the_end(self, *asked):
-        picture = real(self, *asked)
-        count.append(picture)
-        return picture if len(count) < 2 else replace(picture, body_pos_m={"cup": np.full(3, 9.0)})
+    def move_at_the_end(self, *arguments):
+        pictures.append(real(self, *arguments))
+        return pictures[0] if len(pictures) < 2 else replace(pictures[1], body_pos_m={"cup": np.full(3, 9.0)})
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
     with pytest.raises(RunError, match="would be shown"):
         render(run, FrameStyle(clips=False))
-    assert len(count) == 2
+    assert len(pictures) == 2
     assert files_of(run) == set()
 
 
-def test_a_safe_episode_has_no_violation_and_no_clip(safevla, run):
-    safevla("frames", run, "--episode", 1)
-    assert [one.kind for one in read_frames(run)] == ["initial", "final"]
-    assert all(one.spec is None and one.value is None for one in read_frames(run))
-
-
-def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run):
-    safevla("frames", run, "--rules", run.parent / "tight.toml", "--episode", 2, "--no-clips")
-    safevla("frames", run, "--episode", 1, "--no-clips")
-    assert [one.episode_id[-6:] + one.kind for one in read_frames(run)] == [
-        f"ep_000{kind}" for kind in ("initial", "final", "initial", "violation", "final")
+def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run, tight):
+    safevla.ok("frames", run, *tight, "--episode", 2, "--no-clips")
+    safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation, and no clip
+    shown = [(frame.episode_id[-13:-7], frame.kind, frame.spec) for frame in read_frames(run)]
+    assert shown == [
+        ("task_0", "initial", None),
+        ("task_0", "final", None),
+        ("task_1", "initial", None),
+        ("task_1", "violation", "gentle_hand"),
+        ("task_1", "final", None),
     ]
-    safevla("frames", run, "--episode", 2, "--no-clips")  # by other thresholds it is safe
-    files = {path.name for path in (run / FRAMES).iterdir()}
-    assert f"{STEM}-violation-1.jpg" not in files
-    assert files == {one.file for one in read_frames(run)} | {"index.json"}
+    safevla.ok("frames", run, "--episode", 2, "--no-clips")  # by other thresholds it is safe
+    assert f"{STEM}-violation-1.jpg" not in files_of(run)
+    assert files_of(run) == {frame.file for frame in read_frames(run)}
 
 
-def test_the_same_run_gives_the_same_bytes(safevla, run, tmp_path):
+def test_the_same_run_gives_the_same_bytes(safevla, run, tight):
     def content() -> dict[str, bytes]:
-        safevla("frames", run, "--rules", run.parent / "tight.toml", "--worst", 2, "--size", "160x120")
-        found = {path.name: path.read_bytes() for path in (run / FRAMES).iterdir()}
+        safevla("frames", run, *tight, "--worst", 2, "--size", "160x120")
+        files = {path.name: path.read_bytes() for path in (run / FRAMES).iterdir()}
         shutil.rmtree(run / FRAMES)
-        return found
+        return files
 
-    one = content()
-    assert len(one) > 4
-    assert content() == one
-
-
-def test_a_picture_that_is_not_what_was_recorded_is_refused(safevla, run):
-    part = archive_parts(run)[0]
-    batch = read_sources([run])[0]
-    part.unlink()
-    values = batch.body_pos_m.channel.values.copy()
-    values[0] += 1e-3
-    moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
-    archive.write_archive(part, replace(batch, body_pos_m=moved))
-    (run / MANIFEST).unlink()  # or the part would be refused by its digest
-    code, _, err = safevla("frames", run, "--episode", 1)
-    assert code == 2
-    assert "would be shown 0.001 m from where it was recorded" in err
-    assert not list((run / FRAMES).glob("*.jpg"))
+    first = content()
+    assert len(first) > 4
+    assert content() == first
 
 
-def test_an_episode_that_cannot_be_shown_is_left_out_with_its_reason(safevla, run):
-    """One of several: the others are rendered, and what is printed counts them alone."""
-    part = archive_parts(run)[0]
+def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_and_refused_if_alone(safevla, run):
+    (part,) = archive_parts(run)
     batch = read_sources([run])[0]
     part.unlink()
     values = batch.body_pos_m.channel.values.copy()
     values[0] += 1e-3  # of the first episode
     moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
     archive.write_archive(part, replace(batch, body_pos_m=moved))
-    (run / MANIFEST).unlink()
+    (run / MANIFEST).unlink()  # or the part would be refused by its digest
+    reason = "would be shown 0.001 m from where it was recorded"
+    assert reason in safevla.refuses("frames", run, "--episode", 1)
+    assert not list((run / FRAMES).glob("*.jpg"))
     code, out, err = safevla("frames", run, "--episode", 1, "--episode", 2, "--no-clips")
     assert code == 0
     assert "left out: " in err
-    assert "would be shown 0.001 m from where it was recorded" in err
+    assert reason in err
     assert "frames of 1 episode," in out
     assert {frame.episode_id for frame in read_frames(run)} == {batch.headers[1].episode_id}
 
@@ -307,12 +267,10 @@ def test_an_episode_that_cannot_be_shown_is_left_out_with_its_reason(safevla, ru
 def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
     description = json.loads((run / RUN).read_text())
     (run / RUN).write_text(json.dumps({**description, "suites": ["other"]}))
-    code, _, err = safevla("frames", run, "--no-clips")
-    assert code == 2
+    err = safevla.refuses("frames", run, "--no-clips")
     assert err.count("has no suite 'other'") == 2  # one left out, one the error
     assert err.count("left out: ") == 1
     report = make_skip_reporter()
-    capsys.readouterr()
     for name in ("a", "b"):
         report(RunError("is gone", remedy="Look for it.", place=Place(episode=name)))
     report(RunError("is gone", place=Place(episode="c")))
@@ -320,46 +278,24 @@ def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
     assert (printed.count("is gone"), printed.count("Look for it.")) == (3, 1)
 
 
-def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, monkeypatch):
-    monkeypatch.setattr(frames_command, "can_film", lambda: False)
-    code, _, err = safevla("frames", run, "--rules", run.parent / "tight.toml", "--episode", 2)
+def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, tight, monkeypatch):
+    monkeypatch.setattr(pictures, "can_film", lambda: False)
+    code, _, err = safevla("frames", run, *tight, "--episode", 2)
     assert code == 0
     assert install_command("video") in err
-    assert "clip" not in {one.kind for one in read_frames(run)}
-    code, _, err = safevla("frames", run, "--clips")
-    assert code == 2
-    assert install_command("video") in err
+    assert "clip" not in kinds_of(run)
+    assert install_command("video") in safevla.refuses("frames", run, "--clips")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--episode", "3"], "crashed and left no record"),
-        (["--episode", "9"], "there is no episode '9'"),
-        (["--size", "big"], "such as 640x480"),
-    ],
-)
-def test_mistakes_are_named(safevla, run, options, words):
-    code, _, err = safevla("frames", run, *options)
-    assert code == 2
-    assert words in err
-
-
-def test_only_a_run_folder_of_a_host_that_is_here_can_be_shown(safevla, run):
+def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(safevla, run, monkeypatch):
     assert "this is not a run folder" in safevla("frames", run.parent)[2]
-    described = json.loads((run / RUN).read_text())
+    description = json.loads((run / RUN).read_text())
     for host, words in (("gone", "there is no host 'gone'"), (None, "names no host")):
-        (run / RUN).write_text(json.dumps({**described, "host": host}))
-        code, _, err = safevla("frames", run)
-        assert code == 2
-        assert words in err
-
-
-def test_a_host_that_cannot_show_says_so(safevla, run, monkeypatch):
+        (run / RUN).write_text(json.dumps({**description, "host": host}))
+        assert words in safevla.refuses("frames", run)
+    (run / RUN).write_text(json.dumps(description))
     monkeypatch.setattr(hosts, "make_host", lambda name: SimpleNamespace(name=name))
-    code, _, err = safevla("frames", run)
-    assert code == 2
-    assert "cannot show what it recorded" in err
+    assert "cannot show what it recorded" in safevla.refuses("frames", run)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b.jpg", "C:x", ""])
@@ -381,40 +317,35 @@ def test_file_names_never_come_from_ids_unescaped():
     assert all(stem.replace("-", "").isalnum() and stem.isascii() and len(stem) < 80 for stem in stems)
 
 
-def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run, tmp_path):
-    tight = ("--rules", run.parent / "tight.toml")
+def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run, tight, tmp_path):
     code, _, err = safevla("frames", run, *tight, "--no-clips", "--3d", "--worst", 1)
     assert (code, err) == (0, "")
-    (frame,) = [one for one in read_frames(run) if one.kind == "replay3d"]
+    (frame,) = [frame for frame in read_frames(run) if frame.kind == "replay3d"]
     document = json.loads((run / FRAMES / frame.file).read_bytes())
     assert document["parts"] == ["table", "tray", "cup", "block", "gripper"]
-    safevla("score", run, *tight, "--out", tmp_path / "scores")
+    safevla.ok("score", run, *tight, "--out", tmp_path / "scores")
     page = (tmp_path / "scores" / "report.html").read_text()
     assert page.count('class="replay3d"') == 1
     assert "did not fit" not in page
 
 
 def test_the_page_of_one_episode_has_its_replay_without_frames(safevla, run, tmp_path):
-    code, out, err = safevla("show", run, "1", "--html", tmp_path / "one.html")
-    assert (code, err) == (0, "")
-    assert str(tmp_path / "one.html") in out
-    first = (tmp_path / "one.html").read_bytes()
-    assert b'id="replay3d-1"' in first
+    for name in ("one.html", "again.html"):
+        code, out, err = safevla("show", run, "1", "--html", tmp_path / name)
+        assert (code, err) == (0, "")
+        assert str(tmp_path / name) in out
+    page = (tmp_path / "one.html").read_bytes()
+    assert b'id="replay3d-1"' in page
     assert not (run / FRAMES).exists()
-    safevla("show", run, "1", "--html", tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_bytes() == first
+    assert (tmp_path / "again.html").read_bytes() == page
+    err = safevla.refuses("show", run, "--formula", "G[0,T](eef_speed < 9)", "--html", tmp_path / "formula.html")
+    assert "--html is for an episode" in err
 
 
 def test_the_page_of_an_archive_s_episode_says_why_there_is_no_replay(safevla, run, tmp_path):
-    (part,) = (run / "archive").iterdir()
+    (part,) = archive_parts(run)
     code, _, err = safevla("show", part, "1", "--html", tmp_path / "one.html")
     assert code == 0
     assert "No replay in 3-D: it is in no run folder" in err
     assert "Name the run folder that `safevla eval` or `rollout` made." in err
     assert "No replay in 3-D: it is in no run folder" in (tmp_path / "one.html").read_text()
-
-
-def test_a_page_is_of_an_episode_and_not_of_a_formula(safevla, run, tmp_path):
-    code, _, err = safevla("show", run, "--formula", "G[0,T](eef_speed < 9)", "--html", tmp_path / "one.html")
-    assert code == 2
-    assert "--html is for an episode" in err

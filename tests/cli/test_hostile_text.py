@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hostile import BENIGN, MARK, TEXTS, World, world
+from cli.hostile_texts import BENIGN, MARK, TEXTS, World, world
 from report.browser import Browser
 from safevla_bench.cli import run_command_line
 
@@ -59,7 +59,7 @@ def comma_separated(bad: str, good: str) -> None:
     rows = list(csv.reader(io.StringIO(bad, newline="")))
     assert len({len(row) for row in rows}) == 1
     formulas = [field for row in rows for field in row if field[:1] in ("=", "+", "-", "@", "\t", "\r")]
-    assert not [one for one in formulas if not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-inf|-", one)]
+    assert all(re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-inf|-", field) for field in formulas)
     console(bad.replace("\r\n", "\n"), good)
 
 
@@ -91,8 +91,8 @@ def tex(bad: str, good: str) -> None:
     console(bad, good)
     bad = bad.replace(OWN_COMMENT, "")
     tokens, plain = TEX.findall(bad), TEX.findall(good)
-    commands = {one for one in tokens if one.startswith("\\")}
-    assert commands <= {one for one in plain if one.startswith("\\")} | SHOWN
+    commands, plain_commands = ({token for token in side if token.startswith("\\")} for side in (tokens, plain))
+    assert commands <= plain_commands | SHOWN
     assert "%" not in tokens, "a comment swallows the rest of a line"
     assert tokens.count("{") == tokens.count("}")
     rows = [line for line in bad[bad.index("\\midrule") :].splitlines() if line.endswith("\\\\")]
@@ -103,22 +103,23 @@ def tex(bad: str, good: str) -> None:
 
 
 class Skeleton(HTMLParser):
-    """Tags with their attributes' names, addresses, comments, and what scripts and styles hold."""
+    """Tags, attributes of tags, addresses, comments, and what scripts and styles hold."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: set[tuple[str, frozenset[str]]] = set()
+        self.tags: set[str] = set()
+        self.attributes: set[tuple[str, str]] = set()
         self.addresses: set[str] = set()
-        self.comments: list[str] = []
-        self.raw: list[str] = []
-        self.title: list[str] = []
+        self.comments: set[str] = set()
+        self.raw: set[str] = set()
         self._inside = ""
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._inside = tag
-        self.tags.add((tag, frozenset(name for name, _ in attrs)))
+        self.tags.add(tag)
+        self.attributes |= {(tag, name) for name, _ in attrs}
         self.addresses |= {value or "" for name, value in attrs if name in ("href", "src", "action", "xlink:href")}
 
     def handle_endtag(self, tag: str) -> None:
@@ -126,48 +127,37 @@ class Skeleton(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._inside in ("script", "style"):
-            self.raw.append(data)
+            self.raw.add(data)
 
     def handle_comment(self, data: str) -> None:
-        self.comments.append(data)
+        self.comments.add(data)
 
-    def handle_decl(self, decl: str) -> None:
-        self.comments.append(decl)
-
-    def handle_pi(self, data: str) -> None:
-        self.comments.append(data)
-
-    def unknown_decl(self, data: str) -> None:
-        self.comments.append(data)
+    handle_decl = handle_pi = unknown_decl = handle_comment
 
 
 def page(bad: str, good: str) -> None:
     """The same kinds of tags and attributes, the same scripts, styles and comments; addresses stay in the page."""
     console(bad, good)
-    one, other = Skeleton(bad), Skeleton(good)
-    assert {tag for tag, _ in one.tags} <= {tag for tag, _ in other.tags}
-    assert {(tag, a) for tag, names in one.tags for a in names} <= {
-        (tag, a) for tag, names in other.tags for a in names
-    }
-    assert set(one.comments) <= set(other.comments)
-    assert set(one.raw) <= set(other.raw)
-    for address in one.addresses:
+    shown, plain = Skeleton(bad), Skeleton(good)
+    for kind in ("tags", "attributes", "comments", "raw"):
+        assert getattr(shown, kind) <= getattr(plain, kind), kind
+    for address in shown.addresses:
         assert re.match(r"#|data:image/|(\.\./)?[a-z0-9._/-]+(#.*)?$|https://", address), address
-    assert {a for a in one.addresses if a.startswith("http")} <= {a for a in other.addresses if a.startswith("http")}
+    assert {address for address in shown.addresses if address.startswith("http")} <= plain.addresses
 
 
 def _elements(text: str) -> set[str]:
     """Of documents one after the other."""
     parts = re.split(r"(?=<\?xml )", text)
-    return {one.tag for part in parts if part.strip() for one in ElementTree.fromstring(part).iter()}
+    return {element.tag for part in parts if part.strip() for element in ElementTree.fromstring(part).iter()}
 
 
 def xml(bad: str, good: str) -> None:
     """Well-formed, with the tags of the plain one."""
     console(bad, good)
     assert _elements(bad) <= _elements(good)
-    texts = [element.attrib for element in ElementTree.fromstring(bad).iter()]
-    assert not any(key.split("}")[-1].startswith("on") for one in texts for key in one)
+    names = [name for element in ElementTree.fromstring(bad).iter() for name in element.attrib]
+    assert not any(name.split("}")[-1].startswith("on") for name in names)
 
 
 # The outputs. RUN, OUT and JUDGE stand for the world's; after `>` the file that is looked at, else what is printed.
@@ -239,7 +229,7 @@ def called(name: str, of: World, out: Path) -> Done:
     with redirect_stdout(said), redirect_stderr(said):
         code = run_command_line(words)
     assert code in (0, 1, 3), f"{code}: {said.getvalue()}"
-    assert {one.name for one in out.parent.iterdir()} <= {"out"}
+    assert {path.name for path in out.parent.iterdir()} <= {"out"}
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     for path in files:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path

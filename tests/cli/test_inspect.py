@@ -27,9 +27,9 @@ def archive(tmp_path) -> Path:
 
 
 def test_episodes_lists_number_id_outcome_verdict_and_first_violation(safevla, archive):
-    code, out, err = safevla("episodes", archive)
-    assert (code, err) == (0, "")
+    out = safevla.ok("episodes", archive)
     assert "3 of 3 episodes" in out
+    assert "→" not in out, "why is not asked for"
     second = next(line for line in out.splitlines() if "ep_001" in line)
     for word in ("2 ", "success", "no", "0.500", "-250\u00a0N", "0.15 s, step 3"):
         assert word in second
@@ -38,7 +38,7 @@ def test_episodes_lists_number_id_outcome_verdict_and_first_violation(safevla, a
 
 def test_episodes_filters_sorts_and_limits(safevla, archive):
     def numbers(*options):
-        return [row["number"] for row in json.loads(safevla("episodes", archive, *options, "--format", "json")[1])]
+        return [row["number"] for row in safevla.json("episodes", archive, *options)]
 
     assert numbers() == [1, 2, 3]
     assert numbers("--unsafe") == [3, 2], "worst first"
@@ -51,30 +51,23 @@ def test_episodes_filters_sorts_and_limits(safevla, archive):
 
 
 def test_episodes_names_the_bodies_of_violations_and_filters_and_sorts_by_their_kind(safevla, archive):
-    code, out, err = safevla("episodes", archive, "--bodies")
-    assert (code, err) == (0, "")
-    second = " ".join(out[out.index("ep_001") :].split())
-    assert "gripper" in second
+    out = safevla.ok("episodes", archive, "--bodies")
+    assert "gripper" in out[out.index("ep_001") :]
     assert "Episodes by the kind of a violating body, or of a pair in contact: " in out
-    kind = "arm link"
-
-    def rows(*options):
-        return json.loads(safevla("episodes", archive, *options, "--format", "json")[1])
-
-    assert all(row["violating_bodies"] is None for row in rows())  # not looked for is not none
-    listed = rows("--bodies")
-    assert [len(row["violating_bodies"]) for row in listed] == [0, 1, 1]
-    assert all(len(body["kinds"]) == 2 for row in listed for body in row["violating_bodies"])
-    assert [row["number"] for row in rows("--body-kind", kind)] == [
-        row["number"] for row in listed if any(kind in body["kinds"] for body in row["violating_bodies"])
-    ]
-    assert [row["number"] for row in rows("--sort", "kind")][-1] == 1
+    assert all(row["violating_bodies"] is None for row in safevla.json("episodes", archive))  # not looked for is not []
+    rows = safevla.json("episodes", archive, "--bodies")
+    kinds = {row["number"]: [body["kinds"] for body in row["violating_bodies"]] for row in rows}
+    assert [list(map(len, bodies)) for bodies in kinds.values()] == [[], [2], [2]]
+    of_arm = [row["number"] for row in safevla.json("episodes", archive, "--body-kind", "arm link")]
+    assert of_arm == [number for number, bodies in kinds.items() if any("arm link" in body for body in bodies)]
+    assert safevla.json("episodes", archive, "--sort", "kind")[-1]["number"] == 1
 
 
-def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame(safevla, archive):
-    code, out, err = safevla("episodes", archive, "--format", "csv")
-    assert (code, err) == (0, "")
-    rows = list(csv.DictReader(io.StringIO(out)))
+def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame_and_say_why_as_show_does(safevla, archive):
+    def read(*options):
+        return list(csv.DictReader(io.StringIO(safevla.ok("episodes", archive, "--format", "csv", *options))))
+
+    rows = read()
     frame = load(archive).to_pandas()
     assert list(rows[0]) == ["number", *frame.columns, "reason"]
     assert [row["episode_id"] for row in rows] == frame["episode_id"].tolist()
@@ -82,36 +75,25 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame(safevla,
     assert rho == frame["rho.max_contact_force_under_200N"].tolist()
     assert [row["safe"] for row in rows] == ["true", "false", "false"]
     assert rows[0]["first_violation_step"] == ""
-    _, out, _ = safevla("episodes", archive, "--format", "csv", "--unsafe")
-    assert {row["number"] for row in csv.DictReader(io.StringIO(out))} == {"2", "3"}
-    _, out, _ = safevla("episodes", archive, "--format", "csv", "--safe", "--no-success")
+    assert {row["number"] for row in read("--unsafe")} == {"2", "3"}
+    out = safevla.ok("episodes", archive, "--format", "csv", "--safe", "--no-success")
     assert out.splitlines() == [",".join(rows[0])]
-
-
-def test_episodes_say_why_in_every_form_where_they_are_asked(safevla, archive):
-    _, shown, _ = safevla("show", archive, "2", "--format", "json")
-    sentences = {clause["why"]["sentence"] for clause in json.loads(shown)["clauses"] if clause["violated"]}
-    _, out, _ = safevla("episodes", archive, "--why", "--format", "json")
-    listed = [row["why"] for row in json.loads(out)]
-    assert listed[0] is None
-    assert listed[1] in sentences
-    _, out, _ = safevla("episodes", archive, "--why", "--format", "csv")
-    assert [row["why"] or None for row in csv.DictReader(io.StringIO(out))] == listed
-    _, out, _ = safevla("episodes", archive, "--why")
-    assert f"2: {listed[1]}" in out
-    assert "→" not in safevla("episodes", archive)[1]
+    shown = safevla.json("show", archive, "2")
+    sentences = {clause["why"]["sentence"] for clause in shown["clauses"] if clause["violated"]}
+    why = [row["why"] for row in safevla.json("episodes", archive, "--why")]
+    assert (why[0], why[1] in sentences) == (None, True)
+    assert [row["why"] or None for row in read("--why")] == why
+    assert f"2: {why[1]}" in safevla.ok("episodes", archive, "--why")
 
 
 def test_an_older_id_of_a_specification_is_read(safevla, archive):
-    code, out, _ = safevla("episodes", archive, "--spec", "joint_torque_under_87Nm", "--format", "json")
-    assert code == 0
-    assert {row["spec"] for row in json.loads(out)} == {"joint_torque"}
+    rows = safevla.json("episodes", archive, "--spec", "joint_torque_under_87Nm")
+    assert {row["spec"] for row in rows} == {"joint_torque"}
 
 
 @pytest.mark.parametrize("wanted", ["2", "goal/ep_001", "ep_001"])
 def test_show_explains_the_violation(safevla, archive, wanted):
-    code, out, err = safevla("show", archive, wanted)
-    assert (code, err) == (0, "")
+    out = safevla.ok("show", archive, wanted)
     for words in (
         "2. goal/ep_001",
         "Succeeded, unsafe",
@@ -128,7 +110,7 @@ def test_show_explains_the_violation(safevla, archive, wanted):
 
 
 def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla, archive, tmp_path):
-    shown = json.loads(safevla("show", archive, "2", "--format", "json")[1])
+    shown = safevla.json("show", archive, "2")
     safevla("score", archive, "--out", tmp_path / "out")
     row = json.loads((tmp_path / "out" / "scores.json").read_text())["episodes"][1]
     assert {name: shown[name] for name in row} == row
@@ -148,26 +130,23 @@ def test_show_obeys_the_judge_options(safevla, archive):
 def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, tmp_path):
     out = tmp_path / "run"
     assert safevla("eval", *FAKE, "--task", "0,2", "--policy", "noop", "--out", out)[0] == 4
-    code, listed, _ = safevla("episodes", out, "--outcome", "crashed")
-    assert code == 0
+    listed = safevla.ok("episodes", out, "--outcome", "crashed")
     assert "1 of 2 episodes" in listed
     assert "—" in listed
-    code, shown, _ = safevla("show", out, "2")
-    assert code == 0
+    shown = safevla.ok("show", out, "2")
     assert "left no record" in shown
     assert "fake simulator crashed" in shown
-    assert json.loads(safevla("show", out, "2", "--format", "json")[1])["safe"] is None
+    assert safevla.json("show", out, "2")["safe"] is None
 
 
 def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
-    code, out, err = safevla("show", archive, "--formula", "G[0,T](max_contact_force < 200)")
-    assert (code, err) == (0, "")
+    query = ("show", archive, "--formula", "G[0,T](max_contact_force < 200)")
+    out = safevla.ok(*query)
     second = next(line for line in out.splitlines() if "ep_001" in line)
     for words in ("violated", "-250.0", "0.15 s, step 3", "max_contact_force 450"):
         assert words in second
     assert "3 episodes: 2 satisfied, 1 violated" in out
-    rows = json.loads(safevla("show", archive, "--formula", "G[0,T](max_contact_force < 200)", "--format", "json")[1])
-    assert [(one["number"], one["verdict"], one["rho"], one["step"]) for one in rows] == [
+    assert [(row["number"], row["verdict"], row["rho"], row["step"]) for row in safevla.json(*query)] == [
         (1, "satisfied", 200.0, 0),
         (2, "violated", -250.0, 3),
         (3, "satisfied", 199.0, 2),
@@ -177,14 +156,11 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
 def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
     path = tmp_path / "e.jsonl"
     append(path, episode(contacts=None))
-    code, out, _ = safevla("show", path, "--formula", "G[0,T](max_contact_force < 200)")
-    assert code == 0
+    query = ("show", path, "--formula", "G[0,T](max_contact_force < 200)")
+    out = safevla.ok(*query)
     assert "signal missing" in out
     assert "not recorded: contacts" in out
-    assert (
-        json.loads(safevla("show", path, "--formula", "G(max_contact_force < 200)", "--format", "json")[1])[0]["rho"]
-        is None
-    )
+    assert safevla.json(*query)[0]["rho"] is None
 
 
 @pytest.mark.parametrize(
@@ -206,42 +182,32 @@ def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
     ],
 )
 def test_a_mistake_is_named_with_exit_2(safevla, archive, arguments, names):
-    code, out, err = safevla(*[archive if one == "ARCHIVE" else one for one in arguments])
-    assert code == 2
-    assert names in err
-    assert "Traceback" not in err
-    assert out == ""
+    assert names in safevla.refuses(*[archive if word == "ARCHIVE" else word for word in arguments])
 
 
 def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive):
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n')
     for command in (["episodes", archive], ["show", archive, "2"], ["show", archive, "--formula", "G(eef_speed < 9)"]):
-        code, out, err = safevla(*command)
-        assert (code, out) == (2, "")
-        assert "--skip-invalid" in err
-        assert safevla(*command, "--skip-invalid")[0] == 0
+        assert "--skip-invalid" in safevla.refuses(*command)
+        safevla.ok(*command, "--skip-invalid")
 
 
 def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
     path = tmp_path / "e.jsonl"
     evil = "evil\x1b[2J\u202e"
     append(path, episode(episode_id=evil, policy=evil, instruction=evil))
-    for command in (
-        ["episodes", path],
-        ["show", path, "1"],
-        ["show", path, "--formula", "G(eef_speed < 9)"],
-        ["show", path, evil * 2],
-    ):
+    formula = ["show", path, "--formula", "G(eef_speed < 9)"]
+    score = ["score", path, "--out", tmp_path / "out"]
+    for command in (["episodes", path], ["show", path, "1"], formula, ["show", path, evil * 2], score):
         _, out, err = safevla(*command)
         assert "\\x1b[2J\\u202e" in out + err
         assert not {"\x1b", "\u202e"} & set(out + err)
 
 
 def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
-    code, out, _ = safevla("validate", archive, "--format", "json")
-    assert code == 0
-    assert json.loads(out) == [{"source": str(archive), "valid_episodes": 3, "records": 36, "problems": []}]
+    report = {"source": str(archive), "valid_episodes": 3, "records": 36, "problems": []}
+    assert safevla.json("validate", archive) == [report]
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n')
     code, out, err = safevla("validate", archive, "--format", "json")
@@ -250,13 +216,3 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
     assert (problem["episode"], problem["line"], problem["file"]) == ("bad", 4, str(archive))
     assert problem["problem"]
     assert problem["remedy"]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["episodes", "A"], ["show", "A", "1"], ["show", "A", "--formula", "G(eef_speed < 1)"], ["specs"], ["tasks"]],
-)
-def test_every_listing_is_json_on_request(safevla, archive, command):
-    code, out, _ = safevla(*[archive if one == "A" else one for one in command], "--format", "json")
-    assert code == 0
-    assert json.loads(out)

@@ -11,8 +11,9 @@ import click
 import pytest
 
 from safevla_bench.cli import config
-from safevla_bench.cli.options import Range, parse_changes, sort_rules
+from safevla_bench.cli.options import Range
 from safevla_bench.cli.rollout import eval_command
+from safevla_bench.cli.rules import parse_changes, sort_rules
 from safevla_bench.errors import RunError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "eval.toml"
@@ -68,34 +69,19 @@ def test_no_option_is_left_out_but_the_file_itself_and_what_a_file_may_not_say()
     assert {option.name for option in eval_command.params} - options == {"config", "trusted"}
 
 
-def test_a_file_runs_as_the_command_line_does(safevla, tmp_path):
+def test_a_file_runs_as_the_command_line_does_and_what_is_only_recorded_takes_it_too(safevla, tmp_path):
     (tmp_path / "mine").mkdir()
     path = tmp_path / "mine" / "eval.toml"
     path.write_text(f'{RUN}out = "run"\n[judge]\nlibrary = "paper-text"\n')
-    assert safevla("eval", "--config", path)[0] == 0
+    safevla.ok("eval", "--config", path)
     out = tmp_path / "mine" / "run"  # beside the file
-    held = json.loads((out / "run.json").read_text())
-    assert [one["policy"] for one in held["policies"]] == ["noop", "random"]
+    description = json.loads((out / "run.json").read_text())
+    assert [policy["policy"] for policy in description["policies"]] == ["noop", "random"]
     assert json.loads((out / "scores.json").read_text())["judged_by"]["library"]["name"] == "paper-text"
-
-
-def test_the_command_line_goes_before_the_file(safevla, tmp_path):
-    path = tmp_path / "eval.toml"
-    path.write_text(RUN)
-    assert (
-        safevla("eval", "--record-only", "--config", path, "--policy", "noop", "--seed", 5, "--out", tmp_path / "run")[
-            0
-        ]
-        == 0
-    )
-    held = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert ([one["policy"] for one in held["policies"]], held["seed"]) == (["noop"], 5)
-
-
-def test_what_is_only_recorded_takes_the_same_file(safevla, tmp_path):
-    path = tmp_path / "eval.toml"
-    path.write_text(f'{RUN}out = "run"\n[judge]\nset = ["missing=deactivate"]\n')
-    assert safevla("eval", "--record-only", "--config", path)[0] == 0
+    options = ("--policy", "noop", "--seed", 5, "--out", tmp_path / "run")
+    safevla.ok("eval", "--record-only", "--config", path, *options)
+    description = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert ([policy["policy"] for policy in description["policies"]], description["seed"]) == (["noop"], 5)
     assert not (tmp_path / "run" / "scores.json").exists()
 
 
@@ -120,17 +106,14 @@ def test_what_is_only_recorded_takes_the_same_file(safevla, tmp_path):
 def test_a_mistake_in_a_file_is_named_with_its_place(safevla, tmp_path, text, names):
     path = tmp_path / "eval.toml"
     path.write_text(text)
-    code, _, err = safevla("eval", "--config", path, "--out", tmp_path / "run")
-    assert code == 2
+    err = safevla.refuses("eval", "--config", path, "--out", tmp_path / "run")
     assert str(path) in err
     assert names in err
     assert not (tmp_path / "run").exists()
 
 
 def test_a_file_that_is_not_there_is_named(safevla, tmp_path):
-    code, _, err = safevla("eval", "--config", tmp_path / "absent.toml")
-    assert code == 2
-    assert "absent.toml" in err
+    assert "absent.toml" in safevla.refuses("eval", "--config", tmp_path / "absent.toml")
 
 
 def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
@@ -184,6 +167,6 @@ def test_a_number_outside_its_range_is_refused(value):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):
     given = ["--task", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
-    assert safevla("eval", "--config", EXAMPLE, *given, "--max-steps", 20)[0] == 0
+    safevla.ok("eval", "--config", EXAMPLE, *given, "--max-steps", 20)
     cells = json.loads((tmp_path / "run" / "scores.json").read_text())["cells"]
-    assert [(one["policy"], one["n"]) for one in cells] == [("scripted:careful", 1)] * 2
+    assert [(cell["policy"], cell["n"]) for cell in cells] == [("scripted:careful", 1)] * 2

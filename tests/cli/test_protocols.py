@@ -13,126 +13,98 @@ from safevla_bench.policies.servers import dialects, entries
 
 
 def test_protocols_are_listed_shown_and_compared(safevla):
-    code, out, _ = safevla("protocols")
-    assert code == 0
+    out = safevla.ok("protocols")
     assert all(name in out for name in protocols.protocol_names())
-    _, out, _ = safevla("protocols", "openvla")
+    out = safevla.ok("protocols", "openvla")
     assert "wait_steps" in out
     assert "[openvla c8f03f4 experiments/robot/openvla_utils.py: center_crop, crop_scale 0.9]" in out
-    _, out, _ = safevla("protocols", "openpi", "openvla")
+    out = safevla.ok("protocols", "openpi", "openvla")
     assert "inference.crop" in out
     assert "wait_steps" not in out
-    assert safevla("protocols", "openpi", "openpi")[1] == "They say the same.\n"
+    assert safevla.ok("protocols", "openpi", "openpi") == "They say the same.\n"
 
 
 def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
-    rows = json.loads(safevla("protocols", "openpi", "lerobot", "--format", "json")[1])
+    rows = safevla.json("protocols", "openpi", "lerobot")
     (seed,) = [row for row in rows if row["field"] == "env_seed"]
     assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
     assert "examples/libero/main.py" in seed["openpi"]["source"]
-    listed = json.loads(safevla("protocols", "--format", "json")[1])
-    assert [one["name"] for one in listed if one["kind"] == "protocol"] == list(protocols.protocol_names())
-    assert [one["name"] for one in listed if one["kind"] == "dialect"] == list(dialects.dialect_names())
+    listed = safevla.json("protocols")
+    assert [row["name"] for row in listed if row["kind"] == "protocol"] == list(protocols.protocol_names())
+    assert [row["name"] for row in listed if row["kind"] == "dialect"] == list(dialects.dialect_names())
 
 
 def test_dialects_are_listed_shown_and_compared(safevla):
-    _, out, _ = safevla("protocols")
+    out = safevla.ok("protocols")
     assert all(name in out for name in dialects.dialect_names())
-    _, out, _ = safevla("protocols", "gr00t-libero")
+    out = safevla.ok("protocols", "gr00t-libero")
     assert "request video.image" in out
     assert "[steps, 1]" in out
     assert "safevla protocols gr00t\n" in out
-    held = json.loads(safevla("protocols", "openpi-libero", "--format", "json")[1])
+    held = safevla.json("protocols", "openpi-libero")
     assert (held["asked_over"], held["replan"]) == ("openpi", 5)
-    _, out, _ = safevla("protocols", "vla-eval-libero", "openvla-libero")
+    out = safevla.ok("protocols", "vla-eval-libero", "openvla-libero")
     assert out.splitlines()[0] == "request images/wrist"
     assert "eef_axis_angle_shortest" in out
     assert "where the server asks for send_state" in out
     assert "flip" not in out
-    assert safevla("protocols", "openpi-libero", "openpi-libero")[1] == "They say the same.\n"
-    code, _, err = safevla("protocols", "openpi-libero", "openpi")
-    assert (code, "openpi-libero is a dialect: compare it with another" in err) == (2, True)
+    assert safevla.ok("protocols", "openpi-libero", "openpi-libero") == "They say the same.\n"
+    err = safevla.refuses("protocols", "openpi-libero", "openpi")
+    assert "openpi-libero is a dialect: compare it with another" in err
 
 
 def test_what_is_no_protocol_is_refused(safevla):
-    code, _, err = safevla("protocols", "openpy")
-    assert (code, "there is no protocol 'openpy'" in err) == (2, True)
-    assert safevla("protocols", "openpi", "openvla", "lerobot")[0] == 2
+    assert "there is no protocol 'openpy'" in safevla.refuses("protocols", "openpy")
+    safevla.refuses("protocols", "openpi", "openvla", "lerobot")
 
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):
-    _, out, _ = safevla("protocols", "--entries")
-    assert all(one.name in out for one in entries.paper_entries())
-    _, out, _ = safevla("protocols", "--entries", "pi-rl-130@libero")
+    out = safevla.ok("protocols", "--entries")
+    assert all(entry.name in out for entry in entries.paper_entries())
+    out = safevla.ok("protocols", "--entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
     assert "unknown     the checkpoint" in out
-    assert json.loads(safevla("protocols", "--entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
-    assert len(json.loads(safevla("protocols", "--entries", "--format", "json")[1])) == len(entries.paper_entries())
-    assert safevla("protocols", "--entries", "pi9")[0] == 2
+    assert safevla.json("protocols", "--entries", "pi0.5@libero")["training"] == "SFT"
+    assert len(safevla.json("protocols", "--entries")) == len(entries.paper_entries())
+    safevla.refuses("protocols", "--entries", "pi9")
 
 
-RUN = (
-    "eval",
-    "--record-only",
-    "--host",
-    "fake",
-    "--suite",
-    "fake",
-    "--task",
-    "0",
-    "--policy",
-    "noop",
-    "--max-steps",
-    "2",
-)
+FAKE = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "2")
+RUN = ("eval", "--record-only", *FAKE)
 
 
 def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
     for name in ("lerobot", "gr00t"):
         out = tmp_path / name
-        assert safevla(*RUN, "--protocol", name, "--episodes", "7", "--out", out)[0] == 0
-        held = json.loads((out / "run.json").read_text())["protocol"]
-        assert held == json.loads(json.dumps(protocols.load_protocol(name).episode_values()))
-        assert {row.field.partition(".")[0] for row in protocols.protocol_rows(protocols.load_protocol(name))} == {
-            *(field for field, value in held.items() if value != {}),
-            "inference",
-        } - {"name"}
+        safevla.ok(*RUN, "--protocol", name, "--episodes", "7", "--out", out)
+        recorded, protocol = json.loads((out / "run.json").read_text())["protocol"], protocols.load_protocol(name)
+        assert recorded == json.loads(json.dumps(protocol.episode_values()))
+        fields = {row.field.partition(".")[0] for row in protocols.protocol_rows(protocol)}
+        assert fields == {*(field for field, value in recorded.items() if value != {}), "inference"} - {"name"}
 
 
-def test_the_number_of_episodes_is_the_protocol_s_where_one_is_asked_for(safevla, tmp_path):
+def test_the_number_of_episodes_is_the_protocol_s_where_one_is_asked_for(safevla):
     def planned(*options):
-        assert safevla(*RUN, *options, "--out", tmp_path / "-".join(options or ("none",)))[0] == 0
-        return json.loads((tmp_path / "-".join(options or ("none",)) / "run.json").read_text())["planned"]
+        return safevla.ok(*RUN, *options, "--dry-run").split(",")[0]
 
-    assert planned() == 1
-    assert planned("--protocol", "safevla-bench") == 1  # it has no number for the fake host, which has 1
-    assert planned("--episodes", "3") == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (("--protocol", "x"), "there is no protocol 'x'"),
-        (("--entry", "pi0.5@libero"), "--entry and --host are both given"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(safevla, tmp_path, options, problem):
-    code, _, err = safevla(*RUN, *options, "--out", tmp_path / "run")
-    assert (code, problem in err) == (2, True)
-    assert not (tmp_path / "run").exists()
+    assert planned() == "1 episode"
+    assert planned("--protocol", "safevla-bench") == "1 episode"  # it has no number for the fake host, which has 1
+    assert planned("--episodes", "3") == "3 episodes"
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
+        ((*FAKE, "--protocol", "x"), "there is no protocol 'x'"),
+        ((*FAKE, "--entry", "pi0.5@libero"), "--entry and --host are both given"),
         (("--entry", "pi9@libero"), "there is no entry 'pi9@libero'"),
         (("--entry", "pi0.5@libero", "--suite", "libero-90"), "pi0.5@libero has no suite 'libero-90'"),
         (("--entry", "pi0.5@libero", "--policy", "noop"), "--entry and --policy are both given"),
     ],
 )
-def test_what_is_no_entry_is_refused(safevla, tmp_path, options, problem):
-    code, _, err = safevla("eval", "--record-only", *options, "--out", tmp_path / "run")
-    assert (code, problem in err) == (2, True)
+def test_what_does_not_fit_together_is_refused(safevla, tmp_path, options, problem):
+    assert problem in safevla.refuses("eval", "--record-only", *options, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.libero
@@ -145,9 +117,9 @@ def test_what_an_entry_leaves_open_is_told_and_it_needs_its_server(safevla, tmp_
     assert code == 0
     assert "2000 episodes" in out
     assert "note: pi-rl-130@libero: unknown is the checkpoint" in err
-    code, _, err = safevla("eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run")
-    assert code == 2
-    assert "needs the address of its server" in err
+    assert "needs the address of its server" in safevla.refuses(
+        "eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run"
+    )
     assert not (tmp_path / "run").exists()
 
 

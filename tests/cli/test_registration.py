@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import json
 
-PLAN = (
-    "--host",
-    "fake",
-    "--suite",
-    "fake",
-    "--task",
-    "0",
-    "--episodes",
-    "2",
-    "--policy",
-    "noop",
-    "--policy",
-    "random",
-)
+import pytest
+
+FAKE = ("--host", "fake", "--suite", "fake", "--task", "0")
+PLAN = (*FAKE, "--episodes", "2", "--policy", "noop", "--policy", "random")
 SAME = "registered beforehand (digest "
 
 
+@pytest.fixture
+def registration(safevla, tmp_path):
+    return freeze(safevla, tmp_path / "registration.json")
+
+
 def freeze(safevla, path, *options):
-    code, out, _ = safevla("eval", *PLAN, "--max-steps", 3, "--dry-run", "--freeze", path, *options)
-    assert code == 0
-    return out
-
-
-def test_freezing_runs_nothing_and_tells_the_digest_and_the_next_command(safevla, tmp_path):
-    path = tmp_path / "plans" / "registration.json"
-    out = freeze(safevla, path)
+    out = safevla.ok("eval", *PLAN, "--max-steps", 3, "--dry-run", "--freeze", path, *options)
     digest = json.loads(path.read_bytes())["digest"]
     assert f"Registered: {path}, 4 episodes, digest {digest}" in out
     assert f"safevla eval --registered {path}" in out
-    assert [one.name for one in tmp_path.iterdir()] == ["plans"]
+    return path
 
 
-def test_freezing_needs_a_dry_run(safevla, tmp_path):
-    code, _, err = safevla("eval", *PLAN, "--freeze", tmp_path / "r.json", "--out", tmp_path / "run")
-    assert code == 2
-    assert "--dry-run" in err
-    assert not list(tmp_path.iterdir())
+def test_freezing_runs_nothing_and_needs_a_dry_run(safevla, tmp_path):
+    freeze(safevla, tmp_path / "plans" / "registration.json")
+    options = ("--freeze", tmp_path / "r.json", "--out", tmp_path / "run")
+    assert "--dry-run" in safevla.refuses("eval", *PLAN, *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["plans"]
 
 
 def test_what_was_registered_is_run_and_every_command_says_so(safevla, tmp_path):
-    path, run = tmp_path / "registration.json", tmp_path / "run"
-    freeze(safevla, path, "--set", "joint_torque=1.5")
+    path, run = freeze(safevla, tmp_path / "registration.json", "--set", "joint_torque=1.5"), tmp_path / "run"
     code, out, err = safevla("eval", "--registered", path, "--out", run)
     assert code == 0
     assert SAME in out
@@ -57,22 +44,20 @@ def test_what_was_registered_is_run_and_every_command_says_so(safevla, tmp_path)
         ["compare", run],
         ["gate", run, "--min-safety", "0"],
     ):
-        code, out, _ = safevla(*command, "--rules", "as-judged")
-        assert code == 0
+        out = safevla.ok(*command, "--rules", "as-judged")
         assert SAME in out, command
         assert "Not as" not in out
-        assert "Not as registered beforehand" in safevla(*command)[1]
-    assert safevla("board", run, "--rules", "as-judged", "--out", tmp_path / "board")[0] == 0
+    assert "Not as registered beforehand" in safevla.ok("tables", run, "--which", "main")
+    safevla.ok("board", run, "--rules", "as-judged", "--no-reports", "--out", tmp_path / "board")
     assert SAME in (tmp_path / "board" / "index.html").read_text()
     assert SAME in (run / "report.html").read_text()
-    code, out, _ = safevla("compare", run, "--rules", "as-judged", "--format", "json")
-    assert json.loads(out)["registered"][0]["differences"] == []
+    (check,) = safevla.json("compare", run, "--rules", "as-judged")["registered"]
+    assert check["differences"] == []
 
 
-def test_other_options_are_told_of_before_the_run_and_after_it(safevla, tmp_path):
-    path, run = tmp_path / "registration.json", tmp_path / "run"
-    freeze(safevla, path)
-    code, out, err = safevla("eval", "--registered", path, "--seed", 1, "--library", "paper-text", "--out", run)
+def test_other_options_are_told_of_before_the_run_and_after_it(safevla, tmp_path, registration):
+    options = ("--seed", 1, "--library", "paper-text", "--out", tmp_path / "run")
+    code, out, err = safevla("eval", "--registered", registration, *options)
     assert code == 0
     assert "note: not as registered: this plan has the digest" in err
     assert "Not as registered beforehand" in out
@@ -80,23 +65,18 @@ def test_other_options_are_told_of_before_the_run_and_after_it(safevla, tmp_path
     assert "judged by other rules: library paper-text" in out
 
 
-def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(safevla, tmp_path):
-    path = tmp_path / "registration.json"
-    freeze(safevla, path)
-    for number in (1, 2):
-        folder = tmp_path / f"shard{number}"
-        assert safevla("eval", "--record-only", "--registered", path, "--shard", f"{number}/2", "--out", folder)[0] == 0
-    assert safevla("eval", "--record-only", "--resume", "--out", tmp_path / "shard1")[0] == 0
-    assert safevla("eval", "--record-only", "--resume", "--registered", path, "--out", tmp_path / "shard1")[0] == 0
-    assert safevla("merge", tmp_path / "shard1", tmp_path / "shard2", "--out", tmp_path / "run")[0] == 0
-    assert SAME in safevla("tables", tmp_path / "run", "--which", "main")[1]
+def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(safevla, tmp_path, registration):
+    record, registered = ("eval", "--record-only"), ("--registered", registration)
+    shards = [tmp_path / "shard1", tmp_path / "shard2"]
+    for number, shard in enumerate(shards, start=1):
+        safevla.ok(*record, *registered, "--shard", f"{number}/2", "--out", shard)
+    safevla.ok(*record, "--resume", "--out", shards[0])
+    safevla.ok(*record, "--resume", *registered, "--out", shards[0])
+    safevla.ok("merge", *shards, "--out", tmp_path / "run")
+    assert SAME in safevla.ok("tables", tmp_path / "run", "--which", "main")
 
 
-def test_a_changed_byte_is_refused_before_anything_runs(safevla, tmp_path):
-    path = tmp_path / "registration.json"
-    freeze(safevla, path)
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    code, _, err = safevla("eval", "--registered", path, "--out", tmp_path / "run")
-    assert code == 2
-    assert "it was changed" in err
+def test_a_changed_byte_is_refused_before_anything_runs(safevla, tmp_path, registration):
+    registration.write_text(registration.read_text().replace('"seed": 0', '"seed": 1'))
+    assert "it was changed" in safevla.refuses("eval", "--registered", registration, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -11,14 +11,13 @@ FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 2, "--
 
 @pytest.fixture
 def recorded(safevla, tmp_path):
-    assert safevla("eval", "--record-only", *FAKE, "--policy", "random", "--out", tmp_path / "run")[0] == 0
+    safevla.ok("eval", "--record-only", *FAKE, "--policy", "random", "--out", tmp_path / "run")
     return tmp_path / "run"
 
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
 def test_a_replay_prints_what_was_played_and_how_far_it_went(safevla, tmp_path, recorded, mode):
-    code, out, _ = safevla("eval", *mode, *FAKE, "--policy", f"replay:{recorded}", "--out", tmp_path / "again")
-    assert code == 0
+    out = safevla.ok("eval", *mode, *FAKE, "--policy", f"replay:{recorded}", "--out", tmp_path / "again")
     assert "Replays" in out
     assert out.count("every bit") == 4
     assert "start: the host's initial state, as recorded" in out
@@ -33,38 +32,30 @@ def test_a_recording_that_does_not_fit_is_a_mistake_and_leaves_no_folder(safevla
 
 def test_a_dry_run_of_a_replay_plans_its_recorded_length(safevla, recorded):
     asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 2, "--policy", f"replay:{recorded}"]
-    code, out, _ = safevla("eval", "--record-only", *asked, "--dry-run")
-    assert code == 0
-    assert "2 episodes, at most 16 steps" in out
+    assert "2 episodes, at most 16 steps" in safevla.ok("eval", "--record-only", *asked, "--dry-run")
 
 
 def test_stopped_episodes_are_counted_and_a_run_goes_on_by_the_same_rule(safevla, tmp_path):
     asked = [*FAKE, "--policy", "noop", "--stop-on-violation"]
-    code, out, _ = safevla("eval", *asked, "--out", tmp_path / "run")
-    assert code == 0
+    out = safevla.ok("eval", *asked, "--out", tmp_path / "run")
     assert "0 episodes were stopped at their first violation" in out
     held = json.loads((tmp_path / "run" / "run.json").read_text())["stop_on_violation"]
     assert held["library"] == "default"
-    assert safevla("eval", "--resume", "--out", tmp_path / "run")[0] == 0
-    code, _, err = safevla("eval", "--resume", "--library", "paper-text", "--out", tmp_path / "run")
-    assert code == 2
-    assert "stop_on_violation.library" in err
+    safevla.ok("eval", "--resume", "--out", tmp_path / "run")
+    assert "stop_on_violation.library" in safevla.refuses(
+        "eval", "--resume", "--library", "paper-text", "--out", tmp_path / "run"
+    )
 
 
 def test_results_of_others_are_printed_as_rates_and_what_was_not_recorded(safevla, tmp_path):
     tasks = [{"task_group": "libero_goal", "task_id": 3, "metrics": {"successes": [True, False]}}]
     file = tmp_path / "eval_info.json"
     file.write_text(json.dumps({"per_task": tasks}))
-    code, out, _ = safevla("score", file)
-    assert code == 0
+    out = safevla.ok("score", file)
     assert "50.0" in out
     assert "not recorded" in out
-    (table,) = json.loads(safevla("score", file, "--format", "json")[1])
+    (table,) = safevla.json("score", file)
     assert [cell["value"] for cell in table["rows"][0][-3:]] == [None, None, None]
-    code, _, err = safevla("score", file, "--out", tmp_path / "scored")
-    assert code == 2
-    assert "nothing to judge" in err
+    assert "nothing to judge" in safevla.refuses("score", file, "--out", tmp_path / "scored")
     for command in (("episodes", file), ("convert", file, tmp_path / "a.parquet"), ("tables", file)):
-        code, _, err = safevla(*command)
-        assert code == 2
-        assert "`safevla score` prints its success rates" in err
+        assert "`safevla score` prints its success rates" in safevla.refuses(*command)

@@ -1,4 +1,4 @@
-"""`safevla eval` and `safevla eval`: workers, resuming, arguments for one policy, and a plan that runs nothing."""
+"""`safevla eval`: workers, resuming, arguments for one policy, and a plan that runs nothing."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import json
 import pytest
 
 from folders import contents
+from safevla_bench import policies
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
 from safevla_bench.jobs.evaluation import rollouts
-from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
 from safevla_bench.sources.runs.parts import episode_rows
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
 
+PLAN = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random"]
+
+
 @pytest.fixture
 def unfinished(safevla, tmp_path, monkeypatch):
     """A run in `run` that was interrupted after its second episode; what was printed."""
-    really = run_serially
 
-    def two(*given):
-        for count, outcome in enumerate(really(*given)):
+    def run_two(*arguments):
+        for count, outcome in enumerate(run_serially(*arguments)):
             if count == 2:
                 raise KeyboardInterrupt
             yield outcome
 
-    monkeypatch.setattr(rollouts, "run_serially", two)
-    asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
-    printed = safevla("eval", *asked, "--out", tmp_path / "run")
+    monkeypatch.setattr(rollouts, "run_serially", run_two)
+    printed = safevla("eval", *PLAN, "--library", "paper-text", "--out", tmp_path / "run")
     monkeypatch.undo()
     return printed
 
@@ -42,26 +44,19 @@ def test_an_interrupted_run_says_what_is_done_and_the_command_that_continues_it(
     assert code == 130
     assert "2 of 4 episodes are done and kept" in err
     assert command in err
-    assert safevla(*command.split()[1:])[0] == 0
-    again = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
-    assert safevla("eval", *again, "--workers", 2, "--out", tmp_path / "whole")[0] == 0
+    safevla.ok(*command.split()[1:])
+    safevla.ok("eval", *PLAN, "--library", "paper-text", "--out", tmp_path / "whole")
     assert contents(run) == contents(tmp_path / "whole")
 
 
-def test_what_is_done_can_be_scored_and_is_said_to_be_incomplete(safevla, tmp_path, unfinished):
-    code, out, _ = safevla("score", tmp_path / "run", "--out", tmp_path / "scored")
-    assert code == 0
-    assert "An interrupted run is among these" in out
+def test_what_is_done_can_be_scored_and_is_left_alone_without_resume(safevla, tmp_path, unfinished):
+    run = tmp_path / "run"
+    assert "An interrupted run is among these" in safevla.ok("score", run, "--out", tmp_path / "scored")
     assert json.loads((tmp_path / "scored" / "scores.json").read_text())["aggregate"]["n"] == 2
-    assert safevla("score", tmp_path / "run", "--out", tmp_path / "scores")[0] == 0
-
-
-def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_command(safevla, tmp_path, unfinished):
-    before = contents(tmp_path / "run")
-    code, _, err = safevla("eval", *FAKE, "--policy", "random", "--out", tmp_path / "run")
-    assert code == 2
-    assert f"safevla eval --resume --out {tmp_path}/run" in err
-    assert contents(tmp_path / "run") == before
+    before = contents(run)
+    remedy = f"safevla eval --resume --out {run}"
+    assert remedy in safevla.refuses("eval", *FAKE, "--policy", "random", "--out", run)
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize(
@@ -72,43 +67,33 @@ def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_co
         (["--episodes", 3], "episodes: the run has 2, asked is 3"),
         (["--policy", "noop"], "policies[0].policy"),
         (["--max-steps", 5], "max_steps: the run has 6, asked is 5"),
+        ([], 'versions.numpy: the run has "1.0"'),
     ],
 )
 def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, unfinished, other, named):
-    code, _, err = safevla("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
-    assert code == 2
-    assert named in err
-
-
-def test_another_version_is_refused(safevla, tmp_path, unfinished):
     path = tmp_path / "run" / "run.json"
-    held = json.loads(path.read_text())
-    held["versions"]["numpy"] = "1.0"
-    path.write_text(json.dumps(held))
-    code, _, err = safevla("eval", "--resume", "--out", tmp_path / "run")
-    assert code == 2
-    assert 'versions.numpy: the run has "1.0"' in err
+    description = json.loads(path.read_text())
+    if not other:
+        description["versions"]["numpy"] = "1.0"
+        path.write_text(json.dumps(description))
+    assert named in safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
 
 
 def test_resuming_where_there_is_no_run_needs_the_whole_request_and_begins_it(safevla, tmp_path):
-    code, _, err = safevla("eval", "--resume", "--out", tmp_path / "run")
-    assert code == 2
-    assert "there is no run to resume" in err
-    assert not (tmp_path / "run").exists()
-    asked = [*FAKE, "--task", "0", "--policy", "noop", "--out", tmp_path / "run"]
-    assert safevla("eval", "--record-only", "--resume", *asked)[0] == 0
-    assert safevla("eval", "--record-only", "--resume", *asked)[0] == 0  # nothing is left to do
+    run = tmp_path / "run"
+    assert "there is no run to resume" in safevla.refuses("eval", "--resume", "--out", run)
+    assert not run.exists()
+    for _ in range(2):  # the second time nothing is left to do
+        safevla.ok("eval", "--record-only", "--resume", *FAKE, "--task", "0", "--policy", "noop", "--out", run)
 
 
 def test_a_crashed_episode_stays_crashed_unless_it_is_to_be_retried(safevla, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    asked = [*FAKE, "--task", "0,2", "--policy", "noop", "--out"]
-    assert safevla("eval", *asked, run)[0] == 4
+    run, plan = tmp_path / "run", [*FAKE, "--task", "0,2", "--policy", "noop", "--out"]
+    assert safevla("eval", *plan, run)[0] == 4
+    monkeypatch.setattr(host, "CRASH_AFTER", -1)
     assert safevla("eval", "--resume", "--out", run)[0] == 4
-    monkeypatch.setattr("safevla_bench.hosts.fake.host.CRASH_AFTER", -1)
-    assert safevla("eval", "--resume", "--out", run)[0] == 4
-    assert safevla("eval", "--resume", "--retry-crashed", "--out", run)[0] == 0
-    assert safevla("eval", *asked, tmp_path / "mended")[0] == 0
+    safevla.ok("eval", "--resume", "--retry-crashed", "--out", run)
+    safevla.ok("eval", *plan, tmp_path / "mended")
     assert contents(run) == contents(tmp_path / "mended")
 
 
@@ -117,8 +102,8 @@ def test_a_policy_that_asks_the_command_to_end_leaves_every_planned_episode_and_
 ):
     (tmp_path / "leaver.py").write_text("class Leaver:\n    def act(self, observation):\n        raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = [*FAKE, "--task", "0,1", "--policy", "python:leaver:Leaver", "--out", tmp_path / "run"]
-    assert safevla("eval", *asked)[0] == 4
+    plan = [*FAKE, "--task", "0,1", "--policy", "python:leaver:Leaver", "--out", tmp_path / "run"]
+    assert safevla("eval", *plan)[0] == 4
     assert [row.outcome for row in episode_rows(tmp_path / "run")] == ["crashed"] * 2
 
 
@@ -126,59 +111,41 @@ def test_a_plug_in_that_asks_the_command_to_end_is_an_error_and_no_success(safev
     def leave(host, suite):
         raise SystemExit(0)
 
-    monkeypatch.setattr("safevla_bench.hosts.fake.host.FakeHost.tasks", leave)
-    code, _, err = safevla("eval", *FAKE, "--policy", "noop", "--out", tmp_path / "run")
-    assert code == 2
-    assert "SystemExit: 0" in err
+    monkeypatch.setattr(host.FakeHost, "tasks", leave)
+    assert "SystemExit: 0" in safevla.refuses("eval", *FAKE, "--policy", "noop", "--out", tmp_path / "run")
 
 
-def test_retrying_needs_a_run(safevla, tmp_path):
-    code, _, err = safevla("eval", *FAKE, "--policy", "noop", "--retry-crashed", "--out", tmp_path / "run")
-    assert code == 2
-    assert "--resume" in err
-
-
-@pytest.mark.parametrize("missing", ["--host", "--suite", "--policy", "--out"])
+@pytest.mark.parametrize("missing", ["--host", "--suite", "--policy", "--out", "--resume"])
 def test_what_is_needed_to_run_is_named(safevla, tmp_path, missing):
-    asked = {"--host": "fake", "--suite": "fake", "--policy": "noop", "--out": tmp_path / "run"}
-    del asked[missing]
-    code, _, err = safevla("eval", *[word for pair in asked.items() for word in pair])
-    assert code == 2
-    assert missing in err
+    options = {"--host": "fake", "--suite": "fake", "--policy": "noop", "--out": tmp_path / "run"}
+    options.pop(missing, None)
+    words = [word for pair in options.items() for word in pair]
+    assert missing in safevla.refuses("eval", *words, *(["--retry-crashed"] if missing == "--resume" else []))
     assert not (tmp_path / "run").exists()
 
 
 # --policy-arg
 
 
-@pytest.fixture
-def made(monkeypatch):
-    """What each policy was made with; every policy is the still one."""
-    from safevla_bench import policies
+def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_path, monkeypatch):
+    arguments, make_policy = {}, policies.make_policy
 
-    seen = {}
-    really = policies.make_policy
+    def make_still(name, options):
+        arguments[name] = dict(options)
+        return make_policy("noop")
 
-    def recorded(name, arguments):
-        seen[name] = dict(arguments)
-        return really("noop")
-
-    monkeypatch.setattr(policies, "make_policy", recorded)
-    return seen
-
-
-def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_path, made):
-    given = ["speed=1", "scripted:careful:speed=2", "a:url=ws://host:80/x=y"]
-    asked = [word for one in given for word in ("--policy-arg", one)]
+    monkeypatch.setattr(policies, "make_policy", make_still)
+    texts = ["speed=1", "scripted:careful:speed=2", "a:url=ws://host:80/x=y"]
+    options = [word for text in texts for word in ("--policy-arg", text)]
     named = ["--policy", "a", "--policy", "scripted:careful"]
-    assert safevla("eval", "--record-only", *FAKE, "--task", "0", *named, *asked, "--out", tmp_path / "run")[0] == 0
-    assert made == {"a": {"speed": "1", "url": "ws://host:80/x=y"}, "scripted:careful": {"speed": "2"}}
-    held = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert {one["policy"]: one["arguments"] for one in held["policies"]} == made
+    safevla.ok("eval", "--record-only", *FAKE, "--task", "0", *named, *options, "--out", tmp_path / "run")
+    assert arguments == {"a": {"speed": "1", "url": "ws://host:80/x=y"}, "scripted:careful": {"speed": "2"}}
+    described = json.loads((tmp_path / "run" / "run.json").read_text())["policies"]
+    assert {policy["policy"]: policy["arguments"] for policy in described} == arguments
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("argument", "named"),
     [
         ("scripted:speed=1", "'scripted', which is not in this run"),
         ("speed", "KEY=VALUE"),
@@ -186,83 +153,69 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
         ("noop:=1", "POLICY:KEY=VALUE"),
     ],
 )
-def test_an_argument_for_nobody_is_refused(safevla, tmp_path, given, named):
-    asked = ["--policy", "noop", "--policy-arg", given, "--out", tmp_path / "run"]
-    code, _, err = safevla("eval", "--record-only", *FAKE, *asked)
-    assert code == 2
-    assert named in err
+def test_an_argument_for_nobody_is_refused(safevla, tmp_path, argument, named):
+    options = ["--policy", "noop", "--policy-arg", argument, "--out", tmp_path / "run"]
+    assert named in safevla.refuses("eval", "--record-only", *FAKE, *options)
 
 
 # --shard
 
 
 def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(safevla, tmp_path):
-    asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random"]
-    for number in (1, 2):
-        shard = tmp_path / f"shard-{number}"
-        assert safevla("eval", "--record-only", *asked, "--shard", f"{number}/2", "--out", shard)[0] == 0
-        assert safevla("eval", "--record-only", "--resume", "--out", shard)[0] == 0
-    assert safevla("eval", *asked, "--out", tmp_path / "whole")[0] == 0
-    code, out, _ = safevla("merge", tmp_path / "shard-2", tmp_path / "shard-1", "--out", tmp_path / "merged")
-    assert code == 0
-    assert f"safevla score {tmp_path}/merged" in out
-    assert safevla("score", tmp_path / "merged", "--out", tmp_path / "merged")[0] == 0
-    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
-
-
-def test_a_shard_is_resumed_as_no_other_piece(safevla, tmp_path):
-    asked = [*FAKE, "--task", "0,1", "--policy", "random", "--out", tmp_path / "run"]
-    assert safevla("eval", "--record-only", *asked, "--shard", "1/2")[0] == 0
-    code, _, err = safevla("eval", "--record-only", *asked, "--resume", "--shard", "2/2")
-    assert code == 2
+    shards = [tmp_path / "shard-1", tmp_path / "shard-2"]
+    for number, shard in enumerate(shards, start=1):
+        safevla.ok("eval", "--record-only", *PLAN, "--shard", f"{number}/2", "--out", shard)
+        safevla.ok("eval", "--record-only", "--resume", "--out", shard)
+    err = safevla.refuses("eval", "--record-only", *PLAN, "--resume", "--shard", "2/2", "--out", shards[0])
     assert "shard.number: the run has 1, asked is 2" in err
+    safevla.ok("eval", *PLAN, "--out", tmp_path / "whole")
+    merged = tmp_path / "merged"
+    assert f"safevla score {merged}" in safevla.ok("merge", *reversed(shards), "--out", merged)
+    safevla.ok("score", merged, "--out", merged)
+    assert contents(merged) == contents(tmp_path / "whole")
 
 
 def test_a_plan_of_a_shard_shows_its_episodes_only(safevla):
-    asked = [*FAKE, "--task", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
-    code, out, _ = safevla("eval", *asked, "--shard", "2/2")
-    assert code == 0
+    plan = [*FAKE, "--task", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
+    out = safevla.ok("eval", *plan, "--shard", "2/2")
     assert "3 episodes, at most 18 steps" in out
     assert "task_0" not in out
-    assert safevla("eval", *asked, "--shard", "7/7")[0] == 2
+    safevla.refuses("eval", *plan, "--shard", "7/7")
 
 
 def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_TASKS", (*host._TASKS, ("new", "do something new")))
-    new = ["--host", "fake", "--suite", "fake", "--task", "3", "--policy", "noop", "--max-steps", "6"]
-    code, _, err = safevla("eval", *new, "--out", tmp_path / "run")
-    assert code == 2
+    command = ["eval", *FAKE, "--task", "3", "--policy", "noop", "--out", tmp_path / "run"]
+    err = safevla.refuses(*command)
     assert "task_3" in err
     assert "--rules" in err
     assert not (tmp_path / "run").exists()
-    assert safevla("eval", *new, "--out", tmp_path / "run", "--set", "applicability=off")[0] == 0
+    safevla.ok(*command, "--set", "applicability=off")
 
 
 def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
-    asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random"]
     for form in ("jsonl", "parquet"):
-        assert safevla("eval", *asked, "--archive", form, "--out", tmp_path / form)[0] == 0
+        safevla.ok("eval", *PLAN, "--archive", form, "--out", tmp_path / form)
     assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
     one, other = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
-    (said,), (told,) = one.pop("sources"), other.pop("sources")
+    (source,), (other_source,) = one.pop("sources"), other.pop("sources")
     assert one == other
-    assert {name for name in said if said[name] != told[name]} == {"archive", "archive_sha256"}
+    assert {name for name in source if source[name] != other_source[name]} == {"archive", "archive_sha256"}
 
 
 # --dry-run
 
 
 def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_path):
-    asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", 3, "--policy", "noop"]
-    code, out, _ = safevla("eval", *asked, "--workers", 4, "--dry-run", "--out", tmp_path / "run")
-    assert code == 0
+    plan = ["eval", *FAKE[:4], "--task", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
+    out = safevla.ok(*plan, "--workers", 4, "--out", tmp_path / "run")
     assert "6 episodes, at most 240 steps; nothing has been run or written" in out
     assert out.count("noop") == 2
     assert "Estimate for episodes that all last their full horizon, with 4 workers" in out
     assert "kB" in out
     assert list(tmp_path.iterdir()) == []
-    assert safevla("eval", "--record-only", *asked, "--dry-run")[0] == 0
-    assert safevla("eval", "--record-only", *asked, "--policy", "nonsense", "--dry-run")[0] == 2
+    safevla.ok(*plan, "--record-only")
+    safevla.refuses(*plan, "--record-only", "--policy", "nonsense")
 
 
 def test_the_time_to_expect_stands_before_its_bounds():
@@ -274,31 +227,31 @@ def test_the_time_to_expect_stands_before_its_bounds():
 def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
-    asked = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
-    code, _, err = safevla("eval", *mode, *asked)
-    assert code == 2  # as for a server whose replies cannot be used
-    assert "error: no episode has ended otherwise: mend the policy's actions." in err
-    assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err
-    assert "set clip = True on it" in err
-    assert "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety" in err
+    plan = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
+    err = safevla.refuses("eval", *mode, *plan)  # as for a server whose replies cannot be used
+    for words in (
+        "error: no episode has ended otherwise: mend the policy's actions.",
+        "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9",
+        "set clip = True on it",
+        "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety",
+    ):
+        assert words in err
 
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
-@pytest.mark.parametrize("when", ["__init__", "act"])
+@pytest.mark.parametrize("when", ["init", "act"])
 def test_a_policy_that_changes_the_folder_of_the_process_does_not_move_the_run(
     safevla, tmp_path, monkeypatch, mode, when
 ):
     (tmp_path / "away").mkdir()
-    source = "import os\nclass Policy:\n    def act(self, *_):\n        {}return [0.0] * 7\n    {}\n"
-    away = f"os.chdir({str(tmp_path / 'away')!r})"
-    init = f"def __init__(self, *_): {away}" if when == "__init__" else ""
-    (tmp_path / f"mover_{when.strip('_')}_eval.py").write_text(
-        source.format(f"{away}; " if when == "act" else "", init)
+    move = f"os.chdir({str(tmp_path / 'away')!r})"
+    init, act = (move, "pass") if when == "init" else ("pass", move)
+    (tmp_path / f"mover_{when}.py").write_text(
+        f"import os\nclass Policy:\n    def __init__(self): {init}\n"
+        f"    def act(self, observation):\n        {act}\n        return [0.0] * 7\n"
     )
     monkeypatch.chdir(tmp_path)
-    policy = f"python:mover_{when.strip('_')}_eval:Policy"
-    code, out, err = safevla("eval", *mode, *FAKE, "--task", "0", "--policy", policy, "--out", "run")
-    assert code == 0, err
+    out = safevla.ok("eval", *mode, *FAKE, "--task", "0", "--policy", f"python:mover_{when}:Policy", "--out", "run")
     assert "run\n" in out
     assert (tmp_path / "run" / "run.json").exists()
     assert not list((tmp_path / "away").iterdir())

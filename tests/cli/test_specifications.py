@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
+from safevla_bench.cli import run_command_line
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A judged run of the fake host."""
+    run = tmp_path_factory.mktemp("specifications") / "run"
+    plan = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "8", "--policy", "noop")
+    assert run_command_line(["eval", *plan, "--out", str(run)]) == 0
+    return run
+
 
 @pytest.fixture
-def run(safevla, tmp_path):
-    """A judged run of the fake host."""
-    options = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "8", "--policy", "noop")
-    assert safevla("eval", *options, "--out", tmp_path / "run")[0] == 0
-    return tmp_path / "run"
+def run(judged, tmp_path):
+    return shutil.copytree(judged, tmp_path / "run")
 
 
 @pytest.fixture
@@ -24,20 +33,17 @@ def house(safevla, tmp_path):
 
 
 def test_the_template_can_be_judged_by_as_it_stands(safevla, house, run):
-    code, out, _ = safevla("specs", "--check", house)
-    assert code == 0
+    out = safevla.ok("specs", "--check", house)
     assert "holds    grip true, true, true, true; eef_speed 0, 0.45, 0.45, 0   margin 0.05 m/s" in out
     assert "breaks   grip true, true, true, true; eef_speed 0, 0.55, 0.55, 0   margin -0.05 m/s" in out
     assert f"safevla score RUN --rules {house}" in out
-    assert safevla("score", run, "--rules", house, "--out", run)[0] == 0
+    safevla.ok("score", run, "--rules", house, "--out", run)
     assert "eef_speed_holding_0.5mps" in json.loads((run / "scores.json").read_text())["episodes"][0]["robustness"]
 
 
 def test_a_unit_that_is_not_the_signal_s_is_refused_before_anything_is_judged(safevla, house):
     house.write_text(house.read_text().replace('unit = "m/s"', 'unit = "N"'))
-    code, _, err = safevla("specs", "--check", house)
-    assert code == 2
-    assert "the signal eef_speed is in 'm/s'" in err
+    assert "the signal eef_speed is in 'm/s'" in safevla.refuses("specs", "--check", house)
 
 
 def test_a_formula_that_nothing_simple_breaks_is_pointed_at(safevla, house):
@@ -79,7 +85,6 @@ def test_what_a_run_keeps_is_replaced_by_the_next_judgement(safevla, run):
 )
 def test_a_memory_that_is_damaged_or_hostile_opens_no_file_and_says_what_to_do(safevla, run, content):
     (run / "judged_with.json").write_text(content)
-    code, _, err = safevla("episodes", run, "--rules", "as-judged")
-    assert code == 2
+    err = safevla.refuses("episodes", run, "--rules", "as-judged")
     assert "--library" in err or "built-in: default" in err
-    assert safevla("episodes", run)[0] == 0
+    safevla.ok("episodes", run)

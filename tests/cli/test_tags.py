@@ -25,8 +25,7 @@ def test_a_proposal_is_a_registry_file_that_tasks_lists(safevla, folder, tmp_pat
     assert "2 tasks" in err
     assert "--rules" in err
     (tmp_path / "tags.toml").write_text(out)
-    code, out, _ = safevla("tasks", "--suite", "kitchen", "--rules", tmp_path / "tags.toml", "--format", "json")
-    assert code == 0
+    out = safevla.ok("tasks", "--suite", "kitchen", "--rules", tmp_path / "tags.toml", "--format", "json")
     assert [(row["task_id"], row["template"]) for row in json.loads(out)] == [("a", "pnp-basic"), ("b", "pnp-basic")]
     assert "held_object_tilt_world_15deg" in json.loads(out)[0]["active_specs"]
 

@@ -18,30 +18,29 @@ def run(safevla, tmp_path):
 
 
 def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
-    code, out, _ = safevla("verify", run, "--replay", 1)
-    assert code == 0
-    assert out.splitlines()[-1].endswith("All that was checked agrees.")
+    assert safevla.ok("verify", run, "--replay", 1).splitlines()[-1].endswith("All that was checked agrees.")
+    out = safevla.ok("verify", run, "--audit", 1)
+    seed = re.findall(r"--audit-seed (\d+)", out)[-1]
+    assert safevla.ok("verify", run, "--audit", 1, "--audit-seed", seed) == out
+    assert safevla.ok("verify", run, "--audit", 1) != out, "another number is drawn"
 
 
 def test_a_run_that_differs_exits_1_and_json_says_where(safevla, run):
-    (run / "manifest.json").unlink()
-    code, out, _ = safevla("verify", run, "--format", "json")
-    told = json.loads(out)
-    assert (code, told["agrees"]) == (1, False)
-    assert [one["check"] for one in told["findings"] if one["verdict"] == "differs"] == ["archive parts"]
-
-
-def test_what_cannot_be_read_exits_2(safevla, tmp_path):
-    code, _, err = safevla("verify", tmp_path)
-    assert code == 2
-    assert "not a run folder" in err
-
-
-def test_names_from_a_strangers_file_cannot_act_on_the_terminal(safevla, run):
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["parts"]["\x1b[2Jarchive"] = "0"
     (run / "manifest.json").write_text(json.dumps(manifest))
-    assert "\x1b" not in safevla("verify", run)[1]
+    code, out, _ = safevla("verify", run)
+    assert (code, "\x1b" in out) == (1, False)
+    (run / "manifest.json").unlink()
+    code, out, _ = safevla("verify", run, "--format", "json")
+    document = json.loads(out)
+    assert (code, document["agrees"]) == (1, False)
+    differing = [finding["check"] for finding in document["findings"] if finding["verdict"] == "differs"]
+    assert differing == ["archive parts"]
+
+
+def test_what_cannot_be_read_exits_2(safevla, tmp_path):
+    assert "not a run folder" in safevla.refuses("verify", tmp_path)
 
 
 def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
@@ -52,7 +51,7 @@ def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
     code, out, _ = safevla("verify", run, "--replay", 1)
     assert code == 2
     assert "could not be" in out.splitlines()[-1]
-    assert safevla("verify", run)[0] == 0
+    safevla.ok("verify", run)
 
 
 def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
@@ -60,19 +59,11 @@ def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
     asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 3, "--policy", "noop", "--max-steps", 3]
     safevla("eval", "--record-only", *asked, "--out", run)
     drop_episodes(run, {"noop/fake/task_0/ep_001"})
-    assert safevla("score", run, "--out", run)[0] == 0
+    safevla.ok("score", run, "--out", run)
     assert safevla("verify", run)[0] == 1
     assert safevla("gate", run, "--min-safety", 0)[0] == 3
-    assert safevla("gate", run, "--min-safety", 0, "--allow-crashed")[0] == 0
-    assert safevla("export", run, "--format", "submission", "--out", tmp_path / "submission.json")[0] == 0
+    safevla.ok("gate", run, "--min-safety", 0, "--allow-crashed")
+    safevla.ok("export", run, "--format", "submission", "--out", tmp_path / "submission.json")
     assert json.loads((tmp_path / "submission.json").read_bytes())["complete"] is False
-    assert safevla("board", run, "--out", tmp_path / "board")[0] == 0
+    safevla.ok("board", run, "--out", tmp_path / "board")
     assert "1 planned episode missing from the run" in (tmp_path / "board" / "index.html").read_text()
-
-
-def test_an_audit_shows_the_number_that_it_drew_and_repeats_with_it(safevla, run):
-    code, out, _ = safevla("verify", run, "--audit", 1)
-    assert code == 0
-    seed = re.findall(r"--audit-seed (\d+)", out)[-1]
-    assert safevla("verify", run, "--audit", 1, "--audit-seed", seed)[1] == out
-    assert safevla("verify", run, "--audit", 1)[1] != out

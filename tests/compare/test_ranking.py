@@ -15,8 +15,7 @@ from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variant
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.sensitivity import ranking_table
-from safevla_bench.sensitivity.curves import apply_variant
-from safevla_bench.sensitivity.variants import ThresholdVariant, paper_variants
+from safevla_bench.sensitivity.curves import ThresholdVariant, apply_variant, paper_variants
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 RULES = load_ruleset()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from safevla_bench.cli import run_command_line
+
 EXAMPLES = {
     "adding_a_host": ("adding-a-host", "mujoco", ("smallest", "tiny")),
     "another_engine": ("another-engine", "pybullet", ("bullet",)),
@@ -56,55 +58,45 @@ def require_engine(name: str) -> None:
         pytest.skip(f"{engine} is not installed")
 
 
-def run_module(arguments: list[str], folder: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(path or folder), os.environ.get("PYTHONPATH", "")]))}
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_page_shows_every_file_of_the_example_as_it_is(page, example):
-    shown = re.findall(r"`([\w./]+)`\n\n```(?:python|toml|xml)\n(.*?)```\n", page, re.DOTALL)
-    files = {path.relative_to(example).as_posix(): path for path in example.rglob("*") if path.is_file()}
-    files = {name: path for name, path in files.items() if "dist-info" not in name}
-    assert sorted(name for name, _ in shown) == sorted(files)
-    for name, text in shown:
-        assert files[name].read_text(encoding="utf-8") == text, f"copy {name} into the page"
+def test_the_page_shows_every_file_of_the_example(name, page, example):
+    shown = re.findall(r"```\{literalinclude\} \.\./examples/(\S+)\n", page)
+    files = [path.relative_to(example) for path in example.rglob("*") if path.is_file()]
+    assert sorted(shown) == sorted(f"{name}/{file.as_posix()}" for file in files if "dist-info" not in str(file))
 
 
 def test_the_example_keeps_every_rule_and_skips_none(name, example):
     require_engine(name)
-    result = run_module(["pytest", "-q", "-rs", "-p", "no:cacheprovider"], example)
+    path = os.pathsep.join(filter(None, [str(example), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(command, cwd=example, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     assert " passed" in result.stdout
     assert "skipped" not in result.stdout
 
 
 def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags_as_judged_without_it(
-    name, page, example, tmp_path
+    name, page, example, tmp_path, monkeypatch, capsys
 ):
     require_engine(name)
     (command,) = re.findall(r"^safevla (eval .*)$", page, re.MULTILINE)
-    result = run_module(["safevla_bench", *shlex.split(command)], example)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(example)
+    imported = set(sys.modules)
+    with monkeypatch.context() as installation:
+        installation.syspath_prepend(example)
+        assert run_command_line(shlex.split(command)) == 0, capsys.readouterr().err
+    for module in set(sys.modules) - imported:
+        if str(getattr(sys.modules[module], "__file__", "")).startswith(str(example)):
+            del sys.modules[module]
     run = example / "runs" / EXAMPLES[name][2][0]
     (episode,) = json.loads((run / "scores.json").read_text())["episodes"]
     assert "max_contact_force_under_200N" in episode["active_specs"]
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    again = run_module(["safevla_bench", "score", str(run), "--library", "paper-text"], elsewhere, elsewhere)
-    assert again.returncode == 2
-    assert "--rules", "as-judged" in again.stderr
-    words = ["score", str(run), "--library", "paper-text", "--rules", "as-judged"]
-    again = run_module(["safevla_bench", *words], elsewhere, elsewhere)
-    assert again.returncode == 0, again.stderr
-    verified = run_module(["safevla_bench", "verify", str(run), "--rules", "as-judged"], elsewhere, elsewhere)
-    assert verified.returncode == 0, verified.stdout
+    monkeypatch.chdir(tmp_path)
+    words = ["score", str(run), "--library", "paper-text"]
+    assert run_command_line(words) == 2
+    assert "--rules as-judged" in capsys.readouterr().err.replace("\n", " ")
+    assert run_command_line([*words, "--rules", "as-judged"]) == 0
+    assert run_command_line(["verify", str(run), "--rules", "as-judged"]) == 0
 
 
 def test_a_host_on_another_engine_takes_at_most_150_lines(request):

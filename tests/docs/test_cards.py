@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 import safevla_bench as sb
 from safevla_bench.trajectory.marks import standin_benchmarks
 
 DOCS = Path(__file__).parents[2] / "docs"
 SPECS = [spec for spec in sb.load_library() if spec.tier != "alternate"]
-
-
-@pytest.fixture(scope="module")
-def gallery() -> ModuleType:
-    sys.path.insert(0, str(DOCS / "tools"))
-    try:
-        return importlib.import_module("site_gallery")
-    finally:
-        sys.path.remove(str(DOCS / "tools"))
 
 
 def test_every_specification_has_notes_on_what_does_not_count_and_no_note_is_lost():
@@ -47,7 +33,8 @@ def test_every_picture_of_the_cards_is_of_a_specification_and_in_the_index():
     assert {name.rpartition("-")[0] for name in index} == {spec.spec_id for spec in SPECS}
 
 
-def test_an_episode_on_stand_in_assets_is_called_so_and_has_no_picture(gallery):
+def test_an_episode_on_stand_in_assets_is_called_so_and_has_no_picture(load_tool):
+    gallery = load_tool("site_gallery")
     page = gallery.build_gallery()
     for row in gallery.read_rows():
         entry = page.partition(f"### {row['title']}\n")[2].partition("\n### ")[0]

@@ -14,19 +14,8 @@ import pytest
 from safevla_bench.cli import safevla
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    path
-    for pattern in (
-        "docs/*.md",
-        "docs/*/*.md",
-        "docs/tutorials/*.ipynb",
-        "examples/*.sh",
-        "README.md",
-        "CONTRIBUTING.md",
-    )
-    for path in sorted(ROOT.glob(pattern))
-    if "reference" not in path.parts
-]
+PATTERNS = ("docs/*.md", "docs/*/*.md", "docs/tutorials/*.ipynb", "examples/*.sh", "README.md", "CONTRIBUTING.md")
+PAGES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if "reference" not in path.parts]
 
 
 def read_text(page: Path) -> str:
@@ -38,7 +27,7 @@ def read_text(page: Path) -> str:
 
 def list_commands(text: str) -> Iterator[list[str]]:
     lines = re.findall(r"^\s*(?:\S*/)?safevla ([a-z].*)$", text, re.M)
-    inline = [found.replace("\n", " ") for found in re.findall(r"`safevla ([a-z][^`]*)`", text)]
+    inline = [command.replace("\n", " ") for command in re.findall(r"`safevla ([a-z][^`]*)`", text)]
     for command in (*lines, *inline):
         try:
             words = shlex.split(command.partition(" | ")[0], comments=True)
@@ -53,10 +42,11 @@ def test_a_page_shows_commands_and_options_that_exist(page):
     context = click.Context(safevla)
     for name, *words in list_commands(read_text(page)):
         assert name in safevla.list_commands(context)
-        options = [each for each in safevla.get_command(context, name).params if isinstance(each, click.Option)]
-        shown = {spelling for each in options if not each.hidden for spelling in (*each.opts, *each.secondary_opts)}
-        asked = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert {word.rstrip("…].,") for word in asked} - shown - {"--", ""} == set(), f"safevla {name}"
+        parameters = safevla.get_command(context, name).params
+        options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
+        spellings = {spelling for option in options for spelling in (*option.opts, *option.secondary_opts)}
+        shown = {word.partition("=")[0].rstrip("…].,") for word in words if word.startswith("--")}
+        assert shown - spellings - {"--", ""} == set(), f"safevla {name}"
 
 
 def test_an_option_that_does_not_exist_is_found(tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
-import sys
 import tarfile
 import tomllib
 from types import ModuleType
@@ -14,22 +12,8 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def dependencies(request) -> ModuleType:
-    module_spec = importlib.util.spec_from_file_location(
-        "dependencies", request.config.rootpath / "docs" / "tools" / "dependencies.py"
-    )
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules["dependencies"] = module  # dataclasses look their module up
-    module_spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_is_up_to_date(dependencies):
-    assert dependencies.PAGE.read_text(encoding="utf-8") == dependencies.build_page(), (
-        "run python docs/tools/dependencies.py --update"
-    )
+def dependencies(load_tool) -> ModuleType:
+    return load_tool("dependencies")
 
 
 def test_every_pin_is_listed_with_a_licence(dependencies):
@@ -49,16 +33,6 @@ def test_all_that_we_ask_for_is_pinned_dated_and_has_a_reason(dependencies):
         assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", facts[pin.key]["released"]) for pin in mine)
         assert facts["why"][name] != "?", f"say in docs/tools/dependencies.toml what {name} is for"
     assert set(facts["why"]) == set(dependencies.direct_dependencies())
-
-
-def test_the_check_tells_an_outdated_page(dependencies, tmp_path, monkeypatch, capsys):
-    assert dependencies.main(["--check"]) == 0
-    monkeypatch.setattr(dependencies, "PAGE", tmp_path / "dependencies.md")
-    assert dependencies.main(["--check"]) == 1
-    assert "out of date" in capsys.readouterr().err
-    assert dependencies.main([]) == 0
-    assert dependencies.main(["--check"]) == 0
-    assert dependencies.main(["nonsense"]) == 2
 
 
 def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependencies, tmp_path, monkeypatch):
@@ -98,13 +72,13 @@ def test_both_forms_of_an_answer_say_the_same(dependencies):
 
 
 def test_the_metadata_of_a_source_archive_is_its_outermost(dependencies):
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for name, text in (("a-1/src/b.egg-info/PKG-INFO", b"License: inner"), ("a-1/PKG-INFO", b"License: outer")):
             member = tarfile.TarInfo(name)
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text))
-    assert dependencies.read_package_info(made.getvalue()) == b"License: outer"
+    assert dependencies.read_package_info(content.getvalue()) == b"License: outer"
 
 
 @pytest.mark.parametrize(

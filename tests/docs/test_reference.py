@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,12 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_reference", ROOT / "docs" / "tools" / "site_reference.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def reference(load_tool) -> ModuleType:
+    return load_tool("site_reference")
 
 
 def test_every_key_of_a_file_is_explained(reference):
@@ -92,14 +86,14 @@ def test_the_page_of_symptoms_quotes_what_doctor_says():
         ROOT / "src/safevla_bench/hosts/libero/install.py",
     ]
     sources.append(ROOT / "src/safevla_bench/judging/action_statistics.py")
-    said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    messages = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     page = (ROOT / "docs" / "howto" / "symptoms.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^(?:error|warning)  +\w+: (.*)$|^ +→ (.*)$", page, re.M)
     parts = [part.strip() for pair in quoted for line in pair for part in line.split("…")]
     foreign = {"RuntimeError: The MUJOCO_EGL_DEVICE_ID environment variable must be an integer between"}  # MuJoCo's
     missing = [
         part for part in parts
-        if len(part) > 6 and part not in foreign | {"unset MUJOCO_EGL_DEVICE_ID"} and part not in said
+        if len(part) > 6 and part not in foreign | {"unset MUJOCO_EGL_DEVICE_ID"} and part not in messages
     ]  # fmt: skip
     assert missing == []
     assert len(parts) > 10

@@ -1,4 +1,4 @@
-"""docs/servers.md names every argument that a client takes, and its example is a policy."""
+"""docs/servers.md and docs/protocols.md name every server, argument, protocol and entry; the example is a policy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,39 @@ from pathlib import Path
 
 import pytest
 
-from policies.servers.test_openpi import TASK, seen
+from policies.servers.stub_servers import TASK, seen
+from safevla_bench.hosts import protocols
 from safevla_bench.policies import GROUP, make_policy
+from safevla_bench.policies.servers import entries
 from safevla_bench.policies.servers.client import KINDS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "servers.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+SERVERS, PROTOCOLS = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("servers", "protocols"))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_kind_of_server_and_every_argument_of_its_client_is_in_a_table(kind):
     (client,) = entry_points(group=GROUP, name=kind.name)
-    assert f"\n| `{kind.example}` | " in PAGE
-    described = set(re.findall(r"`(\w+)=", PAGE))
+    assert f"\n| `{kind.example}` | " in SERVERS
+    described = set(re.findall(r"`(\w+)=", SERVERS))
     assert set(list(inspect.signature(client.load()).parameters)[1:]) <= described
 
 
 def test_the_example_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", SERVERS, re.S)
     (tmp_path / "my_policy.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_policy", raising=False)
-    made = make_policy("python:my_policy:Policy", {"gain": "2"})
-    made.reset(TASK, 0)
-    assert made.act(seen()).tolist() == [0, 0, 0.2, 0, 0, 0, -1]
+    policy = make_policy("python:my_policy:Policy", {"gain": "2"})
+    policy.reset(TASK, 0)
+    assert policy.act(seen()).tolist() == [0, 0, 0.2, 0, 0, 0, -1]
+
+
+def test_the_protocols_and_entries_are_those_that_there_are():
+    assert all(f"`{name}`" in PROTOCOLS for name in protocols.protocol_names())
+    rows = re.findall(r"^\| `(\S+@\S+)` \| `(\S+)` \| `(\S+)` \|$", PROTOCOLS, re.M)
+    shown = [entry for entry in entries.paper_entries() if not entry.auxiliary]
+    assert rows == [(entry.name, entry.transport, entry.protocol) for entry in shown]
+    pi05 = entries.find_entry("pi0.5@libero")
+    assert pi05.serve.format(checkpoint=pi05.checkpoint("libero-goal")) in PROTOCOLS

@@ -14,25 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS, SITE = ROOT / "docs", ROOT / "build" / "docs"
 PAGES = (
-    "index",
-    "reference/commands",
-    "reference/commands/eval",
-    "reference/api",
-    "reference/files",
-    "reference/run-folder",
-    "reference/cards/held_object_tilt_world_15deg",
-    "explanation/one-episode",
-    "tutorials/judge",
-    "tutorials/record",
-    "reference/gallery",
-    "howto/symptoms",
-    "faq",
-    "tutorials/evaluate",
-    "specifications",
-    "fidelity",
-    "comparing",
-    "servers",
-    "glossary",
+    *("index", "reference/commands", "reference/commands/eval", "reference/api", "reference/files"),
+    *("reference/run-folder", "reference/cards/held_object_tilt_world_15deg", "reference/gallery"),
+    *("explanation/one-episode", "tutorials/judge", "tutorials/record", "tutorials/evaluate", "howto/symptoms"),
+    *("faq", "specifications", "fidelity", "comparing", "servers", "glossary"),
 )
 WIDTHS = (390, 1280)
 
@@ -42,8 +27,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def site() -> Path:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", "build/docs-doctrees", "docs", SITE]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[-4000:]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
     return SITE
 
 
@@ -86,11 +71,11 @@ def test_the_landing_page_shows_the_demo_s_own_report(site, browser):
 @pytest.mark.parametrize("word", ["robustness", "vacuous", "settling"])
 def test_search_finds_a_word(site, browser, word):
     browser.open(f"{(site / 'search.html').as_uri()}?q={word}")
-    found = browser.run(
+    count = browser.run(
         """new Promise(done => { const look = () => { const items = document.querySelectorAll('#search-results li');
         items.length ? done(items.length) : setTimeout(look, 50); }; look(); })"""
     )
-    assert found > 0
+    assert count > 0
 
 
 def test_moving_the_limit_changes_margin_and_depth(site, browser):

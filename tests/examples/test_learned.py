@@ -214,8 +214,8 @@ def test_a_job_that_can_never_begin_is_named(tmp_path):
 def test_every_job_is_there_once_and_its_needs_are_what_others_make(tmp_path):
     plan = Plan(tmp_path)
     jobs = run.plan_jobs(plan)
-    made = {job.done for job in jobs} | {plan.weights(plan.students[0].name, step) for step in plan.checkpoints}
-    assert {need for job in jobs for need in job.needs} <= made
+    results = {job.done for job in jobs} | {plan.weights(plan.students[0].name, step) for step in plan.checkpoints}
+    assert {need for job in jobs for need in job.needs} <= results
     assert len({job.name for job in jobs}) == len(jobs)
     assert len({job.done for job in jobs}) == len(jobs)
 
@@ -246,6 +246,15 @@ def plan(tmp_path, monkeypatch) -> Plan:
     return plan
 
 
+@pytest.fixture
+def trained(plan) -> Plan:
+    """The plan, carried out."""
+    from learned import train
+
+    train.train_student(plan, plan.students[0])
+    return plan
+
+
 def read_weights(plan: Plan, step: int) -> dict[str, np.ndarray]:
     import torch
 
@@ -254,21 +263,21 @@ def read_weights(plan: Plan, step: int) -> dict[str, np.ndarray]:
 
 
 @needs_torch
-def test_training_keeps_its_checkpoints_and_does_nothing_twice(plan):
+def test_training_keeps_its_checkpoints_and_does_nothing_twice(trained):
     from learned import train
 
-    train.train_student(plan, plan.students[0])
-    assert sorted(path.name for path in plan.student_folder("a").glob("*.pt")) == ["step_000001.pt", "step_000004.pt"]
-    before = plan.weights("a").stat().st_mtime_ns
-    train.train_student(plan, plan.students[0])
-    assert plan.weights("a").stat().st_mtime_ns == before
+    names = sorted(path.name for path in trained.student_folder("a").glob("*.pt"))
+    assert names == ["step_000001.pt", "step_000004.pt"]
+    before = trained.weights("a").stat().st_mtime_ns
+    train.train_student(trained, trained.students[0])
+    assert trained.weights("a").stat().st_mtime_ns == before
 
 
 @needs_torch
-def test_a_training_that_was_broken_off_ends_as_one_that_was_not(plan, monkeypatch):
+def test_a_training_that_was_broken_off_ends_as_one_that_was_not(trained, monkeypatch):
     from learned import train
 
-    train.train_student(plan, plan.students[0])
+    plan = trained
     whole = read_weights(plan, 4)
     plan.weights("a").unlink()
     monkeypatch.setattr(train, "SAVE_EVERY", 2)
@@ -283,12 +292,10 @@ def test_a_training_that_was_broken_off_ends_as_one_that_was_not(plan, monkeypat
 
 
 @needs_torch
-def test_the_policy_gives_chunks_in_range_from_pixels_and_proprioception_alone(plan):
-    from learned import train
+def test_the_policy_gives_chunks_in_range_from_pixels_and_proprioception_alone(trained):
     from learned.policy import Policy
 
-    train.train_student(plan, plan.students[0])
-    policy = Policy(str(plan.weights("a")))
+    policy = Policy(str(trained.weights("a")))
     assert not policy.wants.privileged
     policy.reset(TASK, 0)
     chunk = policy.act(observe(privileged=False))
@@ -300,27 +307,23 @@ def test_the_policy_gives_chunks_in_range_from_pixels_and_proprioception_alone(p
 
 
 @needs_torch
-def test_the_policy_looks_at_its_pictures_unless_it_is_blind(plan):
-    from learned import train
+def test_the_policy_looks_at_its_pictures_unless_it_is_blind(trained):
     from learned.policy import Policy
 
-    train.train_student(plan, plan.students[0])
     random = np.random.default_rng(0)
     noise = {camera: random.integers(0, 256, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8) for camera in CAMERAS}
     plain, noisy = observe(privileged=False), replace(observe(privileged=False), images=noise)
-    seeing, blind = Policy(str(plan.weights("a"))), Policy(str(plan.weights("a")), blind="yes")
+    seeing, blind = Policy(str(trained.weights("a"))), Policy(str(trained.weights("a")), blind="yes")
     assert not np.array_equal(seeing.act(plain), seeing.act(noisy))
     assert np.array_equal(blind.act(plain), blind.act(noisy))
 
 
 @needs_torch
-def test_a_task_that_was_not_learned_is_refused_by_its_words(plan):
-    from learned import train
+def test_a_task_that_was_not_learned_is_refused_by_its_words(trained):
     from learned.policy import Policy
 
-    train.train_student(plan, plan.students[0])
     with pytest.raises(PolicyError, match="was not trained to 'open the drawer'"):
-        Policy(str(plan.weights("a"))).reset(replace(TASK, instruction="open the drawer"), 0)
+        Policy(str(trained.weights("a"))).reset(replace(TASK, instruction="open the drawer"), 0)
 
 
 @needs_torch

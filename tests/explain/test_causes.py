@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import Recording
 
 N = 12
 REGISTRY = registry()
@@ -26,58 +27,61 @@ FORCE = "max_contact_force"
 
 def pushed(*touches: tuple[int, int, int, float], at: int = 6, **changes: Any) -> Batch:
     """A still scene in which the plate leaves its place in record `at`, 4 mm a record, with these contacts."""
-    plain = recording(N, contacts=contacts(*touches), **changes)
-    pos = np.array(plain.body_pos_m)
-    pos[:, 1, 0] += 0.004 * np.maximum(0, np.arange(N) - at + 1)
-    return from_recording(recording(N, contacts=contacts(*touches), body_pos_m=pos, **changes))
+    return from_recording(scene(touches, at, **changes))
 
 
-def cause(batch: Batch, signal: str = DISPLACED, first: int = 7) -> Cause:
-    found = find_cause(RecordFields(batch), signal, first, REGISTRY)
-    assert found is not None
-    return found
+def scene(touches: Sequence[tuple[int, int, int, float]], begins: int, **changes: Any) -> Recording:
+    pos = np.array(recording(N, **changes).body_pos_m)
+    pos[:, 1, 0] += 0.004 * np.maximum(0, np.arange(N) - begins + 1)
+    return recording(N, contacts=contacts(*touches), body_pos_m=pos, **changes)
+
+
+def find(batch: Batch, signal: str = DISPLACED, first: int = 7) -> Cause:
+    cause = find_cause(RecordFields(batch), signal, first, REGISTRY)
+    assert cause is not None
+    return cause
 
 
 def test_an_arm_that_pushes_a_bowl_into_a_plate():
-    found = cause(pushed((3, HAND, BOWL, 9.0), (4, HAND, BOWL, 9.0), (5, BOWL, PLATE, 12.0), (6, PLATE, BOWL, 30.0)))
-    assert found.bodies == ("hand", "bowl", "plate")
-    assert found.kinds == ("gripper", "target", "distractor")
-    assert [(touch.bodies, touch.since_step, touch.step) for touch in found.contacts] == [
+    cause = find(pushed((3, HAND, BOWL, 9.0), (4, HAND, BOWL, 9.0), (5, BOWL, PLATE, 12.0), (6, PLATE, BOWL, 30.0)))
+    assert cause.bodies == ("hand", "bowl", "plate")
+    assert cause.kinds == ("gripper", "target", "distractor")
+    assert [(touch.bodies, touch.since_step, touch.step) for touch in cause.contacts] == [
         (("hand", "bowl"), 3, 4),
         (("bowl", "plate"), 5, 6),
     ]
-    assert found.contacts[1].force_n == 30.0
-    assert (found.step, found.others) == (6, ())
+    assert cause.contacts[1].force_n == 30.0
+    assert (cause.step, cause.others) == (6, ())
     for words in ("hand → bowl → plate", "left its place at 0.30 s", "8.00\u00a0mm away at 0.35 s", "from 0.25 s on"):
-        assert words in found.sentence
+        assert words in cause.sentence
 
 
 def test_an_arm_that_pushes_a_plate_itself():
-    found = cause(pushed((6, LINK, PLATE, 12.0), (2, HAND, BOWL, 50.0)))
-    assert found.bodies == ("link7", "plate")
+    cause = find(pushed((6, LINK, PLATE, 12.0), (2, HAND, BOWL, 50.0)))
+    assert cause.bodies == ("link7", "plate")
 
 
 def test_a_contact_long_before_or_after_the_motion_began_did_not_begin_it():
-    found = cause(pushed((2, HAND, PLATE, 12.0), (7, BOWL, PLATE, 12.0)))
-    assert (found.bodies, found.contacts) == (("plate",), ())
-    assert "No recorded contact began it (the first, with bowl, is at 0.35 s)" in found.sentence
+    cause = find(pushed((2, HAND, PLATE, 12.0), (7, BOWL, PLATE, 12.0)))
+    assert (cause.bodies, cause.contacts) == (("plate",), ())
+    assert "No recorded contact began it (the first, with bowl, is at 0.35 s)" in cause.sentence
 
 
 def test_two_bodies_that_touch_at_once_are_both_named():
-    found = cause(pushed((6, BOWL, PLATE, 12.0), (6, LINK, PLATE, 13.0)))
-    assert (found.bodies, found.others) == (("link7", "plate"), ("bowl",))
-    assert "bowl touched plate too, and may have done it" in found.sentence
+    cause = find(pushed((6, BOWL, PLATE, 12.0), (6, LINK, PLATE, 13.0)))
+    assert (cause.bodies, cause.others) == (("link7", "plate"), ("bowl",))
+    assert "bowl touched plate too, and may have done it" in cause.sentence
 
 
 def test_furniture_that_stands_pushes_nothing():
     roles = {**ROLES, "wall": "furniture"}
-    assert cause(pushed((6, 5, PLATE, 12.0), roles=roles)).bodies == ("plate",)
-    assert cause(pushed((6, DRAWER, PLATE, 12.0))).bodies == ("drawer", "plate")
+    assert find(pushed((6, 5, PLATE, 12.0), roles=roles)).bodies == ("plate",)
+    assert find(pushed((6, DRAWER, PLATE, 12.0))).bodies == ("drawer", "plate")
 
 
 def test_a_push_by_a_body_that_the_robot_does_not_touch_begins_there():
-    assert cause(pushed((6, BOWL, PLATE, 12.0))).bodies == ("bowl", "plate")
-    assert cause(pushed((1, HAND, BOWL, 9.0), (11, BOWL, PLATE, 9.0), at=11), first=11).bodies == (
+    assert find(pushed((6, BOWL, PLATE, 12.0))).bodies == ("bowl", "plate")
+    assert find(pushed((1, HAND, BOWL, 9.0), (11, BOWL, PLATE, 9.0), at=11), first=11).bodies == (
         "hand",
         "bowl",
         "plate",
@@ -95,23 +99,23 @@ def test_a_push_by_a_body_that_the_robot_does_not_touch_begins_there():
     ],
 )
 def test_a_force_is_led_back_to_the_robot_where_contacts_do(touches, bodies):
-    found = cause(from_recording(recording(N, contacts=contacts(*touches))), FORCE)
-    assert found.bodies == bodies
-    assert ("No contact of the robot" in found.sentence) == (not {"hand", "link7"} & set(bodies))
-    assert "300\u00a0N at 0.35 s" in found.sentence
+    cause = find(from_recording(recording(N, contacts=contacts(*touches))), FORCE)
+    assert cause.bodies == bodies
+    assert ("No contact of the robot" in cause.sentence) == (not {"hand", "link7"} & set(bodies))
+    assert "300\u00a0N at 0.35 s" in cause.sentence
 
 
 def test_the_speed_is_that_of_the_end_effector_in_the_step_before():
     eef = np.tile([0.4, 0.0, 1.0], (N, 1))
     eef[6:, 0] += 0.02
-    assert cause(pushed((6, HAND, PLATE, 9.0), eef_pos_m=eef)).speed_m_s == pytest.approx(0.4)
+    assert find(pushed((6, HAND, PLATE, 9.0), eef_pos_m=eef)).speed_m_s == pytest.approx(0.4)
 
 
 def test_times_and_speed_are_those_of_the_stamps_where_records_have_them():
     eef = np.tile([0.4, 0.0, 1.0], (N, 1))
     eef[6:, 0] += 0.02
     stamps = np.where(np.arange(N) < 6, 0.05 * np.arange(N), 0.05 * np.arange(N) + 0.15)
-    stamped = cause(pushed((6, HAND, PLATE, 9.0), eef_pos_m=eef, further={"time_s": stamps}))
+    stamped = find(pushed((6, HAND, PLATE, 9.0), eef_pos_m=eef, further={"time_s": stamps}))
     assert stamped.speed_m_s == pytest.approx(0.1)
     assert "left its place at 0.45 s" in stamped.sentence
     assert "At 0.45 s" in stamped.sentence
@@ -123,20 +127,18 @@ def held(*touches: tuple[int, int, int, float]) -> Batch:
 
 
 def test_what_a_held_object_touched_may_have_turned_it():
-    touched = cause(held((3, HAND, BOWL, 9.0), (4, PLATE, BOWL, 9.0), (5, DRAWER, BOWL, 9.0)), "held_object_tilt", 6)
+    touched = find(held((3, HAND, BOWL, 9.0), (4, PLATE, BOWL, 9.0), (5, DRAWER, BOWL, 9.0)), "held_object_tilt", 6)
     assert (touched.bodies, touched.others) == (("drawer", "bowl"), ("plate",))
     assert "may have" in touched.sentence
-    alone = cause(held((3, HAND, BOWL, 9.0), (8, PLATE, BOWL, 9.0)), "held_object_slip", 6)
+    alone = find(held((3, HAND, BOWL, 9.0), (8, PLATE, BOWL, 9.0)), "held_object_slip", 6)
     assert (alone.bodies, alone.contacts) == (("bowl",), ())
     assert "No recorded contact of bowl but the robot's" in alone.sentence
 
 
 def test_a_strained_joint_names_what_the_robot_presses_on_then():
-    pressed = cause(
-        held((6, HAND, BOWL, 9.0), (6, LINK, DRAWER, 90.0), (5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6
-    )
+    pressed = find(held((6, HAND, BOWL, 9.0), (6, LINK, DRAWER, 90.0), (5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6)
     assert pressed.bodies == ("link7", "drawer")
-    free = cause(held((5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6)
+    free = find(held((5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6)
     assert free.bodies == ()
 
 
@@ -160,65 +162,47 @@ touches = st.lists(
 
 def permuted(plain: Recording, order: list[int]) -> Recording:
     """The same episode with its table of bodies in another order."""
-    names = list(plain.roles)
-    place = {old: new for new, old in enumerate(order)}
-    lists = plain.contacts
-    assert lists is not None
-    moved = ContactList(
-        record=lists.record,
-        a=np.array([place[int(k)] for k in lists.a], dtype=np.int64),
-        b=np.array([place[int(k)] for k in lists.b], dtype=np.int64),
-        force_n=lists.force_n,
-        impulse_ns=lists.impulse_ns,
-    )
+    names, place = list(plain.roles), np.argsort(order)
+    assert plain.contacts is not None
+    moved = replace(plain.contacts, a=place[plain.contacts.a], b=place[plain.contacts.b])
     return replace(
         plain,
         roles={names[old]: plain.roles[names[old]] for old in order},
         contacts=moved,
-        pos_bodies=tuple(place[k] for k in plain.pos_bodies),
-        quat_bodies=tuple(place[k] for k in plain.quat_bodies),
+        pos_bodies=tuple(int(place[k]) for k in plain.pos_bodies),
+        quat_bodies=tuple(int(place[k]) for k in plain.quat_bodies),
     )
-
-
-def scene(rows: list[tuple[int, int, int, float]], begins: int) -> Recording:
-    plain = recording(N)
-    pos = np.array(plain.body_pos_m)
-    pos[:, 1, 0] += 0.004 * np.maximum(0, np.arange(N) - begins + 1)
-    return recording(N, contacts=contacts(*rows), body_pos_m=pos)
 
 
 @given(touches, st.integers(1, N - 1), st.permutations(range(5)), st.sampled_from(SIGNALS))
 def test_the_order_of_bodies_changes_nothing(rows, begins, order, signal):
     plain = scene(rows, begins)
-    found = [
-        find_cause(RecordFields(from_recording(one)), signal, N - 1, REGISTRY)
-        for one in (plain, permuted(plain, order))
-    ]
-    assert found[0] == found[1]
+    first, second = (RecordFields(from_recording(recorded)) for recorded in (plain, permuted(plain, order)))
+    assert find_cause(first, signal, N - 1, REGISTRY) == find_cause(second, signal, N - 1, REGISTRY)
 
 
 @given(touches, st.integers(1, N - 1), st.sampled_from(SIGNALS), st.integers(0, N - 1))
 def test_every_link_of_a_chain_is_a_recorded_contact_and_none_comes_after_its_effect(rows, begins, signal, first):
     batch = from_recording(scene(rows, begins))
-    found = find_cause(RecordFields(batch), signal, first, REGISTRY)
-    if found is None:
+    cause = find_cause(RecordFields(batch), signal, first, REGISTRY)
+    if cause is None:
         return
-    assert len(found.contacts) == max(0, len(found.bodies) - 1)
+    assert len(cause.contacts) == max(0, len(cause.bodies) - 1)
     names = list(ROLES)
     recorded = {(row[0], frozenset((names[row[1]], names[row[2]]))) for row in rows}
-    for touch, pair in zip(found.contacts, zip(found.bodies, found.bodies[1:], strict=False), strict=True):
+    for touch, pair in zip(cause.contacts, zip(cause.bodies, cause.bodies[1:], strict=False), strict=True):
         assert touch.bodies == pair
         assert all((step, frozenset(pair)) in recorded for step in range(touch.since_step, touch.step + 1))
-    steps = [touch.step for touch in found.contacts]
+    steps = [touch.step for touch in cause.contacts]
     assert steps == sorted(steps)
-    assert len(set(found.bodies)) == len(found.bodies)
+    assert len(set(cause.bodies)) == len(cause.bodies)
     assert max([*steps, 0]) <= first
-    for other in found.others:
-        assert any(frozenset((other, found.bodies[-1])) == pair for _, pair in recorded)
+    for other in cause.others:
+        assert any(frozenset((other, cause.bodies[-1])) == pair for _, pair in recorded)
 
 
 @given(touches, st.integers(1, N - 2))
 def test_a_body_is_said_to_leave_its_place_when_it_does(rows, begins):
     batch = from_recording(scene(rows, begins))
-    assert cause(batch, first=N - 1).step == begins
+    assert find(batch, first=N - 1).step == begins
     assert MOVED_M < 0.004

@@ -1,39 +1,73 @@
-"""The explanation of one episode."""
+"""The explanation of an episode: the verdict's own records and numbers; and the choice of the worst episodes."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from report.scenes import run
-from safevla_bench.explain import episode as explaining
+from report.scenes import NAN, joined, run, verdicts
+from safevla_bench.explain.episode import explain_episode, select_unsafe_successes, select_worst, to_document
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 
 RULESET = load_ruleset()
+BATCH = run(["a"], [1.0], 10, ["libero-10"])
+SCORES = score(BATCH, RULESET)
 
 
-@pytest.fixture(scope="module")
-def rough():
-    batch = run(["a"], [1.0], 10, ["libero-10"])
-    return batch, score(batch, RULESET)
+@pytest.mark.parametrize("episode", range(len(BATCH)))
+def test_every_clause_has_the_numbers_of_the_scores(episode):
+    explanation = explain_episode(SCORES, BATCH, RULESET, episode)
+    assert explanation.number == episode + 1
+    violated = [clause.spec_trace.violated for clause in explanation.clauses]
+    assert violated == sorted(violated, reverse=True)
+    assert {clause.spec_trace.spec.spec_id for clause in explanation.violated_clauses} == {
+        SCORES.specs[k].spec_id for k in SCORES.scored_columns if SCORES.is_violated[k, episode]
+    }
+    for clause in explanation.clauses:
+        trace, column = clause.spec_trace, SCORES.specs.index(clause.spec_trace.spec)
+        failing = np.flatnonzero(trace.signal_trace.failing).tolist()
+        first = clause.first.step if clause.first else -1
+        assert first == trace.first == SCORES.first[column, episode] == (failing[0] if failing else -1)
+        assert bool(failing) == trace.violated
+        assert clause.worst.value == SCORES.extreme[column, episode]
+    earliest = min((clause.first.step for clause in explanation.violated_clauses if clause.first), default=None)
+    assert earliest == explanation.score.first_violation_step
+    json.dumps(to_document(explanation), allow_nan=False)
 
 
-def test_every_clause_s_numbers_are_the_scores_own(rough):
-    batch, scores = rough
-    for k in range(len(batch)):
-        explanation = explaining.explain_episode(scores, batch, RULESET, k)
-        assert explanation.number == k + 1
-        assert {c.spec_trace.spec.spec_id for c in explanation.violated_clauses} == {
-            spec.spec_id
-            for spec, bad in zip(scores.specs, scores.is_violated[:, k], strict=True)
-            if bad and spec.is_scored
-        }
-        for clause in explanation.clauses:
-            column = scores.specs.index(clause.spec_trace.spec)
-            assert (clause.first.step if clause.first else -1) == scores.first[column, k]
-            assert clause.worst.value == scores.extreme[column, k]
-        earliest = min((c.first.step for c in explanation.violated_clauses if c.first), default=None)
-        assert earliest == explanation.score.first_violation_step
-        json.dumps(explaining.to_document(explanation), allow_nan=False)
+def test_the_scene_breaks_limits_of_several_kinds():
+    broken = {SCORES.specs[k].spec_id for k in SCORES.scored_columns if SCORES.is_violated[k].any()}
+    assert broken >= {"max_contact_force_under_200N", "non_target_max_disp_5mm", "stable_grasp_maintained_2cm"}
+
+
+# The worst episodes
+
+
+def test_the_deepest_violations_come_first_and_ties_by_the_smallest_margin():
+    scores = verdicts((True, -10, 1), (True, -900, 1), (True, 5, 1), (False, -600, 1), (True, 1, -20))
+    assert select_worst(scores) == [1, 3, 4, 0]
+
+
+def test_cells_take_turns_so_that_one_bad_policy_does_not_hide_the_others():
+    rough, calm = verdicts(*[(True, -900, 1)] * 10), verdicts((True, -1, 1), (True, 1, 1), policy="b")
+    assert 10 in select_worst(joined(rough, calm), max_count=6)
+    assert len(select_worst(joined(rough, calm), max_count=6)) == 6
+
+
+def test_unsafe_successes_are_neither_safe_nor_failures_and_the_broken_specifications_take_turns():
+    scores = verdicts((True, -400, 1), (True, -300, 1), (True, 1, -3), (False, -500, 1), (True, 1, 1))
+    assert select_unsafe_successes(scores, 2) == [0, 2]
+    assert select_unsafe_successes(scores, 9) == [0, 1, 2]
+    assert select_unsafe_successes(verdicts((True, 1, 1), (False, -1, 1)), 4) == []
+
+
+def test_a_stopped_episode_is_evidence_of_what_it_violated_and_of_nothing_else():
+    assert select_worst(verdicts((True, -9, 1), (False, -9, 1), outcome=("success", "stopped"))) == [0, 1]
+    assert select_worst(verdicts((True, 9, 1), (False, 2, 1), outcome=("success", "stopped"))) == [0]
+
+
+def test_without_a_violation_the_closest_calls_are_shown():
+    assert select_worst(verdicts((True, 100, 10), (True, 3, 10), (True, NAN, NAN)), max_count=2) == [1, 0]

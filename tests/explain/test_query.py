@@ -15,7 +15,7 @@ GONE = AbsentEpisode(
 )
 
 
-def test_the_deciding_record_and_its_signals_are_told():
+def test_an_answer_has_the_deciding_record_and_its_signals():
     batch = concatenate_batches(
         [episode(contacts=contacts((3, HAND, BOWL, 50.0), (6, HAND, BOWL, 250.0))), episode(n=5)]
     )

@@ -20,24 +20,24 @@ LONG = 20_000
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--cases", type=int, default=LONG)
-    asked.add_argument("--from", dest="first", type=int, default=0, metavar="N")
-    asked.add_argument("--case", type=int, metavar="N")
-    asked.add_argument("--kind", choices=sorted(driver.kinds()))
-    asked.add_argument("--worker", type=int, nargs="+", help=argparse.SUPPRESS)
-    given = asked.parse_args()
-    if given.worker:
-        driver.work(given.worker, given.kind)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=LONG)
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N")
+    parser.add_argument("--case", type=int, metavar="N")
+    parser.add_argument("--kind", choices=sorted(driver.kinds()))
+    parser.add_argument("--worker", type=int, nargs="+", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.worker:
+        driver.work(chosen.worker, chosen.kind)
         return 0
-    if given.case is not None:
-        print(driver.one(given.case, given.kind))
+    if chosen.case is not None:
+        print(driver.run_case(chosen.case, chosen.kind))
         return 0
-    numbers = range(given.first, given.first + given.cases)
+    numbers = range(chosen.first, chosen.first + chosen.cases)
     print(f"cases {numbers.start} to {numbers.stop - 1}")
-    found = driver.cases(numbers, given.kind, lambda line: print(line, file=sys.stderr))
-    print(found)
-    return bool(found.failures)
+    outcome = driver.run_cases(numbers, chosen.kind, lambda line: print(line, file=sys.stderr))
+    print(outcome)
+    return bool(outcome.failures)
 
 
 if __name__ == "__main__":

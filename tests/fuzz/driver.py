@@ -53,39 +53,35 @@ def kinds() -> dict[str, tuple[int, Callable[[Random, Path], str]]]:
 class Outcome:
     """What became of some cases."""
 
-    said: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     """"kind outcome" -> how often; the outcome is `right` or `refused`."""
     failures: dict[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{name:20} {count}" for name, count in sorted(self.said.items())]
+        lines = [f"{name:20} {count}" for name, count in sorted(self.counts.items())]
         lines += [f"--- case {case}\n{why}" for case, why in sorted(self.failures.items())]
-        return "\n".join([*lines, f"{sum(self.said.values())} cases, {len(self.failures)} failures"])
+        return "\n".join([*lines, f"{sum(self.counts.values())} cases, {len(self.failures)} failures"])
 
 
-def kind_of(case: int, only: str | None = None) -> str:
-    known = kinds()
-    if only:
-        return only
-    return Random(f"kind {case}").choices(list(known), [share for share, _ in known.values()])[0]
-
-
-def one(case: int, only: str | None = None) -> str:
+def run_case(case: int, only: str | None = None) -> str:
     """Run a case here; returns its kind and `right` or `refused`, raises where it fails."""
-    kind = kind_of(case, only)
+    shares = {kind: share for kind, (share, _) in kinds().items()}
+    kind = only or Random(f"kind {case}").choices(list(shares), list(shares.values()))[0]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, warnings.catch_warnings():
         warnings.simplefilter("error")
         return f"{kind} {kinds()[kind][1](Random(case), Path(folder))}"
 
 
-def cases(numbers: Sequence[int], only: str | None = None, told: Callable[[str], None] = lambda _: None) -> Outcome:
+def run_cases(
+    numbers: Sequence[int], only: str | None = None, report: Callable[[str], None] = lambda line: None
+) -> Outcome:
     """Run cases in worker processes, one at a time; a process that ends early costs the case that ended it."""
     outcome = Outcome()
     left = list(numbers)
     while left:
         done = _batch(left[:BATCH], outcome, only)
         left = left[done:]
-        told(f"{len(numbers) - len(left)} of {len(numbers)}, failures: {sorted(outcome.failures) or 'none'}")
+        report(f"{len(numbers) - len(left)} of {len(numbers)}, failures: {sorted(outcome.failures) or 'none'}")
     return outcome
 
 
@@ -97,19 +93,17 @@ def _batch(numbers: Sequence[int], outcome: Outcome, only: str | None) -> int:
             subprocess.run(command, cwd=TESTS, stdout=out, stderr=err, timeout=BATCH_SECONDS, check=False)
         out.seek(0)
         err.seek(0)
-        begun, said = 0, err.read()[-4000:]
-        for line in out.read().splitlines():
-            told = json.loads(line)
-            begun += "begun" in told
-            if "said" in told:
-                outcome.said[told["said"]] += 1
-            if "failed" in told:
-                outcome.failures[told["case"]] = told["failed"]
-            last = told
+        begun, errors = 0, err.read()[-4000:]
+        for message in map(json.loads, out.read().splitlines()):
+            begun += "begun" in message
+            if "result" in message:
+                outcome.counts[message["result"]] += 1
+            if "failed" in message:
+                outcome.failures[message["case"]] = message["failed"]
     if not begun:
-        raise AssertionError(f"the worker did not start:\n{said}")
-    if "begun" in last:
-        outcome.failures[last["begun"]] = f"ended the process: a hang, a crash or too much memory\n{said}"
+        raise AssertionError(f"the worker did not start:\n{errors}")
+    if "begun" in message:
+        outcome.failures[message["begun"]] = f"ended the process: a hang, a crash or too much memory\n{errors}"
     return begun
 
 
@@ -121,21 +115,21 @@ def work(numbers: Sequence[int], only: str | None) -> None:
     faulthandler.register(signal.SIGPROF, chain=True)  # says where it hangs, then ends the process as by default
     kinds()
     for case in numbers:
-        _say(begun=case)
-        with _measured() as grown:
+        _send(begun=case)
+        with _measure_growth() as growth:
             try:
-                said = {"case": case, "said": one(case, only)}
+                message = {"case": case, "result": run_case(case, only)}
             except MemoryError:
-                said = {"case": case, "failed": "MemoryError\n" + traceback.format_exc()[-3000:]}
+                message = {"case": case, "failed": "MemoryError\n" + traceback.format_exc()[-3000:]}
             except Exception:
-                said = {"case": case, "failed": traceback.format_exc()[-4000:]}
-        if grown():
-            said = {"case": case, "failed": f"needs {grown() >> 10} MiB"}
-        _say(**said)
+                message = {"case": case, "failed": traceback.format_exc()[-4000:]}
+        if growth():
+            message = {"case": case, "failed": f"needs {growth() >> 10} MiB"}
+        _send(**message)
 
 
 @contextlib.contextmanager
-def _measured() -> Iterator[Callable[[], int]]:
+def _measure_growth() -> Iterator[Callable[[], int]]:
     """The alarm is set; how much the peak of memory grew beyond what is allowed, in KiB, else 0."""
     before = _peak_kib()
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -150,5 +144,5 @@ def _peak_kib() -> int:
     return int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
-def _say(**what: object) -> None:
-    print(json.dumps(what), flush=True)
+def _send(**message: object) -> None:
+    print(json.dumps(message), flush=True)

@@ -17,75 +17,16 @@ from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 from stl.test_rtamt import rtamt_trajectory
 
 WORDS = re.compile(r"\s+|[A-Za-z_]\w*|\d+\.?\d*(?:[eE][-+]?\d+)?|->|<=|>=|.")
-ODD = (
-    *(
-        "G",
-        "F",
-        "U",
-        "G[0,T]",
-        "[",
-        "]",
-        "(",
-        ")",
-        "((",
-        "!",
-        "not",
-        "and",
-        "or",
-        "->",
-        "=>",
-        "<",
-        "<=",
-        ">",
-        ">=",
-        "==",
-    ),
-    *(
-        "+",
-        "-",
-        "--",
-        "*",
-        "/",
-        ",",
-        ":",
-        "T",
-        "threshold",
-        "true",
-        "false",
-        "abs",
-        "min",
-        "max(",
-        "0",
-        "1e309",
-        "1e-320",
-    ),
-    *(
-        "1e18",
-        "00",
-        ".5",
-        "5.",
-        "1e",
-        "x",
-        "p",
-        "unknown",
-        "é",
-        "\u202e",
-        "\x00",
-        "\n",
-        "\\",
-        '"',
-        "0.1",
-        "9" * 400,
-        "",
-    ),
-)
+OPERATORS = "G F U G[0,T] [ ] ( ) (( ! not and or -> => < <= > >= == + - -- * / , :"
+OPERANDS = "T threshold true false abs min max( 0 1e309 1e-320 1e18 00 .5 5. 1e x p unknown é"
+ODD = (*OPERATORS.split(), *OPERANDS.split(), "\u202e", "\x00", "\n", "\\", '"', "0.1", "9" * 400, "")
 
 
 def formula(rng: Random, folder: Path) -> str:
     """A formula's text with up to three words changed."""
     drawn = np.random.default_rng(rng.randrange(2**32))
     dt_s = float(drawn.choice([0.02, 0.05, 0.1, 1 / 3, 1.0]))
-    text = changed(rng, format_formula(FormulaSource(drawn, dt_s).formula(int(drawn.integers(0, 5)))))
+    text = change_words(rng, format_formula(FormulaSource(drawn, dt_s).formula(int(drawn.integers(0, 5)))))
     known = rng.choice([KNOWN, KNOWN, None])
     try:
         read = parse(text, known)
@@ -96,10 +37,10 @@ def formula(rng: Random, folder: Path) -> str:
         return "refused"
     assert parse(format_formula(read), known) == read, "what is written is read as something else"
     trace = random_trace(drawn, dt_s, drawn.choice([1, 2, 3, 5, 8], size=2).tolist())
-    return judged(read, trace)
+    return compare(read, trace)
 
 
-def changed(rng: Random, text: str) -> str:
+def change_words(rng: Random, text: str) -> str:
     words = WORDS.findall(text)
     for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
         place = rng.randrange(len(words) + 1)
@@ -122,7 +63,7 @@ def changed(rng: Random, text: str) -> str:
     return "".join(words)
 
 
-def judged(read: Formula, trace: Trace) -> str:
+def compare(read: Formula, trace: Trace) -> str:
     try:
         rho = trajectory_robustness(read, trace)
     except (FormulaError, SignalError) as error:
@@ -133,10 +74,10 @@ def judged(read: Formula, trace: Trace) -> str:
     nodes = list(walk_nodes(read))
     if len(nodes) > 300:
         return "right"
-    if all(isinstance(one, Truth) or (isinstance(one, Number) and one.value > 1e15) for one in nodes):
+    if all(isinstance(node, Truth) or (isinstance(node, Number) and node.value > 1e15) for node in nodes):
         return "right"
-    ours = any(isinstance(one, Truth) or (isinstance(one, Arithmetic) and one.operator == "/") for one in nodes)
-    ours |= any(isinstance(one, Call) and one.function != "abs" for one in nodes)
+    ours = any(isinstance(node, Truth) or (isinstance(node, Arithmetic) and node.operator == "/") for node in nodes)
+    ours |= any(isinstance(node, Call) and node.function != "abs" for node in nodes)
     expected = (literal_trajectory if ours or len(nodes) < 4 else rtamt_trajectory)(read, trace)
     assert np.array_equal(rho, expected), format_formula(read)
     return "right"

@@ -17,21 +17,9 @@ NUMBERS = (
     *(0, -0.0, 1, -1, 2, 1e-320, 5e-324, 1e-9, 1e-100, 1e99, 1e100, 1.0000001e100, 1e155, 1e300, -1e308, 1.7e308),
     *(math.nan, math.inf, -math.inf, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 10**400, 0.1 + 0.2),
 )
+PLAIN_WORDS = "null 0 NaN task_0 libero-10 robot target bystander furniture ../../etc/passwd"
 TEXTS = (
-    *(
-        "",
-        " ",
-        "null",
-        "0",
-        "NaN",
-        "task_0",
-        "libero-10",
-        "robot",
-        "target",
-        "bystander",
-        "furniture",
-        "../../etc/passwd",
-    ),
+    *("", " ", *PLAIN_WORDS.split()),
     *("a\x00b", "\x1b[31mred", "\u202eevil", "\u2028", "ﬀ", "e\u0301", "\U0001f600", "\ud800", "\ufeff", "x" * 3000),
     *("<script>", "=1+1", "%s%n{0}", "'; DROP TABLE", "\\", "\r\n", "\t", "K\u030a", "\u0130", "-", "__class__"),
 )
@@ -59,7 +47,7 @@ def nested(depth: int, kind: str) -> Any:
     return value
 
 
-def chosen(rng: Random, tree: Any) -> Path:
+def choose_place(rng: Random, tree: Any) -> Path:
     """A place in the tree: deep ones are many, so that the way down is drawn, not the place."""
     path: Path = ()
     while isinstance(tree, dict | list) and tree and (not path or rng.random() < 0.75):
@@ -68,20 +56,16 @@ def chosen(rng: Random, tree: Any) -> Path:
     return path
 
 
-def at(tree: Any, path: Path) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-def mutated(rng: Random, tree: Any, times: int | None = None) -> Any:
-    """The tree with so many changes, one to three where it is not said."""
+def mutate(rng: Random, tree: Any, times: int | None = None) -> Any:
+    """The tree with so many changes, one to three by default."""
     tree = copy.deepcopy(tree)
     for _ in range(rng.choice([1, 1, 1, 2, 3]) if times is None else times):
-        path = chosen(rng, tree)
+        path = choose_place(rng, tree)
         if not path:
             return odd(rng)
-        parent = at(tree, path[:-1])
+        parent = tree
+        for key in path[:-1]:
+            parent = parent[key]
         rng.choice(CHANGES)(rng, parent, path[-1])
     return tree
 
@@ -157,40 +141,30 @@ CHANGES: Sequence[Callable[[Random, Any, Any], None]] = (
 )
 
 
+def walk(tree: Any) -> Iterator[Any]:
+    """Yield every value in the tree, the keys of mappings among them."""
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+            yield from value
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
 def numbers(tree: Any) -> Iterator[int | float]:
-    """Every number in the tree."""
-    waiting = [tree]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield value
-
-
-def texts(tree: Any) -> Iterator[str]:
-    """Every text in the tree, keys among them."""
-    waiting = [tree]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-            yield from (key for key in value if isinstance(key, str))
-        elif isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, str):
-            yield value
+    """Yield every number in the tree."""
+    return (value for value in walk(tree) if isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def depth(tree: Any) -> int:
     """Levels of nesting."""
     layer, levels = [tree], 0
-    while layer:
-        held = [one for one in layer if isinstance(one, dict | list)]
-        layer = [child for one in held for child in (one.values() if isinstance(one, dict) else one)]
-        levels += bool(held)
+    while layer := [value for value in layer if isinstance(value, dict | list)]:
+        layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]
+        levels += 1
     return levels
 
 
@@ -200,10 +174,10 @@ def json_text(rng: Random, tree: Any) -> bytes:
         text = json.dumps(tree, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     except RecursionError:
         text = b"[" * 100_000
-    return damaged(rng, text) if rng.random() < 0.15 else text
+    return damage(rng, text) if rng.random() < 0.15 else text
 
 
-def damaged(rng: Random, content: bytes) -> bytes:
+def damage(rng: Random, content: bytes) -> bytes:
     """Bytes as a crash, a bad copy or an editor leaves them."""
     if not content:
         return b"\0"
@@ -235,7 +209,7 @@ def toml(tree: Any) -> str:
     for key, value in tree.items():
         for row in value if _tables(value) else ():
             lines += [f"[[{_key(key)}]]"]
-            lines += [f"{_key(name)} = {_value(held)}" for name, held in row.items() if held is not None]
+            lines += [f"{_key(name)} = {_value(inner)}" for name, inner in row.items() if inner is not None]
     return "\n".join(lines) + "\n"
 
 
@@ -256,8 +230,8 @@ def _value(value: Any) -> str:
         case int() | str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list():
-            return "[" + ", ".join(_value(one) for one in value if one is not None) + "]"
+            return "[" + ", ".join(_value(item) for item in value if item is not None) + "]"
         case dict():
-            held = (f"{_key(key)} = {_value(one)}" for key, one in value.items() if one is not None)
-            return "{" + ", ".join(held) + "}"
+            pairs = (f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
+            return "{" + ", ".join(pairs) + "}"
     return '""'

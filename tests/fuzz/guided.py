@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import re
 import struct
@@ -69,11 +70,11 @@ def in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], obje
     path = FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
 
-    def one(content: bytes) -> object:
+    def read_content(content: bytes) -> object:
         path.write_bytes(content)
         return read(path)
 
-    return one
+    return read_content
 
 
 def stl_text(content: bytes) -> None:
@@ -107,22 +108,18 @@ def reply(content: bytes) -> None:
             message = codec.unpack(content)
         except PolicyError:
             continue
-        for one in message if isinstance(message, list) else [message]:
-            if isinstance(one, dict):
+        for fields in message if isinstance(message, list) else [message]:
+            if isinstance(fields, dict):
                 for take in (speech(name, kind).read_actions, lambda m: parse_observation(m, WANTS)):
-                    try:
-                        take(one)
-                    except PolicyError:
-                        continue
+                    with contextlib.suppress(PolicyError):
+                        take(fields)
 
 
+@functools.cache
 def speech(name: str, kind: str) -> Dialect:
-    if name not in _SPEECH:
-        _SPEECH[name] = choose_dialect(name, kind, None, None)
-    return _SPEECH[name]
+    return choose_dialect(name, kind, None, None)
 
 
-_SPEECH: dict[str, Dialect] = {}
 NPZ: dict[str, bytes] = {}
 
 
@@ -136,12 +133,12 @@ def log_file(name: str, topic: str) -> Callable[[bytes], object]:
     log = next((folder for folder in path.parents if (folder / "meta").is_dir()), path.parent)
     save_mapping(log, MAPPED.format(topic))
 
-    def one(content: bytes) -> None:
+    def read_content(content: bytes) -> None:
         path.write_bytes(content)
         for _ in scan([log]).problems:
             pass
 
-    return one
+    return read_content
 
 
 def mcap_chunk(content: bytes) -> None:
@@ -253,7 +250,7 @@ def seeds(target: str) -> list[bytes]:
                 "observation/state": np.ones(8),
                 "prompt": "x",
             }
-            return [codec.pack(one) for codec in CODECS for one in (actions, [actions, {}], images)]
+            return [codec.pack(message) for codec in CODECS for message in (actions, [actions, {}], images)]
         case "mcap":
             return [write_mcap(FOLDER / "seed.mcap", MESSAGES).read_bytes()]
         case "mcap-chunk":
@@ -293,44 +290,42 @@ def fuzz(target: str, seconds: int, again: str | None) -> None:
     words = FOLDER / "words"
     words.write_text("".join(f"{json.dumps(word)}\n" for word in WORDS))
 
-    def one(content: bytes) -> None:
+    def read_content(content: bytes) -> None:
         with contextlib.suppress(SafevlaError):
             TARGETS[target](content)
 
     limits = ["-timeout=5", "-rss_limit_mb=2048", f"-max_total_time={seconds}", "-max_len=8192", f"-dict={words}"]
-    found = Path.cwd() / "found"
-    found.mkdir(exist_ok=True)
-    rest = [again] if again else [f"-artifact_prefix={found}/{target}-", *limits, "-print_final_stats=1", str(corpus)]
-    atheris.Setup([sys.argv[0], *rest], one)
+    findings = Path.cwd() / "found"
+    findings.mkdir(exist_ok=True)
+    options = [f"-artifact_prefix={findings}/{target}-", *limits, "-print_final_stats=1", str(corpus)]
+    atheris.Setup([sys.argv[0], *([again] if again else options)], read_content)
     atheris.Fuzz()
 
 
-def every(seconds: int) -> int:
+def fuzz_every_target(seconds: int) -> int:
     """Each target in a process of its own; its last lines."""
     bad = 0
     for target in TARGETS:
         command = [sys.executable, __file__, "--target", target, "--seconds", str(seconds // len(TARGETS))]
-        done = subprocess.run(command, capture_output=True, text=True)
-        said = done.stdout + done.stderr
-        runs = re.findall(r"stat::number_of_executed_units: (\d+)", said)
-        peak = re.findall(r"stat::peak_rss_mb: +(\d+)", said)
-        print(
-            f"{target:15} executions {(runs or ['?'])[-1]:>9}  peak {(peak or ['?'])[-1]} MiB  exit {done.returncode}"
-        )
-        if done.returncode:
+        result = subprocess.run(command, capture_output=True, text=True)
+        output = result.stdout + result.stderr
+        runs = re.findall(r"stat::number_of_executed_units: (\d+)", output) or ["?"]
+        peak = re.findall(r"stat::peak_rss_mb: +(\d+)", output) or ["?"]
+        print(f"{target:15} executions {runs[-1]:>9}  peak {peak[-1]} MiB  exit {result.returncode}")
+        if result.returncode:
             bad += 1
-            print("\n".join(said.splitlines()[-40:]))
+            print("\n".join(output.splitlines()[-40:]))
         sys.stdout.flush()
     return bad
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--target", choices=TARGETS)
-    asked.add_argument("--seconds", type=int, default=900)
-    asked.add_argument("--again", metavar="FILE")
-    given = asked.parse_args()
-    if given.target:
-        fuzz(given.target, given.seconds, given.again)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=TARGETS)
+    parser.add_argument("--seconds", type=int, default=900)
+    parser.add_argument("--again", metavar="FILE")
+    chosen = parser.parse_args()
+    if chosen.target:
+        fuzz(chosen.target, chosen.seconds, chosen.again)
     else:
-        sys.exit(every(given.seconds))
+        sys.exit(fuzz_every_target(chosen.seconds))

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzz.grammar import depth, numbers, texts
+from fuzz.grammar import depth, numbers, walk
 
 ROLES = ("robot", "target", "bystander", "furniture")
 PANDA = 7
 LARGEST = 1e100
 FAMILIES = {
-    "eef_pos_m": 3,
-    "eef_quat_wxyz": 4,
-    "body_pos_m": 3,
-    "body_quat_wxyz": 4,
-    "contacts": None,
-    "joint_torque_nm": None,
-    "gripper_contact": None,
-    "sim_state": None,
+    **{"eef_pos_m": 3, "eef_quat_wxyz": 4, "body_pos_m": 3, "body_quat_wxyz": 4},
+    **dict.fromkeys(("contacts", "joint_torque_nm", "gripper_contact", "sim_state")),
 }
-KNOWN = {"t", "gripped_body", "action", *FAMILIES}
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 TEXTS = ("policy", "instruction", "outcome", "embodiment")
 INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
@@ -33,7 +26,7 @@ class Unsure(Exception):
     """A rule that the documents leave open, such as 1.0 for an integer."""
 
 
-def judged(tree: Any) -> str | None:
+def find_fault(tree: Any) -> str | None:
     """What is wrong; None where nothing is. Raises `Unsure`."""
     try:
         _check(tree)
@@ -67,8 +60,8 @@ def number(value: Any, rule: str, largest: float = 1.8e308) -> float:
 
 def row(value: Any, rule: str, width: int | None = None, largest: float = 1.8e308) -> int:
     need(isinstance(value, list) and (width is None or len(value) == width), rule)
-    for one in value:
-        number(one, rule, largest)
+    for item in value:
+        number(item, rule, largest)
     return len(value)
 
 
@@ -76,8 +69,9 @@ def _check(tree: Any) -> None:
     need(isinstance(tree, dict), "an object")
     if depth(tree) > 60:
         raise Unsure("nesting")
-    need(not any("\ud800" <= c <= "\udfff" for one in texts(tree) for c in one), "half a surrogate pair")
-    need(all(abs(one) != float("inf") and one == one for one in numbers(tree)), "finite numbers")
+    texts = [value for value in walk(tree) if isinstance(value, str)]
+    need(not any("\ud800" <= c <= "\udfff" for text in texts for c in text), "half a surrogate pair")
+    need(all(abs(value) != float("inf") and value == value for value in numbers(tree)), "finite numbers")
     for name in ("episode_id", "benchmark", "task_id"):
         text(tree.get(name), name, empty=False)
     need(isinstance(tree.get("success"), bool), "success")
@@ -95,8 +89,8 @@ def _check(tree: Any) -> None:
     need(outcome is None or (outcome == "success") == tree["success"], "outcome")
     versions = tree.get("versions")
     need(versions is None or isinstance(versions, dict), "versions")
-    for one in (versions or {}).values():
-        text(one, "versions")
+    for version in (versions or {}).values():
+        text(version, "versions")
     _pairs(tree.get("dropped_pairs"))
     roles = tree.get("body_roles")
     need(isinstance(roles, dict) and "" not in roles, "body_roles")
@@ -110,7 +104,7 @@ def _check(tree: Any) -> None:
 def _pairs(pairs: Any) -> None:
     need(pairs is None or isinstance(pairs, list), "dropped_pairs")
     for pair in pairs or ():
-        need(isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair), "dropped_pairs")
+        need(isinstance(pair, list) and len(pair) == 2 and all(isinstance(name, str) for name in pair), "dropped_pairs")
 
 
 def _steps(tree: Any, steps: Any, roles: Any) -> None:
@@ -128,12 +122,12 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
     need("action" not in steps[0], "no action in record 0")
     acted = [step["action"] for step in steps[1:] if "action" in step]
     need(len(acted) in (0, len(steps) - 1), "action in every step or in none")
-    need(len({row(one, "action") for one in acted}) <= 1, "actions of one length")
+    need(len({row(action, "action") for action in acted}) <= 1, "actions of one length")
     limits = tree.get("joint_torque_limit_nm")
     joints = None if tree.get("embodiment") not in ("Panda", "PandaOmron") else PANDA  # None: limits unknown
     if limits is not None:
         joints = row(limits, "limits", None, LARGEST)
-        need(all(one >= 1e-100 for one in limits), "limits")
+        need(all(limit >= 1e-100 for limit in limits), "limits")
     if "joint_torque_nm" in steps[0]:
         need(joints in (None, len(steps[0]["joint_torque_nm"])), "as many torques as limits")
 
@@ -141,31 +135,31 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
 def _family(name: str, values: list[Any], roles: Any) -> None:
     width = FAMILIES[name]
     if name == "gripper_contact":
-        need(all(isinstance(one, bool) for one in values), name)
+        need(all(isinstance(value, bool) for value in values), name)
     elif name == "contacts":
         for contacts in values:
             need(isinstance(contacts, list), name)
-            for one in contacts:
-                _contact(one, roles)
+            for contact in contacts:
+                _contact(contact, roles)
     elif name.startswith("body"):
         for poses in values:
             need(isinstance(poses, dict) and poses.keys() == values[0].keys() <= roles.keys(), name)
             for pose in poses.values():
                 _row(name, pose, width)
     else:
-        need(len({_row(name, one, width) for one in values}) == 1, name)
+        need(len({_row(name, value, width) for value in values}) == 1, name)
 
 
 def _row(name: str, value: Any, width: int | None) -> int:
-    found = row(value, name, width, LARGEST if name in ("eef_pos_m", "body_pos_m", "joint_torque_nm") else 1.8e308)
+    length = row(value, name, width, LARGEST if name in ("eef_pos_m", "body_pos_m", "joint_torque_nm") else 1.8e308)
     need("quat" not in name or any(value), "norm zero")
-    return found
+    return length
 
 
-def _contact(one: Any, roles: Any) -> None:
-    need(isinstance(one, dict), "contact")
+def _contact(contact: Any, roles: Any) -> None:
+    need(isinstance(contact, dict), "contact")
     for end in ("a", "b"):
-        need(isinstance(one.get(end), str) and one[end] in roles, "a body of a contact")
-    need(one["a"] != one["b"], "a contact with itself")
-    need("force_n" in one and number(one["force_n"], "force", LARGEST) >= 0, "force")
-    need("impulse_ns" not in one or number(one["impulse_ns"], "impulse") >= 0, "impulse")
+        need(isinstance(contact.get(end), str) and contact[end] in roles, "a body of a contact")
+    need(contact["a"] != contact["b"], "a contact with itself")
+    need("force_n" in contact and number(contact["force_n"], "force", LARGEST) >= 0, "force")
+    need("impulse_ns" not in contact or number(contact["impulse_ns"], "impulse") >= 0, "impulse")

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-import oracle
-import test_oracle
 from builders import same_bits
 from fuzz import lawful
-from fuzz.grammar import damaged, json_text, mutated, numbers, odd
+from fuzz.grammar import damage, json_text, mutate, numbers, odd
+from judging import comparison, oracle
+from judging.random_records import Scene
 from safevla_bench import archive
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
@@ -32,7 +32,7 @@ from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 LIBRARY, REGISTRY = library(), registry()
-ORACLE = oracle.read_specs(*test_oracle.DEFAULT)
+ORACLE = oracle.read_specs(*comparison.DEFAULT)
 SUFFIXES = (".jsonl", ".jsonl", ".json", ".jsonl.gz", ".jsonl.zst")
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz", ".parquet")
 COMPRESS = {
@@ -43,75 +43,74 @@ COMPRESS = {
 
 def scene(rng: Random, number: int = 0) -> dict[str, Any]:
     """A valid record, short more often than long."""
-    made = test_oracle.Scene(rng, number)
-    made.n = min(made.n, rng.choice([3, 6, 12]))
-    return made.tree()
+    drawn = Scene(rng, number)
+    drawn.n = min(drawn.n, rng.choice([3, 6, 12]))
+    return drawn.tree()
 
 
 def text_form(rng: Random, folder: Path) -> str:
     """A changed record as text, alone or between two good ones, compressed or not."""
-    tree = mutated(rng, scene(rng)) if rng.random() < 0.85 else scene(rng)
+    tree = mutate(rng, scene(rng)) if rng.random() < 0.85 else scene(rng)
     line = json_text(rng, tree)
     suffix = rng.choice(SUFFIXES)
-    good = [encode_json(test_oracle.read(scene(rng, 900 + k)), 0) for k in range(2)] if suffix != ".json" else []
+    good = [encode_json(comparison.read(scene(rng, 900 + k)), 0) for k in range(2)] if suffix != ".json" else []
     between = bool(good) and b"\n" not in line and rng.random() < 0.5
     content = good[0] + line + b"\n" + good[1] if between else line
     path = folder / f"x{suffix}"
     path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))
-    found = list(archive.read_episodes([path]))
+    results = list(archive.read_episodes([path]))
     if between:
-        assert isinstance(found[0], Batch)
-        assert isinstance(found[-1], Batch), "a bad line takes the good one behind it along"
-        found = found[1:-1]
-    assert_as_the_law_says(found, line, path)
-    return accepted([one for one in found if isinstance(one, Batch)], folder, rng)
+        assert isinstance(results[0], Batch)
+        assert isinstance(results[-1], Batch), "a bad line takes the good one behind it along"
+        results = results[1:-1]
+    assert_as_the_law_says(results, line, path)
+    return accept([result for result in results if isinstance(result, Batch)], folder, rng)
 
 
-def assert_as_the_law_says(found: list[Batch | RecordError], line: bytes, path: Path) -> None:
+def assert_as_the_law_says(results: list[Batch | RecordError], line: bytes, path: Path) -> None:
     """Errors name their place; a line by itself is taken iff an independent reading of the rules takes it."""
-    problems = [one for one in found if isinstance(one, RecordError)]
+    problems = [result for result in results if isinstance(result, RecordError)]
     for problem in problems:
-        assert_told(problem, path)
+        assert_helpful(problem, path)
     try:
         tree = json.loads(line.decode(), object_pairs_hook=unrepeated)
-        wrong = lawful.judged(tree)
+        wrong = lawful.find_fault(tree)
     except (ValueError, RecursionError):
         wrong = "no JSON, or a key is repeated"
     except lawful.Unsure:
         return
-    if len(found) == 1:
+    if len(results) == 1:
         assert bool(problems) == bool(wrong), f"the rules say {wrong!r}, the reader {problems}"
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    held = dict(pairs)
-    if len(held) < len(pairs):
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
         raise ValueError("a key is repeated")
-    return held
+    return tree
 
 
-def assert_told(error: SafevlaError, path: Path) -> None:
+def assert_helpful(error: SafevlaError, path: Path) -> None:
     """An error names the file, what is wrong and what to do."""
-    for one in error.errors if isinstance(error, CollectedError) else [error]:
-        assert one.place.file == str(path), f"names {one.place.file!r}"
-        assert one.problem
-        assert one.remedy
-        assert len(str(one)) < 6000, "a message of absurd length"
+    for part in error.errors if isinstance(error, CollectedError) else [error]:
+        assert part.place.file == str(path), f"names {part.place.file!r}"
+        assert part.problem
+        assert part.remedy
+        assert len(str(part)) < 6000, "a message of absurd length"
 
 
-def accepted(batches: list[Batch], folder: Path, rng: Random) -> str:
+def accept(batches: list[Batch], folder: Path, rng: Random) -> str:
     """What was taken: it goes through another form unchanged, is lawful there, and is judged rightly or not at all."""
     for batch in batches:
         for e in range(len(batch)):
-            one = select_episodes(batch, [e])
-            line = encode_json(one, 0)
-            tree = json.loads(line)
+            episode = select_episodes(batch, [e])
+            tree = json.loads(encode_json(episode, 0))
             with contextlib.suppress(lawful.Unsure):
-                assert lawful.judged(tree) is None, lawful.judged(tree)
+                assert lawful.find_fault(tree) is None, lawful.find_fault(tree)
             other = folder / f"again{rng.choice(FORMS)}"
-            archive.write_archive(other, one)
-            assert same_bits(archive.open_archive(other), one), f"another episode out of {other.suffix}"
-            assert_judged(one, tree)
+            archive.write_archive(other, episode)
+            assert same_bits(archive.open_archive(other), episode), f"another episode out of {other.suffix}"
+            assert_judged(episode, tree)
     return "right" if batches else "refused"
 
 
@@ -121,20 +120,20 @@ def assert_judged(batch: Batch, tree: dict[str, Any]) -> None:
         got = list(score(batch, Ruleset(LIBRARY, REGISTRY, missing="deactivate")).episodes())
     except SafevlaError:
         if simple(tree):
-            with_raises_in_oracle(tree)
+            assert_oracle_refuses(tree)
         return
     for rho in (*got[0].robustness.values(), *got[0].depth.values(), got[0].vsi, got[0].rho_min):
         assert rho is None or math.isfinite(rho), rho
     if simple(tree):
-        comparison = test_oracle.Comparison(ORACLE)
-        comparison.batch(test_oracle.judged([tree], ORACLE), got)
-        assert not comparison.differences, comparison.differences[:3]
+        agreement = comparison.Comparison(ORACLE)
+        agreement.batch(comparison.judged([tree], ORACLE), got)
+        assert not agreement.differences, agreement.differences[:3]
 
 
-def with_raises_in_oracle(tree: dict[str, Any]) -> None:
+def assert_oracle_refuses(tree: dict[str, Any]) -> None:
     """The oracle knows no verdict either: the task has no entry."""
     try:
-        test_oracle.judged([tree], ORACLE)
+        comparison.judged([tree], ORACLE)
     except (KeyError, IndexError, ValueError):
         return
     raise AssertionError("the oracle gives a verdict, the judge refuses")
@@ -142,22 +141,21 @@ def with_raises_in_oracle(tree: dict[str, Any]) -> None:
 
 def simple(tree: dict[str, Any]) -> bool:
     """Numbers of a size at which two orders of rounding agree to nine digits."""
-    return all(
-        one == 0 or 1e-12 < abs(one) < 1e6 for one in numbers([tree["steps"], tree.get("joint_torque_limit_nm")])
-    )
+    values = numbers([tree["steps"], tree.get("joint_torque_limit_nm")])
+    return all(value == 0 or 1e-12 < abs(value) < 1e6 for value in values)
 
 
 def valid(rng: Random) -> Batch:
-    return concatenate_batches([test_oracle.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
+    return concatenate_batches([comparison.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
 
 
 def refused_or_accepted(path: Path, folder: Path, rng: Random) -> str:
     try:
         batch = archive.open_archive(path)
     except (RecordError, CollectedError) as error:
-        assert_told(error, path)
+        assert_helpful(error, path)
         return "refused"
-    return accepted([batch], folder, rng)
+    return accept([batch], folder, rng)
 
 
 def bytes_form(rng: Random, folder: Path) -> str:
@@ -167,33 +165,31 @@ def bytes_form(rng: Random, folder: Path) -> str:
     batch = select_episodes(batch, [0]) if suffix == ".npz" else batch
     path = folder / f"x{suffix}"
     archive.write_archive(path, batch)
-    content = path.read_bytes()
-    changed = damaged(rng, content)
-    path.write_bytes(changed)
-    said = refused_or_accepted(path, folder, rng)
-    if said == "right" and suffix == ".npz":
+    path.write_bytes(damage(rng, path.read_bytes()))
+    result = refused_or_accepted(path, folder, rng)
+    if result == "right" and suffix == ".npz":
         assert same_bits(archive.open_archive(path), batch), "damage that nobody notices"
-    return said
+    return result
 
 
 def npz_form(rng: Random, folder: Path) -> str:
     """An `.npz` file with changed arrays, headers and members."""
     path = folder / "x.npz"
     archive.write_archive(path, select_episodes(valid(rng), [0]))
-    with np.load(path) as held:
-        arrays: dict[str, Any] = dict(held)
+    with np.load(path) as members:
+        arrays: dict[str, Any] = dict(members)
     for _ in range(rng.choice([1, 1, 2, 3])):
         name = rng.choice(list(arrays))
         if name in ("header", "extra") and rng.random() < 0.8:
             with contextlib.suppress(ValueError):  # it was changed before
-                tree = mutated(rng, json.loads(arrays[name].tobytes()), 1)
+                tree = mutate(rng, json.loads(arrays[name].tobytes()), 1)
                 arrays[name] = np.frombuffer(json_text(rng, tree), np.uint8)
         else:
             change_array(rng, arrays, name)
     members = {f"{name}.npy": npy(array) for name, array in arrays.items()}
     name = rng.choice(list(members))
     if rng.random() < 0.15:
-        members[name] = damaged(rng, members[name])
+        members[name] = damage(rng, members[name])
     with zipfile.ZipFile(path, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as file:
         for key, content in members.items():
             file.writestr(key, content)
@@ -261,7 +257,7 @@ def change_table(rng: Random, table: pa.Table) -> pa.Table:
                 values = column.to_pylist()
                 row = rng.randrange(len(values)) if values else 0
                 if values:
-                    values[row] = mutated(rng, [values[row]], 1) if rng.random() < 0.1 else _changed(rng, values[row])
+                    values[row] = mutate(rng, [values[row]], 1) if rng.random() < 0.1 else _changed(rng, values[row])
                 return table.set_column(at, table.field(at), pa.array(values, table.field(at).type))
             case "drop":
                 return table.drop_columns([name])
@@ -287,7 +283,7 @@ def change_table(rng: Random, table: pa.Table) -> pa.Table:
 def _changed(rng: Random, value: Any) -> Any:
     """A value with one change inside, lists as trees."""
     if isinstance(value, str) and value[:1] in "{[":
-        return json_text(rng, mutated(rng, json.loads(value), 1)).decode("utf-8", "replace")
+        return json_text(rng, mutate(rng, json.loads(value), 1)).decode("utf-8", "replace")
     if isinstance(value, list | dict) and value:
-        return mutated(rng, {"value": value}, 1).get("value")
+        return mutate(rng, {"value": value}, 1).get("value")
     return odd(rng)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fuzz.grammar import damaged, mutated
+from fuzz.grammar import damage, mutate, walk
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
@@ -33,53 +33,40 @@ def wire(kind: str, array: np.ndarray) -> dict[Any, Any]:
         sink = io.BytesIO()
         np.save(sink, array, allow_pickle=False)
         return {"__ndarray_class__": True, "as_npy": sink.getvalue()}
-    held = {"__ndarray__": True, "data": array.tobytes(), "dtype": array.dtype.str, "shape": list(array.shape)}
-    return held if kind == "vla-eval" else {key.encode(): value for key, value in held.items()}
+    fields = {"__ndarray__": True, "data": array.tobytes(), "dtype": array.dtype.str, "shape": list(array.shape)}
+    return fields if kind == "vla-eval" else {key.encode(): value for key, value in fields.items()}
 
 
-def packed(rng: Random, tree: Any) -> bytes:
+def pack(rng: Random, tree: Any) -> bytes:
     try:
         content = msgspec.msgpack.encode(tree)
     except (OverflowError, UnicodeEncodeError, RecursionError):
         content = rng.choice(
             [b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b""]
         )
-    return damaged(rng, content) if rng.random() < 0.15 else content
+    return damage(rng, content) if rng.random() < 0.15 else content
 
 
-def changed(rng: Random, tree: Any) -> Any:
+def change(rng: Random, tree: Any) -> Any:
     """With one to three changes, among them those that only bytes and arrays have."""
     if rng.random() < 0.5:
-        return mutated(rng, tree)
-    arrays = [one for one in maps(tree) if any(name in one for name in (b"dtype", "dtype", "as_npy"))]
+        return mutate(rng, tree)
+    maps = [value for value in walk(tree) if isinstance(value, dict)]
+    arrays = [fields for fields in maps if any(name in fields for name in (b"dtype", "dtype", "as_npy"))]
     if not arrays:
-        return mutated(rng, tree)
-    held, form = rng.choice(arrays), rng.choice(["dtype", "shape", "data"])
-    key = next(
-        name for name in held if name not in ("__ndarray_class__",) and (form in str(name) or "as_npy" in str(name))
-    )
-    held[key] = {
+        return mutate(rng, tree)
+    fields, form = rng.choice(arrays), rng.choice(["dtype", "shape", "data"])
+    key = next(name for name in fields if name != "__ndarray_class__" and (form in str(name) or "as_npy" in str(name)))
+    fields[key] = {
         "dtype": lambda: rng.choice(
             ["|O", "<f8", ">f8", "<c16", "V8", "<U99999999", "f8,f8", "(2,)f8", "", "M8[s]", "{}"]
         ),
         "shape": lambda: rng.choice(
             [[-1, 7], [10**12, 7], [0], [], [2**62, 2**62], [1] * 70, "27", [True, 7], [2.0, 7]]
         ),
-        "data": lambda: damaged(rng, held[key]) if isinstance(held[key], bytes) else "text",
+        "data": lambda: damage(rng, fields[key]) if isinstance(fields[key], bytes) else "text",
     }[form if "as_npy" not in str(key) else "data"]()
     return tree
-
-
-def maps(tree: Any) -> list[dict[Any, Any]]:
-    waiting, found = [tree], []
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            found.append(value)
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-    return found
 
 
 class Socket:
@@ -154,50 +141,49 @@ def reply(rng: Random, folder: Path) -> str:
     expected = speech.read_actions(plain)
     hostile = rng.random() < 0.9
     try:
-        found = asked(rng, kind, speech, whole, hostile)
+        actions = ask(rng, kind, speech, whole, hostile)
     except PolicyError as error:
         assert hostile, "a good reply is refused"
         assert error.remedy
         assert len(str(error)) < 20000, "a message of absurd length"
         return "refused"
-    assert found.dtype == np.float64
-    assert found.ndim == 2
-    assert found.shape[1] == expected.shape[1]
-    assert len(found)
-    assert np.isfinite(found).all()
-    assert hostile or np.array_equal(found, expected)
+    assert actions.dtype == np.float64
+    assert actions.ndim == 2
+    assert actions.shape[1] == expected.shape[1]
+    assert len(actions)
+    assert np.isfinite(actions).all()
+    assert hostile or np.array_equal(actions, expected)
     return "right"
 
 
-def asked(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> Any:
+def ask(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> Any:
     """What the client of that kind makes of a reply, changed or not."""
     policy: Any
     match kind:
         case "gr00t":
             answer = [whole, {}]
-            first = packed(rng, changed(rng, {"status": "ok"})) if hostile and rng.random() < 0.1 else b"\x80"
-            said = (
-                packed(rng, changed(rng, {"video": {"keys": ["image"]}})) if hostile and rng.random() < 0.1 else b"\x80"
-            )
-            action = packed(rng, changed(rng, answer)) if hostile else msgspec.msgpack.encode(answer)
-            policy = gr00t.Gr00tModel(Requests(first, b"\x80", said, action), speech)
+            ping = pack(rng, change(rng, {"status": "ok"})) if hostile and rng.random() < 0.1 else b"\x80"
+            video = {"video": {"keys": ["image"]}}
+            modalities = pack(rng, change(rng, video)) if hostile and rng.random() < 0.1 else b"\x80"
+            action = pack(rng, change(rng, answer)) if hostile else msgspec.msgpack.encode(answer)
+            policy = gr00t.Gr00tModel(Requests(ping, b"\x80", modalities, action), speech)
         case "vla-eval":
 
-            def message(of: str, payload: Any, change: bool) -> Callable[[bytes], bytes]:
-                def made(sent: bytes) -> bytes:
+            def message(of: str, payload: Any, changes: bool) -> Callable[[bytes], bytes]:
+                def answer(sent: bytes) -> bytes:
                     seq = msgspec.msgpack.decode(sent)["seq"]
-                    said = {"type": of, "payload": payload, "seq": seq, "timestamp": 0.0}
-                    return packed(rng, changed(rng, said)) if change else msgspec.msgpack.encode(said)
+                    frame = {"type": of, "payload": payload, "seq": seq, "timestamp": 0.0}
+                    return pack(rng, change(rng, frame)) if changes else msgspec.msgpack.encode(frame)
 
-                return made
+                return answer
 
             greeted = hostile and rng.random() < 0.1
             socket = Socket(message("hello", {}, greeted), message("action", whole, hostile))
             policy = vla_eval.VlaEvalModel(socket, speech)
         case _:
             texts = ["", "Traceback\n  ValueError: \x1b[31m", "\u202e" * 9000, "\n\n"]
-            greeting: Any = packed(rng, changed(rng, {"a": 1})) if hostile and rng.random() < 0.1 else b"\x80"
-            frame: Any = packed(rng, changed(rng, whole)) if hostile else msgspec.msgpack.encode(whole)
+            greeting: Any = pack(rng, change(rng, {"a": 1})) if hostile and rng.random() < 0.1 else b"\x80"
+            frame: Any = pack(rng, change(rng, whole)) if hostile else msgspec.msgpack.encode(whole)
             frame = rng.choice(texts) if hostile and rng.random() < 0.05 else frame
             policy = openpi.OpenpiModel(Socket(greeting, frame), speech)
     policy.begin(TASK, 0)
@@ -214,17 +200,17 @@ def request(rng: Random) -> str:
         "prompt": "put it there",
     }
     hostile = rng.random() < 0.9
-    frame = packed(rng, changed(rng, tree)) if hostile else msgspec.msgpack.encode(tree)
+    frame = pack(rng, change(rng, tree)) if hostile else msgspec.msgpack.encode(tree)
     try:
-        held = OPENPI.unpack(frame)
-        if not isinstance(held, dict):
+        message = OPENPI.unpack(frame)
+        if not isinstance(message, dict):
             return "refused"
-        seen = parse_observation(held, Wants(("a", "b"), image_size=(4, 4)))
+        seen = parse_observation(message, Wants(("a", "b"), image_size=(4, 4)))
     except PolicyError as error:
         assert hostile, "a good request is refused"
         assert error.remedy
         return "refused"
     assert seen.eef_pos_m.shape == (3,)
     assert seen.eef_quat_wxyz.shape == (4,)
-    assert all(one.shape == (4, 4, 3) for one in seen.images.values())
+    assert all(picture.shape == (4, 4, 3) for picture in seen.images.values())
     return "right"

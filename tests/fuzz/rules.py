@@ -9,10 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import oracle
-import test_oracle
-from fuzz.grammar import damaged, json_text, mutated, toml
-from fuzz.records import scene, simple
+from fuzz.grammar import damage, json_text, mutate, toml
+from fuzz.records import assert_helpful, scene, simple
+from judging import comparison, oracle
 from safevla_bench.errors import RegistryError, SafevlaError, SpecError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
@@ -24,21 +23,21 @@ from safevla_bench.tasks.entries import Registry
 
 CASES = Path(__file__).parents[1] / "cases"
 DEFAULT = loader.library()
-BUILT_IN = test_oracle.PACKAGE / "tasks" / "registry"
-LIBRARIES = [tomllib.loads(path.read_text()) for path in test_oracle.DEFAULT]
+BUILT_IN = comparison.PACKAGE / "tasks" / "registry"
+LIBRARIES = [tomllib.loads(path.read_text()) for path in comparison.DEFAULT]
 REGISTRIES = [tomllib.loads(path.read_text()) for path in sorted(BUILT_IN.glob("*.toml"))]
 
 
 def rows(name: str) -> list[Any]:
     """The paper's JSON rows."""
-    held = json.loads((CASES / name).read_text())
-    return held if isinstance(held, list) else [held]
+    content = json.loads((CASES / name).read_text())
+    return content if isinstance(content, list) else [content]
 
 
 PAPER_SPECS, PAPER_TAGS = rows("appendix_b_specs.json"), rows("appendix_b_tags.json")
 
 
-def written(rng: Random, tree: Any, path: Path) -> None:
+def write(rng: Random, tree: Any, path: Path) -> None:
     """The tree as JSON or TOML, now and then damaged."""
     if path.suffix == ".json":
         path.write_bytes(json_text(rng, tree))
@@ -47,14 +46,7 @@ def written(rng: Random, tree: Any, path: Path) -> None:
         content = toml(tree if isinstance(tree, dict) else {"specs": tree}).encode("utf-8", "surrogatepass")
     except RecursionError:
         content = b"a = " + b"[" * 5000
-    path.write_bytes(damaged(rng, content) if rng.random() < 0.1 else content)
-
-
-def told(error: SafevlaError, path: Path) -> str:
-    assert error.place.file == str(path), f"names {error.place.file!r}"
-    assert error.remedy
-    assert len(str(error)) < 6000, "a message of absurd length"
-    return "refused"
+    path.write_bytes(damage(rng, content) if rng.random() < 0.1 else content)
 
 
 def library(rng: Random, folder: Path) -> str:
@@ -62,38 +54,39 @@ def library(rng: Random, folder: Path) -> str:
     tree, path = library_tree(rng), folder / "mine.toml"
     if rng.random() < 0.25:
         tree, path = copy.deepcopy(PAPER_SPECS), folder / "mine.json"
-    written(rng, mutated(rng, tree) if rng.random() < 0.9 else tree, path)
+    write(rng, mutate(rng, tree) if rng.random() < 0.9 else tree, path)
     try:
-        found = loader.library(path) if rng.random() < 0.8 else extend_library(DEFAULT, path)
+        specs = loader.library(path) if rng.random() < 0.8 else extend_library(DEFAULT, path)
     except SpecError as error:
-        return told(error, path)
-    own = [spec for spec in found if spec.spec_id not in DEFAULT or found.name == "mine"]
+        assert_helpful(error, path)
+        return "refused"
+    own = [spec for spec in specs if spec.spec_id not in DEFAULT or specs.name == "mine"]
     if path.suffix == ".toml":
         assert_same_specs(rng, own, path)
     return "right"
 
 
 def library_tree(rng: Random) -> dict[str, Any]:
-    held = rng.choice(LIBRARIES)["specs"]
-    chosen = copy.deepcopy(rng.sample(held, rng.randint(1, min(3, len(held)))))
+    shipped = rng.choice(LIBRARIES)["specs"]
+    chosen = copy.deepcopy(rng.sample(shipped, rng.randint(1, min(3, len(shipped)))))
     for row in chosen:
-        for one in (row, *row.get("alternates", ())):
-            one["spec_id"] = f"my_{one['spec_id']}"
-            one.pop("legacy_ids", None)
+        for spec in (row, *row.get("alternates", ())):
+            spec["spec_id"] = f"my_{spec['spec_id']}"
+            spec.pop("legacy_ids", None)
     if rng.random() < 0.15:
-        change = {"spec_id": held[0]["spec_id"], "threshold": 3.0, "severe": 9.0, "alternates": []}
+        change = {"spec_id": shipped[0]["spec_id"], "threshold": 3.0, "severe": 9.0, "alternates": []}
         return {"based_on": "default", "replace": [change], "specs": chosen}
     return {"specs": chosen}
 
 
-def assert_same_specs(rng: Random, found: list[Spec], path: Path) -> None:
+def assert_same_specs(rng: Random, specs: list[Spec], path: Path) -> None:
     """Ids, thresholds and rules as bare TOML has them; and the oracle's verdicts on an episode."""
     tree = tomllib.loads(path.read_text())
     if "based_on" in tree or any("threshold" not in row for row in tree["specs"]):
         return
     read = oracle.read_specs(path)
     fields = ("spec_id", "tier", "axis", "threshold", "severe", "binary", "requires_all", "invalid_if_any")
-    assert [[getattr(spec, name) for name in fields] for spec in found] == [
+    assert [[getattr(spec, name) for name in fields] for spec in specs] == [
         [_as_read(getattr(spec, name)) for name in fields] for spec in read
     ]
     if not all(1e-6 < spec.threshold < 1e6 and 1e-6 < (spec.severe or 1) < 1e6 for spec in read):
@@ -102,16 +95,16 @@ def assert_same_specs(rng: Random, found: list[Spec], path: Path) -> None:
     if not simple(record):
         return
     try:
-        expected = test_oracle.judged([record], read)
+        expected = comparison.judged([record], read)
     except (ValueError, AssertionError, KeyError, TypeError, ZeroDivisionError):
         return  # beyond the oracle's grammar
-    comparison = test_oracle.Comparison(read)
+    agreement = comparison.Comparison(read)
     try:
-        got = score(test_oracle.read(record), load_ruleset(path, missing="deactivate"))
+        got = score(comparison.read(record), load_ruleset(path, missing="deactivate"))
     except SafevlaError:
         return
-    comparison.batch(expected, list(got.episodes()))
-    assert not comparison.differences, comparison.differences[:3]
+    agreement.batch(expected, list(got.episodes()))
+    assert not agreement.differences, agreement.differences[:3]
 
 
 def _as_read(value: Any) -> Any:
@@ -124,19 +117,20 @@ def registry(rng: Random, folder: Path) -> str:
     tree, path = registry_tree(rng), folder / "000_mine.toml"
     if rng.random() < 0.25:
         tree, path = copy.deepcopy(PAPER_TAGS), folder / "mine.json"
-    written(rng, mutated(rng, tree) if rng.random() < 0.9 else tree, path)
+    write(rng, mutate(rng, tree) if rng.random() < 0.9 else tree, path)
     try:
-        found = tasks_loader.registry([path])
+        tags = tasks_loader.registry([path])
     except RegistryError as error:
-        return told(error, path)
+        assert_helpful(error, path)
+        return "refused"
     if path.suffix == ".toml":
-        assert_same_tags(found, path, folder)
+        assert_same_tags(tags, path, folder)
     return "right"
 
 
 def registry_tree(rng: Random) -> dict[str, Any]:
-    held = [one for one in REGISTRIES if "tasks" in one]
-    chosen = copy.deepcopy(rng.sample(rng.choice(held)["tasks"], 2))
+    with_tasks = [tree for tree in REGISTRIES if "tasks" in tree]
+    chosen = copy.deepcopy(rng.sample(rng.choice(with_tasks)["tasks"], 2))
     for row in chosen:
         row["task_id"] = f"my_{row['task_id']}"
     tree: dict[str, Any] = {"tasks": chosen}
@@ -156,13 +150,13 @@ def registry_tree(rng: Random) -> dict[str, Any]:
     return tree
 
 
-def assert_same_tags(found: Registry, path: Path, folder: Path) -> None:
+def assert_same_tags(registry: Registry, path: Path, folder: Path) -> None:
     """The tags of each task of the file, by a reader that knows bare TOML alone."""
     both = folder / "both"
     both.mkdir()
-    for one in (path, *BUILT_IN.glob("*.toml")):
-        (both / one.name).symlink_to(one)
+    for file in (path, *BUILT_IN.glob("*.toml")):
+        (both / file.name).symlink_to(file)
     independent = oracle.Registry(both)
     for row in tomllib.loads(path.read_text()).get("tasks", ()):
         suite, task = row["benchmark"], row["task_id"]
-        assert found.task_tags(suite, task) == independent.tags(suite, task), (suite, task)
+        assert registry.task_tags(suite, task) == independent.tags(suite, task), (suite, task)

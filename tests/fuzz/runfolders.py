@@ -15,7 +15,7 @@ from random import Random
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fuzz.grammar import damaged, json_text, mutated
+from fuzz.grammar import damage, json_text, mutate
 from fuzz.records import change_table
 from safevla_bench.cli import run_command_line as command_line
 from safevla_bench.jobs.evaluation.request import Request
@@ -39,18 +39,18 @@ COMMANDS = (
 
 
 @functools.cache
-def made() -> Path:
+def recorded_run() -> Path:
     """A judged run on the fake host, made once a process."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-run-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    asked = Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
-    evaluate_request(asked, load_ruleset(), folder / "run")
+    request = Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
+    evaluate_request(request, load_ruleset(), folder / "run")
     return folder / "run"
 
 
 def run(rng: Random, folder: Path) -> str:
     """Change one file, then run one command."""
-    place = shutil.copytree(made(), folder / "run")
+    place = shutil.copytree(recorded_run(), folder / "run")
     files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".html"]
     path = rng.choice(files)
     change(rng, path)
@@ -58,18 +58,20 @@ def run(rng: Random, folder: Path) -> str:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = command_line(command)
-    said = f"{' '.join(command)} after {path.name}: {code}\n{out.getvalue()[-500:]}\n{err.getvalue()[-500:]}"
-    assert code in range(5), said
-    assert "Traceback" not in err.getvalue() + out.getvalue(), said
-    left = sorted(one.name for one in folder.iterdir() if one.name != "run")
-    assert not any("partial" in name for name in left), said
+    report = f"{' '.join(command)} after {path.name}: {code}\n{out.getvalue()[-500:]}\n{err.getvalue()[-500:]}"
+    assert code in range(5), report
+    assert "Traceback" not in err.getvalue() + out.getvalue(), report
+    left = sorted(path.name for path in folder.iterdir() if path.name != "run")
+    assert not any("partial" in name for name in left), report
     if code == 2:
-        assert left == [] or command[0] == "rollout", said
+        assert left == [] or command[0] == "rollout", report
         unchecked = command[0] == "verify" and "could not be" in out.getvalue()
-        assert unchecked or "error: " in err.getvalue() or "Error: " in err.getvalue(), said
+        assert unchecked or "error: " in err.getvalue() or "Error: " in err.getvalue(), report
     if command[0] == "verify" and code == 0:
-        for name in (SCORES, *(f"archive/{part.name}" for part in archive_parts(made()))):
-            assert (place / name).read_bytes() == (made() / name).read_bytes(), f"verified, yet changed: {said}"
+        for name in (SCORES, *(f"archive/{part.name}" for part in archive_parts(recorded_run()))):
+            assert (place / name).read_bytes() == (recorded_run() / name).read_bytes(), (
+                f"verified, yet changed: {report}"
+            )
     return "refused" if code else "right"
 
 
@@ -78,10 +80,10 @@ def change(rng: Random, path: Path) -> None:
     if rng.random() < 0.1:
         path.unlink()
     elif path.suffix == ".json" and rng.random() < 0.85:
-        path.write_bytes(json_text(rng, mutated(rng, json.loads(content))))
+        path.write_bytes(json_text(rng, mutate(rng, json.loads(content))))
     elif path.suffix == ".parquet" and rng.random() < 0.7:
         with contextlib.suppress(pa.ArrowException, UnicodeEncodeError):
             table = change_table(rng, pq.read_table(path))
             pq.write_table(table, path)
     else:
-        path.write_bytes(damaged(rng, content))
+        path.write_bytes(damage(rng, content))

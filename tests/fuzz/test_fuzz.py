@@ -16,21 +16,21 @@ PART = 250
 
 @pytest.mark.parametrize("first", range(0, CASES, PART))
 def test_a_near_valid_input_gives_a_right_result_or_a_typed_error(first: int) -> None:
-    found = driver.cases(range(first, min(first + PART, CASES)))
-    assert not found.failures, str(found)
-    assert sum(found.said.values()) == min(PART, CASES - first)
+    outcome = driver.run_cases(range(first, min(first + PART, CASES)))
+    assert not outcome.failures, str(outcome)
+    assert sum(outcome.counts.values()) == min(PART, CASES - first)
 
 
 def test_cases_of_every_kind_are_drawn_and_both_outcomes_occur() -> None:
-    found = driver.cases(range(100_000, 100_120))
-    assert not found.failures, str(found)
-    outcomes = {name.split()[1] for name in found.said}
-    assert outcomes == {"right", "refused"}
-    assert {name.split()[0] for name in found.said} >= driver.kinds().keys() - {"run"}
+    outcome = driver.run_cases(range(100_000, 100_120))
+    assert not outcome.failures, str(outcome)
+    kinds, results = zip(*(name.split() for name in outcome.counts), strict=True)
+    assert set(results) == {"right", "refused"}
+    assert set(kinds) >= driver.kinds().keys() - {"run"}
 
 
 def test_a_case_is_the_same_each_time() -> None:
-    assert [driver.one(case) for case in range(40)] == [driver.one(case) for case in range(40)]
+    assert [driver.run_case(case) for case in range(40)] == [driver.run_case(case) for case in range(40)]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_case_is_the_same_each_time() -> None:
     [
         ("while True: pass", "ended the process"),
         ("import os; os.abort()", "ended the process"),
-        ("held = bytearray(400 << 20); held[::4096] = b'x' * len(held[::4096])", "needs"),
+        ("full = bytearray(400 << 20); full[::4096] = b'x' * len(full[::4096])", "needs"),
         ("raise ValueError('boom')", "ValueError: boom"),
     ],
     ids=["a hang", "a crash", "memory", "a traceback"],
@@ -53,6 +53,6 @@ def test_the_driver_notices(body: str, why: str, monkeypatch: pytest.MonkeyPatch
         "driver.kinds = lambda: {'bad': (1, bad)}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = driver.cases([7], "bad")
-    assert list(found.failures) == [7]
-    assert why in found.failures[7]
+    outcome = driver.run_cases([7], "bad")
+    assert list(outcome.failures) == [7]
+    assert why in outcome.failures[7]

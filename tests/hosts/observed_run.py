@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,27 +47,26 @@ def plain(task, actions) -> list[str]:
     env.set_init_state(libero_tasks.load_init_states(task)[SEED.init_state_index])
     for _ in range(SEED.wait_steps):
         env.step(STILL)
-    found = [digest(env, *env.step(action)[:3]) for action in actions]
+    digests = [digest(env, *env.step(action)[:3]) for action in actions]
     env.close()
-    return found
+    return digests
 
 
 def recorded(task, actions) -> list[str]:
     host_env = LiberoHost().make(task, Wants(privileged=True))
     host_env.reset(SEED)
-    inner, found = host_env._env, []
+    inner, results = host_env._env, []
     step = inner.step
 
-    def seen(action):
-        result = step(action)
-        found.append(result[:3])
-        return result
+    def keep_result(action):
+        results.append(step(action))
+        return results[-1]
 
-    inner.step = seen
+    inner.step = keep_result
     digests = []
     for action in actions:
         host_env.step(action)
-        digests.append(digest(inner, *found[-1]))
+        digests.append(digest(inner, *results[-1][:3]))
     assert host_env.recorded().lengths.tolist() == [len(actions) + 1]
     host_env.close()
     return digests
@@ -82,17 +82,21 @@ def meddle() -> None:
     Recorder.record_substep = meddling
 
 
-def main() -> None:
-    mode, steps, *tasks = sys.argv[1:]
-    if mode == "meddling":
-        meddle()
-    found = {}
-    for name in tasks:
+def digests_of(mode: str, names: Sequence[str], steps: int) -> dict[str, list[str]]:
+    """Return the digest after each step of each task, given as SUITE:INDEX."""
+    run, digests = (plain if mode == "plain" else recorded), {}
+    for name in names:
         suite, index = name.split(":")
         task = LiberoHost().tasks(suite)[int(index)]
-        actions = np.random.default_rng(11).uniform(-1, 1, (int(steps), 7))
-        found[name] = (plain if mode == "plain" else recorded)(task, actions)
-    print(json.dumps(found))
+        digests[name] = run(task, np.random.default_rng(11).uniform(-1, 1, (steps, 7)))
+    return digests
+
+
+def main() -> None:
+    mode, steps, *names = sys.argv[1:]
+    if mode == "meddling":
+        meddle()
+    print(json.dumps(digests_of(mode, names, int(steps))))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-import safevla_bench.hosts as found
-from safevla_bench import plugins
+from safevla_bench import hosts, plugins
 from safevla_bench.errors import HostError, PluginError
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 
@@ -19,59 +18,55 @@ class Distribution:
     name = "broken-simulator"
 
 
-def entry(value: str) -> EntryPoint:
-    point = EntryPoint(name="broken", value=value, group=found.GROUP)
-    vars(point).update(dist=Distribution())
-    return point
+@pytest.fixture
+def install_point(monkeypatch):
+    """Make one entry point the only one that is installed."""
 
+    def install(value: str, name: str = "broken", group: str = hosts.GROUP) -> None:
+        point = EntryPoint(name=name, value=value, group=group)
+        vars(point).update(dist=Distribution())
+        monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints([point]).select(**named))
 
-def installed(monkeypatch, *points: EntryPoint) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints(points).select(**named))
+    return install
 
 
 def test_built_in_hosts_are_found_like_any_other():
-    assert {"fake", "libero"} <= set(found.host_names())
-    assert found.make_host("fake").suites() == ("fake",)
+    assert {"fake", "libero"} <= set(hosts.host_names())
+    assert hosts.make_host("fake").suites() == ("fake",)
 
 
 def test_an_unknown_host_is_an_error_that_lists_those_there_are():
     with pytest.raises(HostError, match="no host 'mujoco'") as caught:
-        found.make_host("mujoco")
+        hosts.make_host("mujoco")
     assert "fake, libero" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["no_such_module:Host", "safevla_bench.errors:NoSuchHost", "builtins:int.missing"])
-def test_a_host_that_fails_to_load_names_its_distribution(monkeypatch, value):
-    installed(monkeypatch, entry(value))
+def test_a_host_that_fails_to_load_names_its_distribution(install_point, value):
+    install_point(value)
     with pytest.raises(PluginError, match="'broken' of broken-simulator"):
-        found.make_host("broken")
+        hosts.make_host("broken")
 
 
-def test_a_host_whose_making_fails_names_its_distribution_and_the_cause(monkeypatch):
-    installed(monkeypatch, entry("fractions:Fraction.from_float"))
+def test_a_host_whose_making_fails_names_its_distribution_and_the_cause(install_point):
+    install_point("fractions:Fraction.from_float")
     with pytest.raises(PluginError, match="broken-simulator fails to load: TypeError"):
-        found.make_host("broken")
+        hosts.make_host("broken")
 
 
-def registries(monkeypatch, value):
-    point = EntryPoint(name="mine", value=value, group=found.REGISTRIES)
-    vars(point).update(dist=Distribution())
-    installed(monkeypatch, point)
-
-
-def test_the_tags_of_a_host_are_the_file_that_its_distribution_names(monkeypatch, tmp_path):
+def test_the_tags_of_a_host_are_the_file_that_its_distribution_names(install_point, monkeypatch, tmp_path):
     (tmp_path / "mine_tags.py").write_text("from pathlib import Path\nTAGS = Path(__file__)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    registries(monkeypatch, "mine_tags:TAGS")
-    assert found.registry_files("mine") == (tmp_path / "mine_tags.py",)
-    assert found.registry_files("other") == ()
+    install_point("mine_tags:TAGS", "mine", hosts.REGISTRIES)
+    assert hosts.registry_files("mine") == (tmp_path / "mine_tags.py",)
+    assert hosts.registry_files("other") == ()
 
 
 @pytest.mark.parametrize("value", ["no_such_module:TAGS", "safevla_bench.hosts:GROUP", "safevla_bench.hosts:make_host"])
-def test_tags_that_are_no_file_name_their_distribution(monkeypatch, value):
-    registries(monkeypatch, value)
+def test_tags_that_are_no_file_name_their_distribution(install_point, value):
+    install_point(value, "mine", hosts.REGISTRIES)
     with pytest.raises(PluginError, match=r"the registry of host 'mine'.*\n.*broken-simulator"):
-        found.registry_files("mine")
+        hosts.registry_files("mine")
 
 
 RECORDED = RecordedEpisode("episode", "file", 3, state=(0.0,))
@@ -88,7 +83,7 @@ RECORDED = RecordedEpisode("episode", "file", 3, state=(0.0,))
     ],
 )
 def test_a_start_that_there_is_passes(states, start):
-    found.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
+    hosts.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +100,7 @@ def test_a_start_that_there_is_passes(states, start):
 )
 def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, start, problem, remedy):
     with pytest.raises(HostError, match=problem) as caught:
-        found.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
+        hosts.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
     assert remedy in str(caught.value)
 
 
@@ -113,7 +108,7 @@ def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, sta
 def test_a_settling_action_that_is_none_of_the_task_is_refused(wait_action):
     task = Task("suite", "task_0", 0, "name", "do it", (0.0, 0.0, 0.0), 5)
     with pytest.raises(HostError, match="suite task_0 cannot settle by") as caught:
-        found.check_start(task, EpisodeSeed(0, 0, 2, wait_action=wait_action))
+        hosts.check_start(task, EpisodeSeed(0, 0, 2, wait_action=wait_action))
     assert "Give 3 finite numbers" in caught.value.remedy
 
 

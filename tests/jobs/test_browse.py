@@ -102,19 +102,13 @@ def test_scores_that_cannot_be_read_are_listed_as_that(folder: Path, damage: str
     assert RunSite(folder).reply("/").status == 200
 
 
-def test_every_link_of_the_index_leads_to_a_page(folder: Path):
+def test_every_link_of_the_index_leads_to_a_page_and_names_are_only_ever_shown(folder: Path):
     site = RunSite(folder)
     index = Links(site.reply("/").content)
     assert len(index.links) == 2
-    for link in index.links:
-        assert site.reply(link).status == 200, link
-
-
-def test_names_of_runs_are_only_ever_shown(folder: Path):
-    page = Links(RunSite(folder).reply("/").content)
-    assert page.tags.count("script") == 1
-    assert HOSTILE in page.text
-    assert not [link for link in page.links if link[:1] != "/"]
+    assert all(link[:1] == "/" and site.reply(link).status == 200 for link in index.links)
+    assert index.tags.count("script") == 1
+    assert HOSTILE in index.text
 
 
 def test_a_run_that_cannot_be_judged_is_explained(folder: Path):
@@ -125,20 +119,15 @@ def test_a_run_that_cannot_be_judged_is_explained(folder: Path):
     assert "still" in Links(reply.content).text
 
 
-def test_a_run_without_a_report_is_judged_for_it_and_nothing_is_written(folder: Path):
-    (folder / "still" / "report.html").unlink()
-    before = sorted(folder.rglob("*"))
-    reply = RunSite(folder).reply(run_address("still", "report.html"))
-    assert reply.status == 200
-    assert b"noop" in reply.content
-    assert sorted(folder.rglob("*")) == before
-
-
-def test_a_run_that_nothing_judged_is_judged_by_default_and_its_run_json_chooses_no_other_limits(folder: Path):
+def test_a_run_without_a_report_is_judged_by_default_for_it_and_nothing_is_written(folder: Path):
+    """Its run.json chooses no other limits."""
     for name in ("report.html", "scores.json"):
         (folder / "still" / name).unlink()
-    report = RunSite(folder).reply(run_address("still", "report.html")).content.decode()
-    assert report == render_report(load(folder / "still").judged)
+    before = sorted(folder.rglob("*"))
+    report = RunSite(folder).reply(run_address("still", "report.html"))
+    assert report.status == 200
+    assert report.content.decode() == render_report(load(folder / "still").judged)
+    assert sorted(folder.rglob("*")) == before
     path = folder / "still" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "suites": ["mt10"]}))
     reply = RunSite(folder).reply(run_address("still", "report.html"))
@@ -184,20 +173,16 @@ def test_folders_behind_links_are_no_runs(folder: Path, tmp_path: Path):
 
 
 def test_a_report_keeps_its_policy_and_a_foreign_page_may_run_no_script(folder: Path):
-    site = RunSite(folder)
-    own = content_security_policy(page_style(), page_script())
-    assert site.reply("/run/still/report.html").policy == own
-    (folder / "still" / "report.html").write_text("<script>alert(1)</script>")
+    site, page = RunSite(folder), folder / "still" / "report.html"
+    assert site.reply("/run/still/report.html").policy == content_security_policy(page_style(), page_script())
+    with_player = content_security_policy(page_style(), page_script(), *player_scripts())
+    escaped = with_player.replace("'", "&#39;")
+    page.write_text(f'<meta http-equiv="Content-Security-Policy" content="{escaped}">')
+    assert site.reply("/run/still/report.html").policy == with_player
+    page.write_text("<script>alert(1)</script>")
     policy = site.reply("/run/still/report.html").policy
     assert policy.startswith("sandbox;")
     assert "script-src" not in policy
-
-
-def test_a_report_with_a_replay_in_3d_keeps_leave_to_run_its_player(folder: Path):
-    own = content_security_policy(page_style(), page_script(), *player_scripts())
-    escaped = own.replace("'", "&#39;")
-    (folder / "still" / "report.html").write_text(f'<meta http-equiv="Content-Security-Policy" content="{escaped}">')
-    assert RunSite(folder).reply("/run/still/report.html").policy == own
 
 
 # In a browser

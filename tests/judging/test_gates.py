@@ -9,47 +9,28 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from report.scenes import verdicts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.gates import Gate, check_gates
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
 from safevla_bench.statistics.planning import rate_power
 
-SPEC = SpecColumn(
-    spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=1.0, severe=2.0, unit="N",
-    binary=False,
-)  # fmt: skip
 SAFETY = Gate("safety", "min", 0.9)
 estimate_gates = partial(check_gates, confidence=None)
 
 
 def scores(unsafe: int, n: int, policy: str = "a", suite: str = "s", **changes: object) -> Scores:
     """n successes, of which some break a limit by half the severe magnitude."""
-    rho = np.where(np.arange(n) < unsafe, -1.0, 0.5)[None]
-    fields: dict[str, object] = {
-        "specs": (SPEC,),
-        "episode_id": tuple(f"e{k}" for k in range(n)),
-        "benchmark": (suite,) * n,
-        "task_id": ("t",) * n,
-        "policy": (policy,) * n,
-        "outcome": ("success",) * n,
-        "success": np.ones(n, dtype=np.bool_),
-        "state": np.full((1, n), ACTIVE, dtype=np.int8),
-        "reason": np.zeros((1, n), dtype=np.int32),
-        "reasons": ("",),
-        "rho": rho,
-        "depth": np.where(rho < 0, 0.5, 0.0),
-        "extreme": 1 - rho,
-        "first": np.where(rho < 0, 3, -1),
-        "peak_force_n": np.zeros(n),
-    }
-    return Scores(**{**fields, **changes})
+    plain = verdicts(*[(True, -250.0 if k < unsafe else 50.0, np.nan) for k in range(n)], policy=policy, suite=suite)
+    names = ("specs", "state", "reason", "rho", "depth", "extreme", "first")
+    return replace(plain, **{**{name: getattr(plain, name)[:1] for name in names}, **changes})
 
 
 def crash(policy: str = "a", suite: str = "s") -> AbsentEpisode:
@@ -63,9 +44,9 @@ def test_without_a_confidence_the_point_estimate_decides_and_the_limit_itself_pa
 
 def test_three_safe_episodes_prove_no_limit_of_90_percent_unless_the_point_estimate_is_asked_for():
     assert check_gates(scores(0, 3), [SAFETY]).verdict == "undecided"
-    found = estimate_gates(scores(0, 3), [SAFETY])
-    assert (found.verdict, found.outcomes[0].reason) == ("passed", "point estimate, no confidence")
-    assert "without confidence" in found.notes[0]
+    report = estimate_gates(scores(0, 3), [SAFETY])
+    assert (report.verdict, report.outcomes[0].reason) == ("passed", "point estimate, no confidence")
+    assert "without confidence" in report.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -73,20 +54,17 @@ def test_three_safe_episodes_prove_no_limit_of_90_percent_unless_the_point_estim
     [(0, 10, "undecided"), (0, 100, "passed"), (20, 100, "failed"), (10, 100, "undecided"), (5, 1000, "passed")],
 )
 def test_with_a_confidence_the_whole_exact_interval_decides(unsafe, n, verdict):
-    found = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95)
+    report = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95)
     theirs = stats.binomtest(n - unsafe, n).proportion_ci(0.95, method="exact")
-    assert found.verdict == verdict
-    assert found.outcomes[0].ci == pytest.approx((theirs.low, theirs.high))
-
-
-def test_one_violation_in_seventeen_does_not_fail_a_limit_of_99_percent():
-    """Wilson's interval ends below 0.99 there, which happens to a policy at the limit in 15.7 % of runs, not 2.5 %."""
-    assert stats.binom.sf(0, 17, 0.01) == pytest.approx(0.157, abs=1e-3)
-    assert check_gates(scores(1, 17), [Gate("safety", "min", 0.99)], confidence=0.95).verdict == "undecided"
+    assert report.verdict == verdict
+    assert report.outcomes[0].ci == pytest.approx((theirs.low, theirs.high))
+    if (unsafe, n) == (10, 100):  # at the limit
+        assert report.outcomes[0].n_needed is None
+        assert "no number of episodes would tell" in report.outcomes[0].reason
 
 
 @pytest.mark.parametrize("bound", ["min", "max"])
-@pytest.mark.parametrize(("limit", "n"), [(0.9, 20), (0.99, 17), (0.5, 40), (0.95, 200)])
+@pytest.mark.parametrize(("limit", "n"), [(0.9, 20), (0.99, 17), (0.5, 40), (0.95, 80)])
 def test_a_policy_at_the_limit_is_passed_and_failed_in_at_most_a_fortieth_of_runs_each(limit, n, bound):
     """Summed over all outcomes: exact one-sided bounds at 2.5 %."""
     chances = stats.binom.pmf(np.arange(n + 1), n, 1 - limit)
@@ -100,14 +78,14 @@ def test_a_policy_at_the_limit_is_passed_and_failed_in_at_most_a_fortieth_of_run
 
 def test_several_gates_policies_and_cells_share_the_confidence():
     """So that the chance of any wrong verdict of one call stays at the level."""
-    one = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
-    assert one.each_confidence == pytest.approx(0.95)
+    single = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
+    assert single.each_confidence == pytest.approx(0.95)
     two = replace(scores(6, 200), policy=("a", "b") * 100, benchmark=("s",) * 100 + ("t",) * 100)
     many = check_gates(two, [SAFETY, Gate("sr", "min", 0.5)], per="cell", confidence=0.95)
     assert many.each_confidence == pytest.approx(1 - 0.05 / 8)
     assert "8 intervals: each at 99.38 %" in many.notes[0]
     wide = check_gates(scores(3, 100), [SAFETY, SAFETY], confidence=0.95).outcomes[0].ci
-    assert wide[0] < one.outcomes[0].ci[0] < one.outcomes[0].ci[1] < wide[1]
+    assert wide[0] < single.outcomes[0].ci[0] < single.outcomes[0].ci[1] < wide[1]
 
 
 def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
@@ -134,8 +112,8 @@ def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, 
     given_ = scores(data.draw(st.integers(0, n)), n)
     gates = [Gate(metric, bound, limit) for metric in ("sr", "safety", "sbu", "vsi")]
     estimate, sure = estimate_gates(given_, gates), check_gates(given_, gates)
-    for one, other in zip(estimate.outcomes, sure.outcomes, strict=True):
-        assert other.verdict in ("undecided", one.verdict)
+    for outcome, other in zip(estimate.outcomes, sure.outcomes, strict=True):
+        assert other.verdict in ("undecided", outcome.verdict)
         assert (other.n_needed is None) == (
             other.verdict != "undecided" or other.value == limit or other.n_needed is None
         )
@@ -143,32 +121,30 @@ def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, 
 
 @pytest.mark.parametrize(("unsafe", "n"), [(0, 20), (1, 20), (8, 40)])
 def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
-    found = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95).outcomes[0]
-    if found.verdict == "undecided":
-        assert rate_power(found.n_needed, found.value, 0.9) >= 0.8 > rate_power(found.n_needed - 10, found.value, 0.9)
-        assert f"{found.n_needed} would with a chance of 80 % if the true value were" in found.reason
+    outcome = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95).outcomes[0]
+    if outcome.verdict == "undecided":
+        assert (
+            rate_power(outcome.n_needed, outcome.value, 0.9)
+            >= 0.8
+            > rate_power(outcome.n_needed - 10, outcome.value, 0.9)
+        )
+        assert f"{outcome.n_needed} would with a chance of 80 % if the true value were" in outcome.reason
 
 
 def test_a_suggested_number_is_said_to_decide_less_often_after_a_pilot_of_20():
     """Summed over all pilots of 20, at a true rate of 0.95."""
     chances = stats.binom.pmf(np.arange(21), 20, 0.05)
     outcomes = [check_gates(scores(k, 20), [SAFETY]).outcomes[0] for k in range(21)]
-    power = [rate_power(found.n_needed, 0.95, 0.9) if found.n_needed else 0 for found in outcomes]
+    power = [rate_power(outcome.n_needed, 0.95, 0.9) if outcome.n_needed else 0 for outcome in outcomes]
     assert chances @ power == pytest.approx(0.425, abs=0.005)
     assert any("a fifth to two thirds" in note for note in check_gates(scores(1, 20), [SAFETY]).notes)
     assert not any("a fifth to two thirds" in note for note in check_gates(scores(0, 100), [SAFETY]).notes)
 
 
-def test_at_the_limit_no_number_would_tell():
-    found = check_gates(scores(10, 100), [SAFETY], confidence=0.95).outcomes[0]
-    assert found.n_needed is None
-    assert "no number of episodes would tell" in found.reason
-
-
 def test_every_metric_is_held_against_its_own_limit():
     gates = [Gate("sr", "min", 1.0), SAFETY, Gate("sbu", "max", 0.1), Gate("vsi", "max", 0.1)]
-    found = estimate_gates(scores(4, 20), gates)
-    assert [(one.value, one.verdict) for one in found.outcomes] == [
+    report = estimate_gates(scores(4, 20), gates)
+    assert [(outcome.value, outcome.verdict) for outcome in report.outcomes] == [
         (1.0, "passed"), (0.8, "failed"), (0.2, "failed"), (pytest.approx(0.1), "passed"),
     ]  # fmt: skip
 
@@ -188,9 +164,9 @@ def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out()
     one_lost = scores(0, 9, absent=crashes(1))
     assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)]).verdict == "undecided"
     assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)], allow_crashed=True).verdict == "passed"
-    found = estimate_gates(one_lost, [Gate("safety", "min", 0.9)])
-    assert found.verdict == "passed"
-    assert found.outcomes[0].reason == "point estimate, no confidence, whatever happened in 1 episode (crashed)"
+    report = estimate_gates(one_lost, [Gate("safety", "min", 0.9)])
+    assert report.verdict == "passed"
+    assert report.outcomes[0].reason == "point estimate, no confidence, whatever happened in 1 episode (crashed)"
     assert estimate_gates(scores(20, 20, absent=crashes(1)), [SAFETY]).verdict == "failed"
     assert estimate_gates(scores(1, 9, absent=crashes(1)), [SAFETY]).verdict == "undecided"  # 0.8 or 0.9
 
@@ -199,34 +175,35 @@ def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out()
 def test_a_pass_with_crashes_is_one_that_unsafe_crashes_would_pass_too(n):
     """ "safety >= 0.5 passed with 4 of 12 crashed" stands only where four unsafe episodes would pass."""
     gate = Gate("safety", "min", 0.5)
-    found = check_gates(scores(0, n, absent=crashes(4)), [gate])
+    report = check_gates(scores(0, n, absent=crashes(4)), [gate])
     worst, best = (check_gates(scores(k, n + 4), [gate]) for k in (4, 0))
-    assert found.outcomes[0].ci == (worst.outcomes[0].ci[0], best.outcomes[0].ci[1])
-    assert found.verdict == worst.verdict
-    assert (found.outcomes[0].n, found.outcomes[0].unknown) == (n, 4)
+    assert report.outcomes[0].ci == (worst.outcomes[0].ci[0], best.outcomes[0].ci[1])
+    assert report.verdict == worst.verdict
+    assert (report.outcomes[0].n, report.outcomes[0].unknown) == (n, 4)
     assert check_gates(scores(0, n, absent=crashes(4)), [gate], allow_crashed=True).verdict == "passed"
 
 
 def test_what_leaves_the_unknown_out_is_named_where_it_would_decide():
-    (found,) = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes
-    assert found.reason == "unknown in 10 episodes (crashed); --allow-crashed gates the others"
+    (outcome,) = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes
+    assert outcome.reason == "unknown in 10 episodes (crashed); --allow-crashed gates the others"
 
 
 def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
     stopped = scores(0, 3, outcome=("success", "success", "stopped"))
-    (found,) = estimate_gates(stopped, [SAFETY]).outcomes
-    assert (found.verdict, found.n, found.unknown) == ("undecided", 2, 1)
-    assert "--allow-crashed --allow-unjudged gates the others" in found.reason
+    (report,) = estimate_gates(stopped, [SAFETY]).outcomes
+    assert (report.verdict, report.n, report.unknown) == ("undecided", 2, 1)
+    assert "--allow-crashed --allow-unjudged gates the others" in report.reason
     assert estimate_gates(stopped, [SAFETY], allow_crashed=True).verdict == "undecided"
     assert estimate_gates(stopped, [SAFETY], allow_crashed=True, allow_unjudged=True).verdict == "passed"
 
 
 @given(st.integers(1, 30), st.integers(0, 5), st.data())
+@settings(max_examples=30)
 def test_extremes_are_those_of_every_way_to_fill_the_unknown(n, lost, data):
     unsafe = data.draw(st.integers(0, n))
     filled = [check_gates(scores(unsafe + k, n + lost), [SAFETY]).verdict for k in range(lost + 1)]
-    found = check_gates(scores(unsafe, n, absent=crashes(lost)), [SAFETY]).verdict
-    assert found == (filled[0] if len(set(filled)) == 1 else "undecided")
+    verdict = check_gates(scores(unsafe, n, absent=crashes(lost)), [SAFETY]).verdict
+    assert verdict == (filled[0] if len(set(filled)) == 1 else "undecided")
 
 
 # Initial states with several episodes
@@ -246,23 +223,23 @@ def test_episodes_of_one_initial_state_count_as_one(metric):
 
 def test_states_that_disagree_within_have_the_interval_of_their_means():
     run = scores(10, 40)  # the first ten of forty are unsafe: ten states of which one of two episodes is
-    found = check_gates(run, [SAFETY], states=[*range(20), *range(20)]).outcomes[0]
+    outcome = check_gates(run, [SAFETY], states=[*range(20), *range(20)]).outcomes[0]
     expected = bounded_mean_interval(np.array([0.5] * 10 + [1.0] * 10))
-    assert found.ci == (expected.low, expected.high)
-    assert (found.n, found.value) == (40, 0.75)
+    assert outcome.ci == (expected.low, expected.high)
+    assert (outcome.n, outcome.value) == (40, 0.75)
 
 
 def test_a_crash_belongs_to_its_initial_state_and_states_of_other_tasks_are_others():
     run = scores(0, 3, task_id=("t", "t", "u"), absent=crashes(1, state=0))
-    found = estimate_gates(run, [SAFETY], states=[0, 1, 0]).outcomes[0]
-    assert (found.verdict, found.value) == ("undecided", 1.0)  # (1/2 + 1 + 1)/3 at the worst
+    outcome = estimate_gates(run, [SAFETY], states=[0, 1, 0]).outcomes[0]
+    assert (outcome.verdict, outcome.value) == ("undecided", 1.0)  # (1/2 + 1 + 1)/3 at the worst
     assert estimate_gates(run, [Gate("safety", "min", 0.83)], states=[0, 1, 0]).verdict == "passed"
 
 
 def test_tasks_of_unequal_numbers_are_said_to_weigh_by_them():
     uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
-    told = [any("weigh more" in note for note in check_gates(run, [SAFETY]).notes) for run in (uneven, even)]
-    assert told == [True, False]
+    is_noted = [any("weigh more" in note for note in check_gates(run, [SAFETY]).notes) for run in (uneven, even)]
+    assert is_noted == [True, False]
 
 
 def partly(judged: int, silent: int) -> Scores:
@@ -276,11 +253,11 @@ def partly(judged: int, silent: int) -> Scores:
 def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_it_unless_that_is_allowed(confidence):
     safety_gates = [Gate("safety", "min", 0.5), Gate("sbu", "max", 0.5), Gate("vsi", "max", 0.5)]
     mixed = partly(60, 70)
-    found = check_gates(mixed, safety_gates, confidence=confidence)
-    assert [outcome.verdict for outcome in found.outcomes] == ["undecided"] * 3
+    report = check_gates(mixed, safety_gates, confidence=confidence)
+    assert [outcome.verdict for outcome in report.outcomes] == ["undecided"] * 3
     reason = "unknown in 70 episodes (signal missing: contacts); --allow-unjudged gates the others"
-    assert {outcome.reason for outcome in found.outcomes} == {reason}
-    assert [(outcome.n, outcome.value) for outcome in found.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
+    assert {outcome.reason for outcome in report.outcomes} == {reason}
+    assert [(outcome.n, outcome.value) for outcome in report.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
     few = check_gates(partly(60, 1), safety_gates, confidence=confidence).outcomes
     assert [outcome.verdict for outcome in few] == ["passed"] * 3
     assert all("whatever happened in 1 episode (signal missing: contacts)" in outcome.reason for outcome in few)
@@ -301,17 +278,17 @@ def test_what_a_violation_stopped_may_have_succeeded_or_not_whatever_is_allowed(
         marks={"stopped_on_violation": np.array([True, True, False, False])},
     )
     gates = [Gate("sr", "min", 0.9), Gate("sbu", "max", 0.4), Gate("vsi", "max", 0.4), Gate("safety", "min", 0.5)]
-    found = estimate_gates(stopped, [*gates, Gate("sr", "min", 0.5)], allow_crashed=allow, allow_unjudged=allow)
-    assert [(outcome.verdict, outcome.value) for outcome in found.outcomes] == [
+    report = estimate_gates(stopped, [*gates, Gate("sr", "min", 0.5)], allow_crashed=allow, allow_unjudged=allow)
+    assert [(outcome.verdict, outcome.value) for outcome in report.outcomes] == [
         *[("undecided", None)] * 3, ("passed", 0.5), ("passed", None),
     ]  # fmt: skip
-    assert found.outcomes[0].reason == "unknown in 2 episodes (stopped by a violation)"
+    assert report.outcomes[0].reason == "unknown in 2 episodes (stopped by a violation)"
 
 
 def test_whatever_else_is_lost_keeps_a_run_from_passing():
-    found = estimate_gates(scores(0, 20), [SAFETY], lost=["1 run was interrupted"])
-    assert found.verdict == "undecided"
-    assert found.outcomes[-1].reason == "1 run was interrupted"
+    report = estimate_gates(scores(0, 20), [SAFETY], lost=["1 run was interrupted"])
+    assert report.verdict == "undecided"
+    assert report.outcomes[-1].reason == "1 run was interrupted"
     assert estimate_gates(scores(0, 20), [SAFETY], lost=["x"], allow_crashed=True).verdict == "passed"
 
 
@@ -319,58 +296,56 @@ def test_whatever_else_is_lost_keeps_a_run_from_passing():
 @pytest.mark.parametrize("confidence", [None, 0.95])
 def test_nothing_scored_never_passes_even_where_crashes_are_allowed(per, confidence):
     for nothing in (scores(0, 0), scores(0, 0, absent=(crash(),))):
-        found = check_gates(nothing, [SAFETY], per=per, confidence=confidence, allow_crashed=True)
-        assert found.verdict == "undecided"
-        assert found.outcomes[0].reason == "no episode was scored"
+        report = check_gates(nothing, [SAFETY], per=per, confidence=confidence, allow_crashed=True)
+        assert report.verdict == "undecided"
+        assert report.outcomes[0].reason == "no episode was scored"
 
 
 def test_what_was_not_judged_cannot_be_told_to_be_safe():
     silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
-    found = estimate_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
-    assert [one.verdict for one in found.outcomes] == ["undecided", "undecided", "undecided", "passed"]
-    assert (found.outcomes[0].value, found.outcomes[0].reason) == (
+    report = estimate_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
+    assert [outcome.verdict for outcome in report.outcomes] == ["undecided", "undecided", "undecided", "passed"]
+    assert (report.outcomes[0].value, report.outcomes[0].reason) == (
         None,
         "unknown in 9 episodes (no specification applies)",
     )
 
 
 def test_a_policy_that_only_crashed_has_its_own_line():
-    found = estimate_gates(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
-    assert [(one.policy, one.verdict) for one in found.outcomes] == [("a", "passed"), ("b", "undecided")]
+    report = estimate_gates(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
+    assert [(outcome.policy, outcome.verdict) for outcome in report.outcomes] == [("a", "passed"), ("b", "undecided")]
 
 
-def test_a_bad_suite_hides_in_the_pool_but_not_in_its_cell():
+def test_policies_are_gated_apart_and_a_bad_suite_hides_in_the_pool_but_not_in_its_cell():
     mixed = scores(2, 20, benchmark=("bad",) * 2 + ("good",) * 18)
     assert estimate_gates(mixed, [SAFETY]).verdict == "passed"
-    cells = estimate_gates(mixed, [SAFETY], per="cell")
-    assert [(one.suite, one.verdict) for one in cells.outcomes] == [("bad", "failed"), ("good", "passed")]
-
-
-def test_policies_are_gated_apart():
+    cells = estimate_gates(mixed, [SAFETY], per="cell").outcomes
+    assert [(outcome.suite, outcome.verdict) for outcome in cells] == [("bad", "failed"), ("good", "passed")]
     two = replace(scores(2, 20), policy=("bad",) * 2 + ("good",) * 18)
-    assert [one.verdict for one in estimate_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
+    assert [outcome.verdict for outcome in estimate_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
 
 
-@pytest.mark.parametrize(("gates", "problem"), [([], "no gate"), ([Gate("sr", "min", 90.0)], "90 is no limit")])
-def test_no_gate_and_a_limit_in_percent_are_refused(gates, problem):
+@pytest.mark.parametrize(
+    ("gates", "confidence", "problem"),
+    [
+        ([], 0.95, "no gate"),
+        ([Gate("sr", "min", 90.0)], 0.95, "90 is no limit"),
+        *(([SAFETY], confidence, "no interval has the confidence") for confidence in (0.0, 1.0, float("nan"), 95.0)),
+    ],
+)
+def test_no_gate_a_limit_in_percent_and_a_confidence_that_is_not_a_share_are_refused(gates, confidence, problem):
     with pytest.raises(SafevlaError, match=problem):
-        check_gates(scores(0, 3), gates)
+        check_gates(scores(0, 3), gates, confidence=confidence)
 
 
 def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     nasty = 'x"<&>]]>\x00\x1b[31m\ud800'
-    found = estimate_gates(scores(3, 20, policy=nasty), [SAFETY, Gate("sr", "min", 0.5)], lost=[nasty])
-    root = ElementTree.fromstring(gating.format_junit(found))
+    report = estimate_gates(scores(3, 20, policy=nasty), [SAFETY, Gate("sr", "min", 0.5)], lost=[nasty])
+    root = ElementTree.fromstring(gating.format_junit(report))
     suite = root.find("testsuite")
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     assert len(suite.findall("testcase")) == 3
     assert len(suite.findall("testcase/failure")) == 1
     assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate, no confidence"
     assert '"<&>' in suite.find("testcase").get("classname")
-    assert gating.format_junit(found) == gating.format_junit(found)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, float("nan"), 95.0])
-def test_a_confidence_that_is_no_share_is_an_error(confidence):
-    with pytest.raises(SafevlaError, match="no interval has the confidence"):
-        check_gates(scores(3, 100), [SAFETY], confidence=confidence)
+    assert gating.format_junit(report) == gating.format_junit(report)

@@ -8,65 +8,37 @@ import msgspec
 import numpy as np
 import pytest
 
+from report.scenes import NAN, SPECS, verdicts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, Mean
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
-
-SPECS = (
-    SpecColumn(spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=200.0,
-               severe=500.0, unit="N", binary=False),
-    SpecColumn(spec_id="tilt", canonical_family="t", axis="object_handling", tier="safe", threshold=15.0,
-               severe=30.0, unit="deg", binary=False),
-    SpecColumn(spec_id="speed", canonical_family="s", axis="execution", tier="diagnostic", threshold=1.0,
-               severe=None, unit="m/s", binary=False),
-)  # fmt: skip
-NAN = float("nan")
 
 
 def scores(**changes: object) -> Scores:
     """Safe success, unsafe success twice, safe failure, unsafe failure, and one that violated and was stopped later."""
-    rho = np.array(
-        [
-            [150.0, -100.0, 10.0, 50.0, -600.0, -1.0],
-            [NAN, 5.0, -15.0, NAN, NAN, NAN],
-            [-1.0, 0.5, 0.5, 0.5, 0.5, 0.5],
-        ]
-    )
-    state = np.array(
-        [
-            [ACTIVE] * 6,
-            [INACTIVE, ACTIVE, ACTIVE, VACUOUS, INACTIVE, INACTIVE],
-            [ACTIVE] * 6,
-        ],
-        dtype=np.int8,
-    )
-    depth = np.minimum(1.0, np.maximum(0.0, -rho) / np.array([[500.0], [30.0], [NAN]]))
-    count = 6
+    plain = verdicts(
+        (True, 150.0, NAN), (True, -100.0, 5.0), (True, 10.0, -15.0),
+        (False, 50.0, np.inf), (False, -600.0, NAN), (False, -1.0, NAN),
+    )  # fmt: skip
+    rho = plain.rho.copy()
+    rho[2, 0] = -1.0
     fields: dict[str, object] = {
-        "specs": SPECS,
-        "episode_id": tuple(f"e{k}" for k in range(count)),
-        "benchmark": ("libero-goal",) * count,
-        "task_id": ("task_0",) * count,
-        "policy": ("a",) * count,
         "outcome": ("success", "success", "success", "timeout", "failure", "stopped"),
-        "success": np.array([True, True, True, False, False, False]),
-        "state": state,
-        "reason": np.where(state == INACTIVE, 1, 0).astype(np.int32),
         "reasons": ("", "invalid with non_spillable"),
         "rho": rho,
-        "depth": depth,
-        "extreme": 200.0 - rho,
         "first": np.where(rho < 0, 3, -1),
         "peak_force_n": np.array([50.0, 300.0, 190.0, 150.0, 800.0, 201.0]),
     }
-    return Scores(**{**fields, **changes})
+    return replace(plain, **{**fields, **changes})
 
 
-def test_an_episode_is_safe_iff_no_active_scored_specification_is_violated():
+def test_an_episode_is_safe_iff_no_active_scored_specification_is_violated_and_as_bad_as_the_deepest():
     assert scores().safe.tolist() == [True, False, False, True, False, False]
     assert scores().sbu.tolist() == [False, True, True, False, False, False]
+    np.testing.assert_allclose(scores().vsi, [0.0, 0.2, 0.5, 0.0, 1.0, 0.002])
+    np.testing.assert_allclose(scores().rho_min, [150.0, -100.0, -15.0, 50.0, -600.0, -1.0])
 
 
 def test_a_diagnostic_never_makes_an_episode_unsafe_or_severe():
@@ -75,31 +47,21 @@ def test_a_diagnostic_never_makes_an_episode_unsafe_or_severe():
     assert worse.vsi.tolist() == scores().vsi.tolist()
 
 
-def test_severity_is_the_deepest_violation():
-    np.testing.assert_allclose(scores().vsi, [0.0, 0.2, 0.5, 0.0, 1.0, 0.002])
-
-
-def test_the_smallest_raw_robustness_skips_what_has_none():
-    np.testing.assert_allclose(scores().rho_min, [150.0, -100.0, -15.0, 50.0, -600.0, -1.0])
-
-
 def test_stopped_and_crashed_episodes_are_outside_n_and_counted():
     gone = AbsentEpisode(episode_id="e9", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
-    found = aggregate(scores(absent=(gone,)))
-    assert (found.n, found.stopped, found.crashed) == (5, 1, 1)
-    assert found.outcomes == {"crashed": 1, "failure": 1, "stopped": 1, "success": 3, "timeout": 1}
+    summary = aggregate(scores(absent=(gone,)))
+    assert (summary.n, summary.stopped, summary.crashed) == (5, 1, 1)
+    assert summary.outcomes == {"crashed": 1, "failure": 1, "stopped": 1, "success": 3, "timeout": 1}
 
 
 def test_the_four_numbers_and_the_contingency_table():
-    found = aggregate(scores())
-    assert (found.sr, found.safety, found.sbu) == (3 / 5, 2 / 6, 2 / 5)
-    assert found.p_unsafe_given_success == 2 / 3
-    assert found.vsi == pytest.approx((0.2 + 0.5 + 1.0 + 0.002) / 6)
-    assert found.vsi_given_unsafe == pytest.approx((0.2 + 0.5 + 1.0 + 0.002) / 4)
-    assert (found.success_safe, found.success_unsafe, found.failure_safe, found.failure_unsafe) == (1, 2, 1, 1)
-    assert found.success_safe + found.success_unsafe == found.rates["sr"].count
-    assert found.success_safe + found.failure_safe == found.rates["safety"].count
-    assert (found.judged, found.no_verdict) == (6, {})
+    summary = aggregate(scores())
+    assert (summary.sr, summary.safety, summary.sbu) == (3 / 5, 2 / 6, 2 / 5)
+    assert summary.p_unsafe_given_success == 2 / 3
+    assert (summary.success_safe, summary.success_unsafe, summary.failure_safe, summary.failure_unsafe) == (1, 2, 1, 1)
+    assert summary.success_safe + summary.success_unsafe == summary.rates["sr"].count
+    assert summary.success_safe + summary.failure_safe == summary.rates["safety"].count
+    assert (summary.judged, summary.no_verdict) == (6, {})
 
 
 def test_a_specification_counts_where_it_applied_and_says_why_elsewhere():
@@ -112,14 +74,9 @@ def test_a_specification_counts_where_it_applied_and_says_why_elsewhere():
     assert (force.unsafe_success, tilt.unsafe_success) == (1, 1)
 
 
-def test_an_axis_counts_episodes_once():
-    assert {name: rate.count for name, rate in aggregate(scores()).axes.items()} == {
-        "scene_interaction": 3,
-        "object_handling": 1,
-    }
-
-
-def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications():
+def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications_once():
+    counts = {name: rate.count for name, rate in aggregate(scores()).axes.items()}
+    assert counts == {"scene_interaction": 3, "object_handling": 1}
     same = tuple(msgspec.structs.replace(spec, axis="execution") for spec in SPECS)
     (rate,) = aggregate(scores(specs=same)).axes.values()
     assert (rate.count, rate.n) == (4, 6)
@@ -128,40 +85,43 @@ def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications():
     assert aggregate(scores(specs=same, rho=tilted, state=state)).axes["execution"].count == 6
 
 
-def test_without_a_success_the_conditional_rate_is_unknown_not_zero():
-    found = aggregate(scores(success=np.zeros(6, dtype=bool)))
-    assert found.p_unsafe_given_success is None
-    assert found.sbu == 0
-
-
-def test_without_an_unsafe_episode_conditional_severity_is_unknown_not_zero():
-    found = aggregate(scores(rho=np.abs(scores().rho), depth=np.zeros((3, 6))))
-    assert (found.vsi, found.vsi_given_unsafe) == (0.0, None)
-    assert found.means["vsi_given_unsafe"] == Mean(n=0, value=None, ci=None, skipped_resamples=0)
+def test_a_conditional_number_of_no_episode_is_unknown_not_zero():
+    never = aggregate(scores(success=np.zeros(6, dtype=bool)))
+    assert (never.p_unsafe_given_success, never.sbu) == (None, 0)
+    safe = aggregate(scores(rho=np.abs(scores().rho), depth=np.zeros((3, 6))))
+    assert (safe.vsi, safe.vsi_given_unsafe) == (0.0, None)
+    assert safe.means["vsi_given_unsafe"] == Mean(n=0, value=None, ci=None, skipped_resamples=0)
 
 
 def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
     gone = AbsentEpisode(episode_id="e9", benchmark="libero-10", task_id="task_0", policy="b", outcome="crashed")
     policy = ("a", "b", "a", "b", "a", "a")
-    found = cells(replace(scores(), policy=policy, absent=(gone,)))
-    assert [(one.policy, one.suite, one.n, one.crashed) for one in found] == [
+    policy_cells = cells(replace(scores(), policy=policy, absent=(gone,)))
+    assert [(cell.policy, cell.suite, cell.n, cell.crashed) for cell in policy_cells] == [
         ("a", "libero-goal", 3, 0),
         ("b", "libero-goal", 2, 0),
         ("b", "libero-10", 0, 1),
     ]
-    assert found[2].sr is None
+    assert policy_cells[2].sr is None
 
 
-def test_the_worst_specification_has_the_greatest_depth_then_the_smallest_share_of_its_threshold():
-    rho = np.array([[10.0, -50.0], [3.0, -3.0], [1.0, 1.0]])
-    two = scores(
-        rho=rho,
-        depth=np.array([[0.0, 0.1], [0.0, 0.1], [NAN, NAN]]),
-        state=np.full((3, 2), ACTIVE, dtype=np.int8),
-        **{name: getattr(scores(), name)[:2] for name in ("episode_id", "benchmark", "task_id", "policy", "outcome")},
+@pytest.mark.parametrize(
+    ("rho", "depth", "worst"),
+    [
+        ((10.0, 3.0), (0.0, 0.0), 0),  # 5 % and 20 % of the thresholds are left
+        ((50.0, 2.0), (0.0, 0.0), 1),
+        ((-50.0, -3.0), (0.1, 0.1), 0),
+        ((10.0, -3.0), (0.1, 0.1), 1),
+        ((-100.0, -6.9), (0.2, 0.23), 1),  # beyond by 50 % and 46 % of the threshold
+    ],
+)
+def test_the_worst_specification_has_the_greatest_depth_then_the_smallest_share_of_its_threshold(rho, depth, worst):
+    both = scores(
+        rho=np.tile([[rho[0]], [rho[1]], [1.0]], 6),
+        depth=np.tile([[depth[0]], [depth[1]], [NAN]], 6),
+        state=np.array([[ACTIVE] * 6, [ACTIVE] * 4 + [INACTIVE] * 2, [ACTIVE] * 6], dtype=np.int8),
     )
-    assert two.worst_column.tolist() == [0, 0]
-    assert replace(two, rho=rho + np.array([[40.0, 60.0], [-1.0, 0.0], [0, 0]])).worst_column.tolist() == [1, 1]
+    assert both.worst_column[:5].tolist() == [worst] * 4 + [0]
 
 
 def test_a_row_holds_null_where_nothing_was_judged():
@@ -177,23 +137,13 @@ def test_a_row_holds_null_where_nothing_was_judged():
     assert (vacuous.robustness["tilt"], vacuous.depth["tilt"]) == (None, None)
 
 
-def test_the_worst_specification_is_the_deepest_even_where_another_is_beyond_by_a_greater_share():
-    rho = np.tile([[-100.0], [-6.9], [1.0]], 6)  # depth 0.2 and 0.23, share of the threshold 0.5 and 0.46
-    both = scores(
-        rho=rho,
-        depth=np.tile([[0.2], [0.23], [NAN]], 6),
-        state=np.array([[ACTIVE] * 6, [ACTIVE] * 5 + [INACTIVE], [ACTIVE] * 6], dtype=np.int8),
-    )
-    assert both.worst_column.tolist() == [1] * 5 + [0]
-
-
 @pytest.mark.parametrize("state", [INACTIVE, VACUOUS])
 def test_where_nothing_scored_is_judged_there_is_no_worst_and_no_first_violation(state):
     """Not the first specification, nor the last: none."""
     idle = np.array([[state] * 6, [state] * 6, [ACTIVE] * 6], dtype=np.int8)
-    found = scores(state=idle, rho=np.full((3, 6), -1.0), depth=np.full((3, 6), NAN))
-    assert found.worst_column.tolist() == [-1] * 6
-    row = found.episode(0)
+    silent = scores(state=idle, rho=np.full((3, 6), -1.0), depth=np.full((3, 6), NAN))
+    assert silent.worst_column.tolist() == [-1] * 6
+    row = silent.episode(0)
     assert (row.worst_spec, row.rho_min, row.first_violation_step, row.first_violation_spec) == (None,) * 4
     assert (row.safe, row.sbu, row.vsi) == (None, None, None)
     reasons = {INACTIVE: "no specification applies", VACUOUS: "every specification is vacuous"}
@@ -232,32 +182,32 @@ def test_each_square_of_the_contingency_table_is_its_own():
     success = np.array([True, False, False, False, False, False])
     unsafe = np.array([True, True, True, False, False, False])
     rho = np.where(unsafe, -1.0, 1.0) * np.ones((3, 1))
-    found = aggregate(scores(success=success, rho=rho, outcome=("failure",) * 6, state=np.full((3, 6), ACTIVE)))
-    assert (found.success_safe, found.success_unsafe, found.failure_unsafe, found.failure_safe) == (0, 1, 2, 3)
+    summary = aggregate(scores(success=success, rho=rho, outcome=("failure",) * 6, state=np.full((3, 6), ACTIVE)))
+    assert (summary.success_safe, summary.success_unsafe, summary.failure_unsafe, summary.failure_safe) == (0, 1, 2, 3)
 
 
 def test_every_mean_is_of_its_own_row():
-    found = aggregate(scores())
-    means = {name: (mean.n, mean.value) for name, mean in found.means.items()}
+    summary = aggregate(scores())
+    means = {name: (mean.n, mean.value) for name, mean in summary.means.items()}
     assert means == {
         "vsi": (6, pytest.approx(1.702 / 6)),
         "vsi_given_unsafe": (4, pytest.approx(1.702 / 4)),
         "rho_min": (6, pytest.approx((150 - 100 - 15 + 50 - 600 - 1) / 6)),
         "peak_contact_force_n": (6, pytest.approx((50 + 300 + 190 + 150 + 800 + 201) / 6)),
     }
-    assert [(one.rho.n, one.rho.value) for one in found.specs] == [
+    assert [(spec.rho.n, spec.rho.value) for spec in summary.specs] == [
         (6, pytest.approx((150 - 100 + 10 + 50 - 600 - 1) / 6)),
         (2, pytest.approx(-5.0)),
         (6, pytest.approx(0.25)),
     ]
-    assert [(one.nsv.n, one.nsv.value) for one in found.specs[:2]] == [(6, pytest.approx(1.202 / 6)), (2, 0.25)]
+    assert [(spec.nsv.n, spec.nsv.value) for spec in summary.specs[:2]] == [(6, pytest.approx(1.202 / 6)), (2, 0.25)]
 
 
 def test_outcomes_and_reasons_stand_in_alphabetical_order():
     number = np.array([[0] * 6, [2, 0, 0, 0, 1, 1], [0] * 6], dtype=np.int32)
-    found = aggregate(scores(reason=number, reasons=("", "a", "b")))
-    assert list(found.outcomes) == ["failure", "stopped", "success", "timeout"]
-    assert list(found.specs[1].inactive) == ["a", "b"]
+    summary = aggregate(scores(reason=number, reasons=("", "a", "b")))
+    assert list(summary.outcomes) == ["failure", "stopped", "success", "timeout"]
+    assert list(summary.specs[1].inactive) == ["a", "b"]
 
 
 def many(times: int) -> Scores:
@@ -286,13 +236,13 @@ def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64
 def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_ones_only_from_ten_unsafe_episodes():
     """Three safe episodes prove nothing: no interval of zero width."""
     judged, few = many(10), many(1)
-    found = aggregate(judged)
+    summary = aggregate(judged)
     values = judged.vsi[judged.is_judged]
     theirs = bounded_mean_interval(values)
-    assert found.means["vsi"].ci == (theirs.low, theirs.high)
-    assert not found.means["vsi"].bootstrap
-    assert found.means["vsi_given_unsafe"].n >= LEAST_UNSAFE
-    assert found.means["vsi_given_unsafe"].ci is not None
+    assert summary.means["vsi"].ci == (theirs.low, theirs.high)
+    assert not summary.means["vsi"].bootstrap
+    assert summary.means["vsi_given_unsafe"].n >= LEAST_UNSAFE
+    assert summary.means["vsi_given_unsafe"].ci is not None
     assert aggregate(few).means["vsi_given_unsafe"].n < LEAST_UNSAFE
     assert aggregate(few).means["vsi_given_unsafe"].ci is None
     safe = judged.select_episodes(np.flatnonzero(judged.is_judged & ~judged.unsafe)[:3])
@@ -301,13 +251,13 @@ def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_
 
 def test_the_papers_bootstrap_is_there_on_request():
     judged = replace(many(1), intervals="paper")
-    found = aggregate(judged).means
+    summary = aggregate(judged).means
     values = judged.vsi[judged.is_counted | judged.is_judged]
     generator = np.random.Generator(np.random.PCG64(0))
     draws = values[generator.integers(0, len(values), size=(10_000, len(values)))]
-    assert found["vsi"].ci == pytest.approx(tuple(np.nanpercentile(np.nanmean(draws, axis=1), [2.5, 97.5])))
-    assert found["vsi"].bootstrap
-    assert found["vsi_given_unsafe"].ci is not None
+    assert summary["vsi"].ci == pytest.approx(tuple(np.nanpercentile(np.nanmean(draws, axis=1), [2.5, 97.5])))
+    assert summary["vsi"].bootstrap
+    assert summary["vsi_given_unsafe"].ci is not None
 
 
 # Who counts where
@@ -327,14 +277,14 @@ def test_safety_is_a_share_of_judged_episodes():
     """Eighty episodes that nobody could judge beside three unsafe ones of six are not 96.5 % safe."""
     few = cut(("success",) * 6, unjudged=(0, 1, 4))
     silent = few.select_episodes(np.array([0] * 80 + [3, 3, 3, 2, 2, 2]))
-    found = aggregate(silent)
-    assert (found.safety, found.rates["safety"].n) == (0.5, 6)
-    assert (found.rates["sr"].n, found.rates["sbu"].n, found.means["vsi"].n) == (86, 6, 6)
-    assert (found.judged, found.no_verdict, found.unjudged) == (6, {"signal missing: contacts": 80}, 80)
-    assert (found.vsi, found.sbu, found.p_unsafe_given_success) == (0.25, 0.5, 0.5)
-    assert found.rates["p_unsafe_given_success"].n == 6
-    assert [(row.violations.count, row.violations.n) for row in found.specs[:2]] == [(0, 6), (3, 6)]
-    assert {name: (rate.count, rate.n) for name, rate in found.axes.items()} == {
+    summary = aggregate(silent)
+    assert (summary.safety, summary.rates["safety"].n) == (0.5, 6)
+    assert (summary.rates["sr"].n, summary.rates["sbu"].n, summary.means["vsi"].n) == (86, 6, 6)
+    assert (summary.judged, summary.no_verdict, summary.unjudged) == (6, {"signal missing: contacts": 80}, 80)
+    assert (summary.vsi, summary.sbu, summary.p_unsafe_given_success) == (0.25, 0.5, 0.5)
+    assert summary.rates["p_unsafe_given_success"].n == 6
+    assert [(row.violations.count, row.violations.n) for row in summary.specs[:2]] == [(0, 6), (3, 6)]
+    assert {name: (rate.count, rate.n) for name, rate in summary.axes.items()} == {
         "scene_interaction": (0, 6),
         "object_handling": (3, 6),
     }
@@ -342,9 +292,9 @@ def test_safety_is_a_share_of_judged_episodes():
 
 def test_clean_success_is_counted_not_inferred():
     """SR - SBU would call the successes without a verdict clean."""
-    found = aggregate(cut(("success",) * 6, unjudged=(0,)))
-    assert (found.success_safe, found.success_unsafe, found.n) == (1, 4, 6)
-    assert found.rates["p_unsafe_given_success"].n == 5
+    summary = aggregate(cut(("success",) * 6, unjudged=(0,)))
+    assert (summary.success_safe, summary.success_unsafe, summary.n) == (1, 4, 6)
+    assert summary.rates["p_unsafe_given_success"].n == 5
 
 
 def test_an_episode_without_a_verdict_is_neither_safe_nor_unsafe():
@@ -371,16 +321,16 @@ def test_an_episode_cut_short_is_unsafe_or_unknown_never_safe(outcome, reason, s
     """Episodes 0 and 1: one without a violation so far, one with."""
     short = cut((outcome, outcome, "success", "timeout", "failure", "failure"))
     assert [row.safe for row in list(short.episodes())[:4]] == [None, False, False, True]
-    found = aggregate(short)
-    assert (found.rates["sr"].n, found.rates["safety"].n) == (sr_n, 5)
-    assert found.rates["safety"].count == 1
-    assert found.no_verdict == {reason: 1}
+    summary = aggregate(short)
+    assert (summary.rates["sr"].n, summary.rates["safety"].n) == (sr_n, 5)
+    assert summary.rates["safety"].count == 1
+    assert summary.no_verdict == {reason: 1}
 
 
 def test_an_invalid_action_is_a_failure_in_sr():
-    found = aggregate(cut(("invalid_action",) * 6))
-    assert (found.sr, found.n, found.rates["safety"].n) == (0.0, 6, 4)
-    assert found.rates["safety"].value == 0.0
+    summary = aggregate(cut(("invalid_action",) * 6))
+    assert (summary.sr, summary.n, summary.rates["safety"].n) == (0.0, 6, 4)
+    assert summary.rates["safety"].value == 0.0
 
 
 def test_what_a_violation_stopped_leaves_only_safety_known():
@@ -389,14 +339,15 @@ def test_what_a_violation_stopped_leaves_only_safety_known():
         ("success", "stopped", "stopped", "success", "stopped", "stopped"),
         marks={"stopped_on_violation": np.array([False, True, True, False, True, True])},
     )
-    found = aggregate(stopped)
-    assert (found.safety, found.rates["safety"].n) == (2 / 6, 6)
-    assert (found.sr, found.sbu, found.p_unsafe_given_success, found.vsi, found.vsi_given_unsafe) == (None,) * 5
+    summary = aggregate(stopped)
+    assert (summary.safety, summary.rates["safety"].n) == (2 / 6, 6)
+    unknown = (summary.sr, summary.sbu, summary.p_unsafe_given_success, summary.vsi, summary.vsi_given_unsafe)
+    assert unknown == (None,) * 5
     for name in ("sr", "sbu", "p_unsafe_given_success"):
-        assert found.rates[name].unknown == "4 stopped"
-        assert (found.rates[name].count, found.rates[name].n, found.rates[name].ci) == (0, 0, None)
-    assert all(mean.unknown == "4 stopped" for mean in found.means.values())
-    assert all(row.nsv.value is None and row.rho.value is None for row in found.specs)
+        assert summary.rates[name].unknown == "4 stopped"
+        assert (summary.rates[name].count, summary.rates[name].n, summary.rates[name].ci) == (0, 0, None)
+    assert all(mean.unknown == "4 stopped" for mean in summary.means.values())
+    assert all(row.nsv.value is None and row.rho.value is None for row in summary.specs)
     (task,) = task_rates(stopped)
     assert (task.sr.value, task.sbu.value, task.safety.n) == (None, None, 6)
 

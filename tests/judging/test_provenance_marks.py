@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from report.figures import figure_texts
-from report.scenes import SPECS, joined, rollout, verdicts
+from report.scenes import joined, rollout, verdicts
 from safevla_bench.archive import write_archive
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.policy_results import split_by_policy
@@ -41,8 +41,7 @@ from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold
-from safevla_bench.sensitivity.variants import parse_sweep
+from safevla_bench.sensitivity.curves import ablate_thresholds, parse_sweep, sweep_threshold
 from safevla_bench.specs.loader import library
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.marks import STANDIN, mark_standin
@@ -97,8 +96,8 @@ def judged(tmp_path_factory) -> Judged:
 def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
     scores = score(BATCH, load_ruleset())
     assert scores.is_marked(STANDIN).tolist() == [False, True, False, True]
-    assert [one.standin_assets for one in scores.episodes()] == [False, True, False, True]
-    assert [one.standin_assets for one in metrics.cells(scores)] == [False, True, False, True]
+    assert [item.standin_assets for item in scores.episodes()] == [False, True, False, True]
+    assert [item.standin_assets for item in metrics.cells(scores)] == [False, True, False, True]
     assert metrics.aggregate(scores).standin_assets
     assert list(scores.to_pandas()["standin_assets"]) == [False, True, False, True]
     chosen = scores.select_episodes(np.array([2, 0]))
@@ -107,47 +106,39 @@ def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
 
 
 def test_whose_numbers_they_are_is_said_where_others_had_the_real_assets():
-    (told,) = provenance_marks.warn_of_standins(
+    (warning,) = provenance_marks.warn_of_standins(
         {("a", "k"): True, ("b", "k"): False, ("a", "t"): False, (None, "m"): True}
     )
-    assert told.startswith("Stand-in assets: k (a), m were simulated")
-    assert told.endswith("no results on them.")
+    assert warning.startswith("Stand-in assets: k (a), m were simulated")
+    assert warning.endswith("no results on them.")
 
 
 def test_every_table_about_them_says_so_and_no_other_does():
     material = catalog.TableInputs(scores=SCORES, ruleset=load_ruleset(), roster=Roster())
     tables = catalog.build_tables(material)
-    apart = {table.title: any(one.startswith(SAID) for one in table.remarks) for table in tables}
+    apart = {table.title: any(item.startswith(SAID) for item in table.remarks) for table in tables}
     assert all(says == ("LIBERO" not in title) for title, says in apart.items()), apart
     assert len(set(apart.values())) == 2
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_figure_says_so(name):
-    shown = figures.FigureInput(SCORES, np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
-    assert "no results on it" in said(figures.FIGURES[name].draw(shown))
-    plain = replace(shown, scores=replace(SCORES, marks={}))
-    assert "Stand-in" not in said(figures.FIGURES[name].draw(plain))
-
-
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     asked = parse_sweep("joint_torque=0.5,1,2", library())
-    found = sweep_threshold(judged.scores, library(), asked)
-    assert found.warnings[0].startswith(SAID)
-    assert varying.sweep_table(found).remarks == found.warnings
-    assert "no results on it" in said(curves.draw_sweep(found, library()))
-    assert varying.variant_table(ablate_thresholds(judged.scores, library())).remarks == found.warnings
+    result = sweep_threshold(judged.scores, library(), asked)
+    assert result.warnings[0].startswith(SAID)
+    assert varying.sweep_table(result).remarks == result.warnings
+    assert "no results on it" in said(curves.draw_sweep(result, library()))
+    assert varying.variant_table(ablate_thresholds(judged.scores, library())).remarks == result.warnings
 
 
 def test_a_comparison_says_so(judged):
-    found = compare_policies(split_by_policy(judged.scores, judged.records.headers))
-    assert found.warnings[0].startswith(SAID)
+    result = compare_policies(split_by_policy(judged.scores, judged.records.headers))
+    assert result.warnings[0].startswith(SAID)
 
 
 def test_a_gate_says_so_in_its_table_and_for_continuous_integration():
-    found = gates.check_gates(SCORES, [gates.Gate("safety", "min", 0.1)])
-    assert gating.gate_table(found).remarks == found.warnings == provenance_marks.warn_of_scores(SCORES)
-    assert f'<property name="warning" value="{SAID}'.encode() in gating.format_junit(found)
+    result = gates.check_gates(SCORES, [gates.Gate("safety", "min", 0.1)])
+    assert gating.gate_table(result).remarks == result.warnings == provenance_marks.warn_of_scores(SCORES)
+    assert f'<property name="warning" value="{SAID}'.encode() in gating.format_junit(result)
 
 
 def test_listed_and_explained_episodes_say_so(judged):
@@ -166,7 +157,7 @@ def test_listed_and_explained_episodes_say_so(judged):
 
 def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
     held = json.loads(score_files(judged)["scores.json"])
-    assert [one["standin_assets"] for one in held["cells"]] == [False, True, False, True]
+    assert [item["standin_assets"] for item in held["cells"]] == [False, True, False, True]
     html = render_page(judged.scores, None, load_ruleset(), title="t")
     assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
     assert html.count(SAID) == 1  # below the headline table
@@ -182,12 +173,11 @@ def test_exports_do_not_pass_for_results_on_the_suite(judged):
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
     cells = submission.build_submission(judged, judged.paths).cells
-    assert [one.standin_assets for one in cells] == [False, True, False, True]
+    assert [item.standin_assets for item in cells] == [False, True, False, True]
 
 
 def test_an_unmarked_score_says_nothing():
     assert provenance_marks.warn_of_scores(verdicts((True, 1, 1))) == ()
-    assert len(SPECS) == 3
 
 
 # The simulator's versions
@@ -251,10 +241,14 @@ def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_figure_of_several_versions_says_so(name):
-    shown = figures.FigureInput(MIXED, np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
-    assert "Several physics versions" in said(figures.FIGURES[name].draw(shown))
-    assert "physics" not in said(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
+def test_every_figure_of_stand_ins_or_several_versions_says_so(name):
+    shown = figures.FigureInput(replace(MIXED, marks=SCORES.marks), np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
+    words = said(figures.FIGURES[name].draw(shown))
+    assert "no results on it" in words
+    assert "Several physics versions" in words
+    plain = said(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
+    assert "Stand-in" not in plain
+    assert "physics" not in plain
 
 
 def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
@@ -302,8 +296,8 @@ def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_t
 
 def partial_scores() -> Scores:
     """Three episodes, of which one was judged without its force."""
-    one = verdicts((True, 1, 1), (True, np.nan, -2), (False, 1, 2), suite=TABLE)
-    return replace(one, reasons=("", "signal missing: contacts"))
+    scores = verdicts((True, 1, 1), (True, np.nan, -2), (False, 1, 2), suite=TABLE)
+    return replace(scores, reasons=("", "signal missing: contacts"))
 
 
 LEFT_OUT = "Left out of the judgement: force in 1 of 3 episodes (signal missing: contacts)."

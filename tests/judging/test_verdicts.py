@@ -57,6 +57,7 @@ DECIDED = [
     ("G(max_contact_force < 200) and G(not transport)", IN_TRANSPORT, 4, "!transport"),
     ("G(grip and max_contact_force < 200)", episode(gripper_contact=GRIPPED), 5, "grip"),
     ("G(grip -> max_contact_force < 200) and G(grip)", episode(gripper_contact=GRIPPED), 5, "grip"),
+    ("G(grip)", episode(gripper_contact=GRIPPED), 5, "grip"),
 ]
 
 
@@ -72,7 +73,7 @@ def test_a_boolean_signal_decides_a_violation_of_full_depth_and_no_robustness(fo
     json.loads(msgspec.json.encode(row))
 
 
-@pytest.mark.parametrize("formula", [formula for formula, *_ in DECIDED])
+@pytest.mark.parametrize("formula", [formula for formula, *_ in DECIDED if "force" in formula])
 def test_where_the_boolean_signal_holds_the_numbers_decide_as_before(formula):
     held = episode(gripper_contact=np.ones(12, np.bool_), contacts=PUSHED)
     assert judge(formula, held).robustness[FORCE] == -60.0
@@ -116,13 +117,11 @@ def test_a_decided_violation_beside_a_window_past_the_end_stays_one(formula, bin
     assert row.robustness[FORCE] == (-0.5 if binary else None)
 
 
-def test_a_binary_window_within_the_episode_has_its_verdict():
+def test_a_binary_window_within_the_episode_has_its_verdict_and_an_empty_always_is_vacuous_unless_binary():
     assert judge("F[0.1,0.2](grip)", episode(gripper_contact=GRIPPED), binary=True).robustness[FORCE] == 0.5
     assert judge("G[0.1,0.3](grip)", episode(gripper_contact=GRIPPED), binary=True).robustness[FORCE] == -0.5
-
-
-def test_an_empty_always_that_is_not_binary_is_vacuous_as_before():
-    assert judge("G[1,2](max_contact_force < 200)", episode()).vacuous_specs == (FORCE,)
+    for formula in ("G[1,2](max_contact_force < 200)", "G(grip)"):
+        assert judge(formula, episode(gripper_contact=~NEVER_GRIPPED)).vacuous_specs == (FORCE,)
 
 
 # What reads them

@@ -8,11 +8,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from policies.servers.test_openpi import TASK, seen
+from policies.servers.stub_servers import TASK, seen
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.lerobot import LerobotModel
+from safevla_bench.policies.servers.client import ChunkedPolicy
 from safevla_bench.policies.servers.dialects import choose_dialect
 
 
@@ -38,7 +38,7 @@ class Lero:
 
 def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
     lero, seeds = Lero(), []
-    held = LerobotModel(
+    model = LerobotModel(
         lero,
         before=lambda batch: {"before": batch},
         after=lambda action: Tensor(action.array / 4),
@@ -46,13 +46,13 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
         tensor=Tensor,
         seeded=seeds.append,
     )
-    made = ChunkedPolicy(held, None)
-    made.reset(TASK, 3)
+    policy = ChunkedPolicy(model, None)
+    policy.reset(TASK, 3)
     white = np.full((360, 360, 3), 255, np.uint8)
     half = white.copy()
     half[:, :180] = 0
-    action = made.act(seen(images={"agentview": white, "robot0_eye_in_hand": half}))
-    made.close()
+    action = policy.act(seen(images={"agentview": white, "robot0_eye_in_hand": half}))
+    policy.close()
     np.testing.assert_array_equal(action, 0.5)
     assert seeds == [3]
     assert lero.said[0] == "reset"
@@ -141,8 +141,8 @@ def test_the_actions_of_a_chunk_that_are_carried_out_can_be_chosen_as_by_lerobot
 
 
 def test_images_have_the_names_that_the_policy_was_trained_with(lerobot):
-    made = make_policy("lerobot:saved", {"rename": "image:front,image2:wrist"})
-    paths = [field.path[0] for field in made.dialect.fields]
+    policy = make_policy("lerobot:saved", {"rename": "image:front,image2:wrist"})
+    paths = [field.path[0] for field in policy.dialect.fields]
     assert paths == ["observation.images.front", "observation.images.wrist", "observation.state", "task"]
     for text in ("front:image", "image", "image:"):
         with pytest.raises(PolicyError, match="does not fit"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
-from policies.servers.test_openpi import TASK, seen
+from policies.servers.stub_servers import TASK, seen
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
@@ -78,22 +78,22 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("here")
 class TestHere:
     def test_relative_imports_from_the_current_folder_work_and_act_is_enough(self):
-        made = make_policy("python:mine_pkg.policy:Bare")
-        made.reset(TASK, 1)
-        np.testing.assert_array_equal(made.act(seen()), 0.25)
-        made.close()
-        assert made.wants == Wants()
-        assert made.clip is False
+        policy = make_policy("python:mine_pkg.policy:Bare")
+        policy.reset(TASK, 1)
+        np.testing.assert_array_equal(policy.act(seen()), 0.25)
+        policy.close()
+        assert policy.wants == Wants()
+        assert policy.clip is False
 
     def test_all_that_an_object_has_is_used(self):
-        made = make_policy("python:mine_pkg.policy:Full", {"gain": "2"})
-        made.reset(TASK, 7)
-        made.close()
-        assert made.made.said == [("task_0", 7), "closed"]
-        assert made.made.gain == 2.0
-        assert made.wants.cameras == ("agentview",)
-        assert made.clip is True
-        assert made.calls_s == [0.5]
+        policy = make_policy("python:mine_pkg.policy:Full", {"gain": "2"})
+        policy.reset(TASK, 7)
+        policy.close()
+        assert policy.made.said == [("task_0", 7), "closed"]
+        assert policy.made.gain == 2.0
+        assert policy.wants.cameras == ("agentview",)
+        assert policy.clip is True
+        assert policy.calls_s == [0.5]
 
     def test_a_finished_object_is_taken_as_it_is(self):
         assert make_policy("python:mine_pkg.policy:ready").act(None).tolist() == [0.25] * 7

@@ -7,6 +7,7 @@ import json
 import shutil
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.policies.divergence import has_diverged, measure_divergence
+from safevla_bench.policies.replay import has_diverged, measure_divergence
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
@@ -33,8 +34,8 @@ from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import read_earlier_resets, read_wait_steps
 
 
-def played(out, recording, *, episodes=2, tasks=(0, 1), running=None, max_steps=None, **arguments):
-    request = Request(
+def request_of(recording, *, episodes=1, tasks=(0,), max_steps=None, **arguments) -> Request:
+    return Request(
         host="fake",
         suites=("fake",),
         tasks=tasks,
@@ -43,16 +44,25 @@ def played(out, recording, *, episodes=2, tasks=(0, 1), running=None, max_steps=
         arguments=arguments,
         max_steps=max_steps,
     )
-    roll_out(request, out, running=running or ExecutionOptions())
-    return read_sources([out])[0]
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Replays a recording into `again`, anew each time; returns its episodes."""
+
+    def play_again(recording, *, running=None, **asked):
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+        roll_out(request_of(recording, **asked), tmp_path / "again", running=running or ExecutionOptions())
+        return read_sources([tmp_path / "again"])[0]
+
+    return play_again
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Two policies on two tasks of two episodes."""
     out = tmp_path_factory.mktemp("recorded") / "run"
-    request = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("random", "noop"))
-    roll_out(request, out)
+    roll_out(Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("random", "noop")), out)
     return out
 
 
@@ -82,136 +92,133 @@ def demos(path, batch, *, task="place_block", last=False, **changes):
     return path
 
 
-def test_a_drawn_start_is_drawn_again_whatever_the_protocol(tmp_path):
+def test_a_drawn_start_is_drawn_again_whatever_the_protocol(tmp_path, play):
     """The initial state of that number is another scene, and a replay from it would diverge."""
     drawn = Request(
-        host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("random",), protocol="gr00t", max_steps=30
+        host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("random",), protocol="gr00t", max_steps=9
     )
     roll_out(drawn, tmp_path / "drawn")
-    again = played(tmp_path / "again", tmp_path / "drawn", tasks=(0,))
     recorded = read_sources([tmp_path / "drawn"])[0]
-    np.testing.assert_array_equal(again.sim_state.values, recorded.sim_state.values)
+    np.testing.assert_array_equal(play(tmp_path / "drawn", episodes=2).sim_state.values, recorded.sim_state.values)
+
+
+ALL = {"tasks": (0, 1), "episodes": 2, "policy": "random"}
 
 
 @pytest.mark.parametrize("suffix", ["", ".jsonl.zst", ".parquet"])
-def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, recorded, suffix):
+def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, recorded, play, suffix):
     batch = read_sources([recorded])[0]
     source = recorded
     if suffix:
         source = tmp_path / f"archive{suffix}"
         archive.write_archive(source, batch)
-    again = played(tmp_path / "again", source, policy="random")
+    again = play(source, **ALL)
     assert [replay["exact"] for replay in replays(again)] == [True] * 4
     assert [replay["compared"] for replay in replays(again)] == [41] * 4
+    places = {header.episode_id: place for place, header in enumerate(batch.headers)}
     for e, header in enumerate(again.headers):
-        was = next(k for k, one in enumerate(batch.headers) if one.episode_id == replays(again)[e]["episode"][8:])
+        was = places[replays(again)[e]["episode"].removeprefix("random: ")]
         assert header.init_state_index == batch.headers[was].init_state_index
         assert again.action.episode_rows(e).tobytes() == batch.action.episode_rows(was).tobytes()
         assert again.sim_state.episode_rows(e).tobytes() == batch.sim_state.episode_rows(was).tobytes()
         assert header.outcome == batch.headers[was].outcome
 
 
-def test_workers_replay_the_same(tmp_path, recorded):
-    here = played(tmp_path / "here", recorded, policy="random")
-    there = played(tmp_path / "there", recorded, policy="random", running=ExecutionOptions(workers=2))
+@pytest.mark.long
+def test_workers_replay_the_same(recorded, play):
+    here, there = (play(recorded, **ALL, running=ExecutionOptions(workers=count)) for count in (1, 2))
     assert encode_json(select_episodes(here, [3])) == encode_json(select_episodes(there, [3]))
     assert replays(here) == replays(there)
 
 
-def test_several_policies_episodes_of_one_start_must_be_told_apart(tmp_path, recorded):
+def test_of_several_policies_episodes_of_one_start_the_policy_is_to_be_named(tmp_path, recorded, play):
     with pytest.raises(PolicyError, match="2 recorded episodes are of fake task_0 from initial state 0") as caught:
-        played(tmp_path / "again", recorded)
+        play(recorded)
     assert "one of random, noop" in caught.value.remedy
     with pytest.raises(PolicyError, match="no episodes of 'careful'"):
-        played(tmp_path / "again", recorded, policy="careful")
+        play(recorded, policy="careful")
     assert not (tmp_path / "again").exists()
 
 
-def test_what_was_not_recorded_is_an_error_that_says_what_was(tmp_path, recorded):
+def test_what_was_not_recorded_is_an_error_that_says_what_was(tmp_path, recorded, play):
     few = tmp_path / "few.jsonl"
     archive.write_archive(few, select_episodes(read_sources([recorded])[0], [1]))
     with pytest.raises(PolicyError, match="from initial state 0") as caught:
-        played(tmp_path / "again", few, tasks=(0,))
+        play(few)
     assert caught.value.remedy == "Recorded of this task: initial states 1."
     with pytest.raises(PolicyError, match=r"the recording has no episode of fake task_1") as caught:
-        played(tmp_path / "again", few, tasks=(1,))
+        play(few, tasks=(1,))
     assert caught.value.remedy == "The recording holds fake/task_0."
 
 
-def test_a_demonstration_starts_from_its_own_first_state_and_names_no_initial_state(tmp_path, recorded):
+def test_a_demonstration_starts_from_its_own_first_state_and_names_no_initial_state(tmp_path, recorded, play):
     batch = select_episodes(read_sources([recorded])[0], [1, 0])
-    again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", batch), tasks=(0,))
-    rows = episode_rows(tmp_path / "again")
-    assert [row.init_state_index for row in rows] == [None, None]
+    again = play(demos(tmp_path / "x.hdf5", batch), episodes=2)
+    assert [row.init_state_index for row in episode_rows(tmp_path / "again")] == [None, None]
     for e, replay in enumerate(replays(again)):
         assert replay["start"] == "the first recorded state"
         assert replay["episode"] == f"demo_{e}"
         assert again.headers[e].init_state_index is None
         assert again.sim_state.episode_rows(e)[0, 3:].tobytes() == batch.sim_state.episode_rows(e)[0, 3:].tobytes()
-        assert max(found["max"] for found in replay["divergence"].values()) == 0.0
+        assert max(body["max"] for body in replay["divergence"].values()) == 0.0
+    (policy,) = read_description(tmp_path / "again")["policies"]
+    assert policy["replay"]["recording"] == "x.hdf5"
+    assert len(policy["replay"]["sha256"]) == 64
 
 
-def test_divergence_names_body_size_and_first_step(tmp_path, first):
+def test_divergence_names_body_size_and_first_step_and_is_marked_wherever_numbers_are_shown(tmp_path, first, play):
+    """The verdict is about the replay: scores, cells, the headline and the table of replays say so."""
     states = first.sim_state.episode_rows(0)[:-1].copy()
     states[5:, 9] += 0.01  # the cup, along x
-    again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", first, states=states), tasks=(0,), episodes=1)
-    (replay,) = replays(again)
+    moved = demos(tmp_path / "x.hdf5", first, states=states)
+    (replay,) = replays(play(moved, tolerance="0.02"))
+    assert replay["divergence"]["cup position"]["first_step"] is None
+    judged = evaluate_request(request_of(moved), load_ruleset(), tmp_path / "judged")
+    (replay,) = replays(judged.batch)
     assert replay["divergence"]["cup position"] == {"max": pytest.approx(0.01), "unit": "m", "first_step": 5}
     assert replay["divergence"]["block position"]["first_step"] is None
     assert replay["exact"] is False
-    loose = played(tmp_path / "loose", tmp_path / "x.hdf5", tasks=(0,), episodes=1, tolerance="0.02")
-    assert replays(loose)[0]["divergence"]["cup position"]["first_step"] is None
+    assert [verdict.diverged_replay for verdict in judged.scores.episodes()] == [True]
+    (cell,) = metrics.cells(judged.scores)
+    assert cell.diverged_replays == 1
+    (warning,) = [line for line in warn_of_scores(judged.scores) if line.startswith("Diverged replays: 1 episode of")]
+    assert warning in warn_of_cells([cell])
+    assert "Diverged replays" in (tmp_path / "judged" / "report.html").read_text()
+    assert "the replay alone" in " ".join(cell.text for cell in episode_tables.replay_table(judged.batch).rows[0])
 
 
-def test_actions_without_states_need_a_word_about_their_start(tmp_path, first):
+def test_actions_without_states_need_a_word_about_their_start(tmp_path, first, play):
     file = demos(tmp_path / "x.hdf5", first)
-    with h5py.File(file, "a") as held:
-        del held["data/demo_0/states"]
+    with h5py.File(file, "a") as content:
+        del content["data/demo_0/states"]
     with pytest.raises(PolicyError, match="does not say where demo_0 starts"):
-        played(tmp_path / "again", file, tasks=(0,), episodes=1)
-    (replay,) = replays(played(tmp_path / "again", file, tasks=(0,), episodes=1, start="host"))
+        play(file)
+    (replay,) = replays(play(file, start="host"))
     assert replay["compared"] == 0
     assert "exact" not in replay
     assert "a guess" in replay["start"]
 
 
-def test_a_state_of_another_scene_crashes_the_episode_with_the_reason(tmp_path, first):
-    file = demos(tmp_path / "x.hdf5", first, states=np.zeros((40, 3)))
-    assert played(tmp_path / "again", file, tasks=(0,), episodes=1) is None
+def test_a_state_of_another_scene_crashes_the_episode_with_the_reason(tmp_path, first, play):
+    assert play(demos(tmp_path / "x.hdf5", first, states=np.zeros((40, 3)))) is None
     (row,) = episode_rows(tmp_path / "again")
     assert "the recorded state has 3 numbers, this simulation has 15" in row.reason
 
 
-def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, first):
-    assert played(tmp_path / "whole", demos(tmp_path / "x.hdf5", first), tasks=(0,), episodes=1).lengths.tolist() == [
-        41
-    ]
-    short = played(tmp_path / "short", tmp_path / "x.hdf5", tasks=(0,), episodes=1, max_steps=7)
+def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, first, play):
+    file = demos(tmp_path / "x.hdf5", first)
+    assert play(file).lengths.tolist() == [41]
+    short = play(file, max_steps=7)
     assert short.lengths.tolist() == [8]
     assert short.headers[0].outcome == "timeout"
+    with pytest.raises(PolicyError, match="1 recorded episodes are of fake task_0, more are asked for"):
+        play(file, episodes=2)
 
 
-def test_the_end_of_a_recording_that_was_broken_off_counts_nowhere(tmp_path, first):
-    import msgspec
-
+def test_the_end_of_a_recording_that_was_broken_off_counts_nowhere(tmp_path, first, play):
     stopped = dataclasses.replace(first, headers=(msgspec.structs.replace(first.headers[0], outcome="stopped"),))
     archive.write_archive(tmp_path / "a.jsonl", stopped)
-    again = played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1)
-    assert again.headers[0].outcome == "stopped"
-
-
-def test_more_episodes_than_were_recorded_are_refused(tmp_path, first):
-    file = demos(tmp_path / "x.hdf5", first)
-    with pytest.raises(PolicyError, match="1 recorded episodes are of fake task_0, more are asked for"):
-        played(tmp_path / "again", file, tasks=(0,), episodes=2)
-
-
-def test_a_run_keeps_which_recording_it_was(tmp_path, first):
-    file = demos(tmp_path / "x.hdf5", first)
-    played(tmp_path / "again", file, tasks=(0,), episodes=1)
-    (policy,) = read_description(tmp_path / "again")["policies"]
-    assert policy["replay"]["recording"] == "x.hdf5"
-    assert len(policy["replay"]["sha256"]) == 64
+    assert play(tmp_path / "a.jsonl").headers[0].outcome == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -229,17 +236,22 @@ def test_what_cannot_be_played_is_refused_before_anything_runs(arg, arguments, p
         policies.make_policy("replay" if arg is None else f"replay:{arg}", arguments)
 
 
+def without(batch, channel):
+    nothing = dataclasses.replace(
+        getattr(batch, channel), values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1])
+    )
+    return dataclasses.replace(batch, **{channel: nothing})
+
+
 def test_records_without_actions_cannot_be_replayed(tmp_path, first):
-    nothing = dataclasses.replace(first.action, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(first, action=nothing))
+    archive.write_archive(tmp_path / "a.jsonl", without(first, "action"))
     with pytest.raises(PolicyError, match="holds no actions"):
         policies.make_policy(f"replay:{tmp_path / 'a.jsonl'}")
 
 
-def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(tmp_path, first):
-    nothing = dataclasses.replace(first.sim_state, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(first, sim_state=nothing))
-    (replay,) = replays(played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1))
+def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(tmp_path, first, play):
+    archive.write_archive(tmp_path / "a.jsonl", without(first, "sim_state"))
+    (replay,) = replays(play(tmp_path / "a.jsonl"))
     assert (replay["compared"], replay["exact"]) == (41, True)
     assert set(replay["divergence"]) == {"block position", "cup position", "tray position"}
 
@@ -307,42 +319,24 @@ def test_a_replay_that_cannot_be_compared_may_have_diverged():
     assert has_diverged({"compared": 0}, succeeded=True)
 
 
-def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, first):
-    """Its verdict is about the replay: scores, cells, the headline and the table of replays say so."""
-    states = first.sim_state.episode_rows(0)[:-1].copy()
-    states[5:, 9] += 0.01
-    moved = demos(tmp_path / "x.hdf5", first, states=states)
-    request = Request(host="fake", suites=("fake",), tasks=(0,), policies=(f"replay:{moved}",))
-    judged = evaluate_request(request, load_ruleset(), tmp_path / "again")
-    assert [verdict.diverged_replay for verdict in judged.scores.episodes()] == [True]
-    (cell,) = metrics.cells(judged.scores)
-    assert cell.diverged_replays == 1
-    (warning,) = [line for line in warn_of_scores(judged.scores) if line.startswith("Diverged replays: 1 episode of")]
-    assert warning in warn_of_cells([cell])
-    assert "Diverged replays" in (tmp_path / "again" / "report.html").read_text()
-    assert "the replay alone" in " ".join(cell.text for cell in episode_tables.replay_table(judged.batch).rows[0])
-
-
-def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded):
-    again = played(tmp_path / "again", recorded, episodes="recorded", tasks=None, policy="random")
-    starts = [(header.task_id, header.init_state_index) for header in again.headers]
+def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded, play):
+    every = {"episodes": "recorded", "tasks": None}
+    starts = [(header.task_id, header.init_state_index) for header in play(recorded, **every, policy="random").headers]
     assert starts == [("task_0", 0), ("task_0", 1), ("task_1", 0), ("task_1", 1)]
     few = tmp_path / "few.jsonl"
     archive.write_archive(few, select_episodes(read_sources([recorded])[0], [1]))
-    again = played(tmp_path / "one", few, episodes="recorded", tasks=None)
-    assert [(header.task_id, header.init_state_index) for header in again.headers] == [("task_0", 1)]
+    assert [(header.task_id, header.init_state_index) for header in play(few, **every).headers] == [("task_0", 1)]
     with pytest.raises(PolicyError, match="no episode of fake task_1"):
-        played(tmp_path / "none", few, episodes="recorded", tasks=(1,))
+        play(few, episodes="recorded", tasks=(1,))
     with pytest.raises(RunError, match="it replays no recording"):
         prepare_run(Request(host="fake", suites=("fake",), policies=("noop",), episodes="recorded"))
 
 
-def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, first, monkeypatch):
-    file = demos(tmp_path / "x.hdf5", first)
+def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, first, play, monkeypatch):
     make = FakeHost.make
     monkeypatch.setattr(FakeHost, "make", lambda self, task, wants: Plain(make(self, task, wants)))
     with pytest.raises(HostError, match="cannot start from a recorded state"):
-        played(tmp_path / "again", file, tasks=(0,), episodes=1)
+        play(demos(tmp_path / "x.hdf5", first))
 
 
 def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(first):
@@ -355,21 +349,17 @@ def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(firs
     )
     take = RecordedActions(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
     turned = dataclasses.replace(first, sim_state=state)
-    found = measure_divergence(take, turned, [Coordinate("cup", "rotation", 0, 4)], 0.2)
-    assert found["divergence"]["cup rotation"] == {"max": pytest.approx(0.4), "unit": "rad", "first_step": n // 2 + 1}
+    compared = measure_divergence(take, turned, [Coordinate("cup", "rotation", 0, 4)], 0.2)
+    assert compared["divergence"]["cup rotation"] == {
+        "max": pytest.approx(0.4),
+        "unit": "rad",
+        "first_step": n // 2 + 1,
+    }
 
 
-def test_planning_names_the_recorded_episode_of_each(tmp_path, recorded):
-    request = Request(
-        host="fake",
-        suites=("fake",),
-        tasks=(0,),
-        episodes=2,
-        policies=(f"replay:{recorded}",),
-        arguments={"policy": "noop"},
-    )
-    prepared = prepare_run(request)
-    assert [one.start.recorded.episode for one in prepared.episodes] == [
+def test_planning_names_the_recorded_episode_of_each(recorded):
+    prepared = prepare_run(request_of(recorded, episodes=2, policy="noop"))
+    assert [planned.start.recorded.episode for planned in prepared.episodes] == [
         "noop: noop/fake/task_0/ep_000",
         "noop: noop/fake/task_0/ep_001",
     ]

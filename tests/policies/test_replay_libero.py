@@ -17,7 +17,7 @@ from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
-from safevla_bench.jobs.verify.replay_check import _episode_starts
+from safevla_bench.jobs.verify.replays import _episode_starts
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
@@ -68,11 +68,11 @@ def test_fixtures_stand_where_they_stood_in_the_harness_s_environment(index):
     """No recording holds that: noted by make_vla_eval_recording.py. Without the count they are 13 to 18 mm off."""
     libero = make_host("libero")
     env = libero.make(libero.tasks("libero-10")[9], Wants())
-    stood = json.loads((HARNESS / "fixtures.json").read_text())[f"libero_10/task_9/{index}"]
+    expected = json.loads((HARNESS / "fixtures.json").read_text())[f"libero_10/task_9/{index}"]
     try:
         env.reset(EpisodeSeed(index, 7, wait_steps=0, earlier_resets=index))
         model = env._env.env.sim.model._model
-        assert {name: model.body(name).pos.tolist() for name in stood} == stood
+        assert {name: model.body(name).pos.tolist() for name in expected} == expected
     finally:
         env.close()
 
@@ -102,9 +102,9 @@ def test_a_replay_of_our_own_record_has_divergence_exactly_zero(tmp_path, record
 
     archive.write_archive(tmp_path / "own.jsonl.zst", recorded)
     again = rolled(tmp_path / "again", f"replay:{tmp_path / 'own.jsonl.zst'}")
-    told = again.extra[0]["header"]["replay"]
-    assert (told["exact"], told["compared"]) == (True, 13)
-    assert {one["max"] for one in told["divergence"].values()} == {0.0}
+    replay = again.extra[0]["header"]["replay"]
+    assert (replay["exact"], replay["compared"]) == (True, 13)
+    assert {entry["max"] for entry in replay["divergence"].values()} == {0.0}
     assert again.contacts.force_n.tobytes() == recorded.contacts.force_n.tobytes()
 
 
@@ -112,10 +112,10 @@ def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, 
     """Neither the first motion nor the hand's turn nor the gripper starts from the pose after the reset."""
     file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, first=6)
     again = rolled(tmp_path / "again", f"replay:{file}")
-    told = again.extra[0]["header"]["replay"]
-    assert told["compared"] == 6
-    assert {one["first_step"] for one in told["divergence"].values()} == {None}  # within 1 mm and 1 mrad
-    assert {"akita_black_bowl_1 position", "robot0_joint1 rotation"} <= set(told["divergence"])
+    replay = again.extra[0]["header"]["replay"]
+    assert replay["compared"] == 6
+    assert {entry["first_step"] for entry in replay["divergence"].values()} == {None}  # within 1 mm and 1 mrad
+    assert {"akita_black_bowl_1 position", "robot0_joint1 rotation"} <= set(replay["divergence"])
     assert again.headers[0].init_state_index is None
     np.testing.assert_array_equal(again.sim_state.episode_rows(0)[0], recorded.sim_state.episode_rows(0)[6])
 
@@ -140,8 +140,8 @@ def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch,
     (tmp_path / "closing.py").write_text(CLOSES)
     whole = rolled(tmp_path / "whole", "python:closing:Policy", max_steps=24)
     again = rolled(tmp_path / "again", f"replay:{demonstration(tmp_path / 'turn_on_the_stove.hdf5', whole, first)}")
-    told = again.extra[0]["header"]["replay"]["divergence"]
-    assert max(one["max"] for name, one in told.items() if "finger" in name) < 2.5e-3  # of 40 mm
+    replay = again.extra[0]["header"]["replay"]["divergence"]
+    assert max(entry["max"] for name, entry in replay.items() if "finger" in name) < 2.5e-3  # of 40 mm
 
 
 @pytest.mark.long
@@ -179,7 +179,7 @@ def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
         env.reset(EpisodeSeed(0, 7, 0))
         simulation = env._env.env.sim
         fixture = next(iter(env._env.env.fixtures_dict.values())).root_body
-        stood = np.array(simulation.data.get_body_xpos(fixture))
+        expected = np.array(simulation.data.get_body_xpos(fixture))
         mujoco.mj_saveLastXML(str(tmp_path / "model.xml"), simulation.model._model)
         model = (tmp_path / "model.xml").read_text()
         file = demonstration(tmp_path / "a.hdf5", recorded, 0, model)
@@ -187,10 +187,10 @@ def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
         state = tuple(take.states[0].tolist())
         elsewhere = EpisodeSeed(0, 99, 0, recorded=RecordedEpisode("demo_0", "a.hdf5", 12, state))
         env.reset(elsewhere)
-        assert np.abs(env._env.env.sim.data.get_body_xpos(fixture) - stood).max() > 1e-4
+        assert np.abs(env._env.env.sim.data.get_body_xpos(fixture) - expected).max() > 1e-4
         there = RecordedEpisode("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
         env.reset(EpisodeSeed(0, 99, 0, recorded=there))
-        np.testing.assert_allclose(env._env.env.sim.data.get_body_xpos(fixture), stood, atol=1e-5)
+        np.testing.assert_allclose(env._env.env.sim.data.get_body_xpos(fixture), expected, atol=1e-5)
     finally:
         env.close()
 

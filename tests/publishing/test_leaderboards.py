@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from builders import episode, recording
+from builders import episode
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -22,35 +22,18 @@ from safevla_bench.publishing.model_card import ModelFacts
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import concatenate_batches
-from safevla_bench.trajectory.single_episode import from_recording
 
 # The beginning of the header in the authors' own file, and some of its other columns.
 FIRST_COLUMNS = [
-    "model",
-    "benchmark_suite",
-    "run_dir",
-    "n_episodes",
-    "SR",
-    "safety_rate",
-    "succ_unsafe",
-    "vsi",
-    "vsi_unsafe",
+    *("model", "benchmark_suite", "run_dir", "n_episodes", "SR", "safety_rate", "succ_unsafe", "vsi", "vsi_unsafe"),
+    *("collision_rate", "ci_95_low", "ci_95_high"),
+    *("nsv__arm_furniture_force_under_200N", "nsv__joint_torque_under_87Nm"),
 ]
-FIRST_COLUMNS += [
-    "collision_rate",
-    "ci_95_low",
-    "ci_95_high",
-    "nsv__arm_furniture_force_under_200N",
-    "nsv__joint_torque_under_87Nm",
-]
-OTHER_COLUMNS = [
-    "rho__wrist_tilt_world_15deg",
-    "viol__non_target_max_disp_5mm",
-    "viol__eef_jerk_under_50mps3",
-    "SR_ci_lo_wilson",
-]
-OTHER_COLUMNS += ["SR_ci_hi_wilson", "SR_ci_low", "vsi_ci_lo_bootstrap", "nsv__wrist_tilt_world_30deg_ci_high"]
-OTHER_COLUMNS += ["viol__self_collision_free_ci_hi_wilson", "rho__target_furniture_force_50N_ci_lo_bootstrap"]
+OTHER_COLUMNS = {
+    *("rho__wrist_tilt_world_15deg", "viol__non_target_max_disp_5mm", "viol__eef_jerk_under_50mps3", "SR_ci_low"),
+    *("SR_ci_lo_wilson", "SR_ci_hi_wilson", "vsi_ci_lo_bootstrap", "nsv__wrist_tilt_world_30deg_ci_high"),
+    *("viol__self_collision_free_ci_hi_wilson", "rho__target_furniture_force_50N_ci_lo_bootstrap"),
+}
 
 
 def exported(*episodes) -> list[dict[str, str]]:
@@ -58,21 +41,16 @@ def exported(*episodes) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(format_authors_csv(cells(scores), library(), "runs/x"))))
 
 
-def test_the_columns_are_the_authors():
-    (row,) = exported(episode())
-    assert list(row)[: len(FIRST_COLUMNS)] == FIRST_COLUMNS
-    assert not set(OTHER_COLUMNS) - set(row)
-    assert not any("held_object_tilt_world" in name for name in row)
-
-
-def test_values_are_fractions_and_unmeasured_is_empty():
+def test_the_columns_are_the_authors_values_are_fractions_and_unmeasured_is_empty():
     (row,) = exported(episode(), episode(episode_id="b", success=False))
+    assert list(row)[: len(FIRST_COLUMNS)] == FIRST_COLUMNS
+    assert set(row) >= OTHER_COLUMNS
+    assert not any("held_object_tilt_world" in name for name in row)
     assert (row["model"], row["benchmark_suite"], row["n_episodes"]) == ("test", "libero_goal", "2")
     assert (row["SR"], row["safety_rate"], row["succ_unsafe"], row["vsi"]) == ("0.5", "1.0", "0.0", "0.0")
     assert row["viol__max_contact_force_under_200N"] == "0.0"
-    assert row["viol__arm_furniture_force_under_200N"] == ""
-    assert row["nsv__arm_furniture_force_under_200N"] == ""
-    assert (row["vsi_unsafe"], row["collision_rate"]) == ("", "")
+    unmeasured = ("viol__arm_furniture_force_under_200N", "nsv__arm_furniture_force_under_200N")
+    assert {row[name] for name in (*unmeasured, "vsi_unsafe", "collision_rate")} == {""}
 
 
 def test_a_name_is_no_formula():
@@ -85,20 +63,17 @@ def test_a_name_is_no_formula():
 RULES = replace(load_ruleset(), missing="deactivate")
 TASKS = [entry.task_id for entry in registry().tasks.values() if entry.benchmark == SUITE]
 FACTS = ModelFacts(
-    model_name="mine",
-    policy_family="openpi",
-    date="2026-11-22",
-    code_url="https://example.org/code",
-    commit_hash="0123456",
-    checkpoint_url="https://example.org/weights",
-    paper_link="https://example.org/paper",
-    open_source="yes",
-    wandb="https://example.org/training",
-    batch_size=64,
-    num_training_steps=75000,
-    composite_seen_success=7.1,
-    composite_unseen_success=1.2,
+    **dict.fromkeys(("model_name", "policy_family", "commit_hash"), "mine"),
+    **dict.fromkeys(("code_url", "checkpoint_url", "paper_link", "wandb"), "https://example.org"),
+    **{"date": "2026-11-22", "open_source": "yes", "batch_size": 64, "num_training_steps": 75000},
+    **{"composite_seen_success": 7.1, "composite_unseen_success": 1.2},
 )
+FIELDS = {
+    *("model_name", "policy_family", "date", "submission_source", "robocasa_version", "atomic_seen_success"),
+    *("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url", "paper_link"),
+    *("open_source", "wandb", "training_config", "notes"),
+}
+"""Of the leaderboard's schema; it allows no others."""
 
 
 def judged(folder, episodes, **changes):
@@ -108,8 +83,8 @@ def judged(folder, episodes, **changes):
         for k in range(successes + failures):
             success = k < successes
             fields = {"versions": {"praxis-robocasa": "1.0.0"}, **changes}
-            made = recording(4, episode_id=f"{task}/{k}", benchmark=SUITE, task_id=task, success=success, **fields)
-            batches.append(from_recording(made))
+            fields |= {"episode_id": f"{task}/{k}", "benchmark": SUITE, "task_id": task, "success": success}
+            batches.append(episode(4, **fields))
     write_archive(folder / "episodes.parquet", concatenate_batches(batches))
     return judge([folder / "episodes.parquet"], RULES)
 
@@ -132,14 +107,6 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}
 
 
-FIELDS = {
-    *("model_name", "policy_family", "date", "submission_source", "robocasa_version", "atomic_seen_success"),
-    *("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url", "paper_link"),
-    *("open_source", "wandb", "training_config", "notes"),
-}
-"""Of the leaderboard's schema; it allows no others."""
-
-
 def test_a_split_that_is_not_whole_has_no_number(tmp_path):
     entry = build_leaderboard_entry(judged(tmp_path, [(TASKS[0], 1, 0)]), ModelFacts())
     assert entry["atomic_seen_success"] == "N/A"
@@ -148,13 +115,13 @@ def test_a_split_that_is_not_whole_has_no_number(tmp_path):
 
 
 def test_other_suites_are_no_submission(tmp_path):
-    write_archive(tmp_path / "libero.parquet", from_recording(recording(4)))
+    write_archive(tmp_path / "libero.parquet", episode(4))
     with pytest.raises(RunError, match="no episode of robocasa-365"):
         build_leaderboard_entry(judge([tmp_path / "libero.parquet"], RULES), FACTS)
 
 
 def test_stand_in_assets_are_no_result(tmp_path):
-    stood_in = judged(tmp_path, [(TASKS[0], 1, 0)])
-    scores = replace(stood_in.scores, marks={"standin_assets": np.array([True])})
+    judgement = judged(tmp_path, [(TASKS[0], 1, 0)])
+    scores = replace(judgement.scores, marks={"standin_assets": np.array([True])})
     with pytest.raises(RunError, match="stand-ins for its own assets"):
-        build_leaderboard_entry(replace(stood_in, scores=scores), FACTS)
+        build_leaderboard_entry(replace(judgement, scores=scores), FACTS)

@@ -18,8 +18,8 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, table_material
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing import model_card
 from safevla_bench.publishing.model_card import CARD, RESULTS, ModelFacts, format_yaml, read_facts
-from safevla_bench.publishing.model_card import build_card as build_card_with
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import concatenate_batches
 
@@ -74,7 +74,7 @@ def test_a_run_that_was_interrupted_is_said_to_be_so(judged):
 
 
 def build_card(judged, facts):
-    return build_card_with(judged, facts, table_material(judged).remarks)
+    return model_card.build_card(judged, facts, table_material(judged).remarks)
 
 
 def front_matter(card):
@@ -124,15 +124,12 @@ rationale = "Applies nowhere."
 
 
 def test_leaderboard_entries_have_the_fields_that_the_hub_requires(judged):
+    assert list(build_card(judged, ModelFacts())) == [CARD], "without a benchmark of the hub there are none"
     entries = yaml.safe_load(build_card(judged, FACTS)[RESULTS])
     assert {entry["dataset"]["id"] for entry in entries} == {"someone/benchmark"}
     assert all(entry["dataset"]["task_id"] and math.isfinite(entry["value"]) for entry in entries)
     assert all(entry["source"]["url"] == "https://example.org/runs" for entry in entries)
     assert all("n = " in entry["notes"] for entry in entries)
-
-
-def test_without_a_benchmark_of_the_hub_there_are_no_entries(judged):
-    assert list(build_card(judged, ModelFacts())) == [CARD]
 
 
 def test_several_policies_are_no_model(judged, tmp_path):
@@ -145,10 +142,8 @@ def test_several_policies_are_no_model(judged, tmp_path):
 
 def test_facts_are_checked(tmp_path):
     path = tmp_path / "facts.toml"
-    path.write_text('model_name = "mine"\nbatch_size = 0\n')
-    with pytest.raises(RunError, match="batch_size"):
-        read_facts(path)
-    path.write_text('modle_name = "mine"\n')
-    with pytest.raises(RunError, match="modle_name"):
-        read_facts(path)
+    for key, value in (("batch_size", "0"), ("modle_name", '"mine"')):
+        path.write_text(f"{key} = {value}\n")
+        with pytest.raises(RunError, match=key):
+            read_facts(path)
     assert read_facts(None) == ModelFacts()

@@ -33,25 +33,20 @@ def exported(archive) -> submission.Submission:
 
 @pytest.fixture
 def plain(exported) -> dict[str, Any]:
-    document = json.loads(submission.encode_submission(exported))
-    assert isinstance(document, dict)
-    return document
+    return json.loads(submission.encode_submission(exported))
 
 
-def saved(tmp_path: Path, document: object) -> Path:
+def write_json(tmp_path: Path, document: object) -> Path:
     path = tmp_path / "submission.json"
     path.write_text(json.dumps(document))
     return path
 
 
-def test_it_reads_back_as_it_was_written(exported, tmp_path):
+def test_it_reads_back_as_it_was_written_and_fits_its_json_schema(exported, plain, tmp_path):
     path = tmp_path / "s.json"
     path.write_bytes(submission.encode_submission(exported))
     assert submission.read_submission(path) == exported
     assert submission.encode_submission(submission.read_submission(path)) == path.read_bytes()
-
-
-def test_it_fits_its_json_schema(plain):
     jsonschema.validate(plain, submission.submission_schema())
 
 
@@ -73,18 +68,16 @@ def test_its_counts_are_those_of_the_cells(exported, archive):
     assert all(cell.privileged for cell in exported.cells)
 
 
-def unsafe(document: dict[str, Any]) -> dict[str, Any]:
-    episode = next(row for cell in document["cells"] for row in cell["episodes"] if not row["safe"])
-    assert isinstance(episode, dict)
-    return episode
+def first_unsafe(document: dict[str, Any]) -> dict[str, Any]:
+    return next(row for cell in document["cells"] for row in cell["episodes"] if not row["safe"])
 
 
 def set_safe(document: dict[str, Any]) -> None:
-    unsafe(document)["safe"] = True
+    first_unsafe(document)["safe"] = True
 
 
 def set_margin(document: dict[str, Any]) -> None:
-    episode = unsafe(document)
+    episode = first_unsafe(document)
     episode["robustness"] = {name: abs(rho) for name, rho in episode["robustness"].items()}
 
 
@@ -108,7 +101,7 @@ def repeat_episode(document: dict[str, Any]) -> None:
 def test_what_contradicts_itself_is_refused(plain, tmp_path, touch):
     touch(plain)
     with pytest.raises(RunError, match="contradicts itself"):
-        submission.read_submission(saved(tmp_path, plain))
+        submission.read_submission(write_json(tmp_path, plain))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,7 @@ def test_what_contradicts_itself_is_refused(plain, tmp_path, touch):
 )
 def test_what_is_no_submission_is_refused(plain, tmp_path, changes):
     with pytest.raises(RunError, match="is no submission"):
-        submission.read_submission(saved(tmp_path, {**plain, **changes}))
+        submission.read_submission(write_json(tmp_path, {**plain, **changes}))
 
 
 def test_an_ablation_is_no_submission(archive):
@@ -141,15 +134,15 @@ def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
 
 
 def test_it_says_what_produced_it_and_the_plan_keeps_its_digest_whatever_came_of_it(tmp_path):
-    asked = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
-    made = []
-    for name, request in (("one", asked), ("two", asked), ("other", replace(asked, seed=1))):
+    request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+    sources = []
+    for name, seed in (("one", 0), ("two", 0), ("other", 1)):
         run = tmp_path / name
-        evaluate_request(request, load_ruleset(), run)
+        evaluate_request(replace(request, seed=seed), load_ruleset(), run)
         (source,) = submission.build_submission(judge([run], load_ruleset()), [run]).sources
         assert source.archive_sha256 == archive_digest(run)
         assert source.protocol == read_description(run)["protocol"]
         assert {"safevla-bench", "numpy"} <= source.versions.keys()
-        made.append(source)
-    assert made[0] == made[1]
-    assert made[0].plan_sha256 != made[2].plan_sha256
+        sources.append(source)
+    assert sources[0] == sources[1]
+    assert sources[0].plan_sha256 != sources[2].plan_sha256

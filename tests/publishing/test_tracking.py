@@ -19,10 +19,11 @@ from safevla_bench.sources.runs.folder import archive_digest
 
 __all__ = ["safevla"]
 
+EVAL = ("eval", "--host", "fake", "--suite", "fake", "--policy", "noop")
 FAKE = Request(host="fake", suites=("fake",), tasks=(0, 2), policies=("scripted:hasty",), max_steps=40)
 
 
-class Kept:
+class MemoryTracker:
     """A tracker that keeps what it is given, and raises from some episode on."""
 
     def __init__(self, fails_at: int = 10**9) -> None:
@@ -40,12 +41,12 @@ class Kept:
 
 
 def test_each_finished_episode_is_logged_with_what_is_known_of_it(tmp_path):
-    kept = Kept()
-    observer = tracking.TrackingObserver(kept)
+    tracker = MemoryTracker()
+    observer = tracking.TrackingObserver(tracker)
     judged = evaluate_request(FAKE, load_ruleset(), tmp_path / "run", observer)
     observer.finish(tracking.summary_values(judged.summarize_scores()[0]))
-    assert [episode for episode, _ in kept.logged] == [1, 2]
-    (_, first), (_, crashed) = kept.logged
+    assert [episode for episode, _ in tracker.logged] == [1, 2]
+    (_, first), (_, crashed) = tracker.logged
     row = judged.scores.episode(0)
     assert first["episode/safe"] == float(row.safe)
     assert first["episode/vsi"] == row.vsi
@@ -53,70 +54,61 @@ def test_each_finished_episode_is_logged_with_what_is_known_of_it(tmp_path):
     assert crashed["crashed"] == 1
     assert "episode/safe" not in crashed
     (cell,) = judged.summarize_scores()[0]
-    assert kept.final["scripted:hasty/fake/safety"] == cell.safety
-    assert kept.final["scripted:hasty/fake/safety_low"] == cell.rates["safety"].ci[0]
+    assert tracker.final["scripted:hasty/fake/safety"] == cell.safety
+    assert tracker.final["scripted:hasty/fake/safety_low"] == cell.rates["safety"].ci[0]
 
 
 def test_running_rates_end_at_the_rates_of_the_cells(tmp_path):
     judged = evaluate_request(FAKE, load_ruleset(), tmp_path / "run")
-    kept = Kept()
-    tracking.TrackingObserver(kept).add_scores(judged.scores)
+    tracker = MemoryTracker()
+    tracking.TrackingObserver(tracker).add_scores(judged.scores)
     (cell,) = judged.summarize_scores()[0]
-    last = kept.logged[-1][1]
+    last = tracker.logged[-1][1]
     for name, value in {"sr": cell.sr, "safety": cell.safety, "sbu": cell.sbu, "vsi": cell.vsi}.items():
         np.testing.assert_allclose(last[f"scripted:hasty/fake/{name}"], value)
 
 
 def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):
-    kept, warnings = Kept(fails_at=2), []
+    tracker, warnings = MemoryTracker(fails_at=2), []
     request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=3, policies=("noop",), max_steps=3)
-    observer = tracking.TrackingObserver(kept, warn=warnings.append, name="wandb")
+    observer = tracking.TrackingObserver(tracker, warn=warnings.append, name="wandb")
     roll_out(request, tmp_path / "with", observer)
     roll_out(request, tmp_path / "without")
     observer.finish({})
-    assert len(kept.logged) == 1
+    assert len(tracker.logged) == 1
     assert len(warnings) == 1
     assert "wandb failed" in warnings[0]
     assert "the network is gone" in warnings[0]
-    assert kept.final is None
+    assert tracker.final is None
     assert all((tmp_path / name / "archive/part-00000.parquet").exists() for name in ("with", "without"))
     assert archive_digest(tmp_path / "with") == archive_digest(tmp_path / "without")
 
 
 def test_an_episode_is_scored_once_for_the_bar_and_all_trackers(safevla, tmp_path, monkeypatch):
-    scored, logged = [], []
-    unpatched = tracking.score
+    scored, unpatched = [], tracking.score
+    trackers = {"wandb": MemoryTracker(), "trackio": MemoryTracker()}
 
     def count(batch, ruleset):
         scored.append(batch.headers[0].episode_id)
         return unpatched(batch, ruleset)
 
     monkeypatch.setattr(tracking, "score", count)
-    kinds = {name: lambda *begun, name=name: _named(Kept(), name, logged) for name in ("wandb", "trackio")}
-    monkeypatch.setattr(tracking, "TRACKERS", kinds)
+    factories = {name: lambda *begun, tracker=tracker: tracker for name, tracker in trackers.items()}
+    monkeypatch.setattr(tracking, "TRACKERS", factories)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="here"))
     run = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", "3", "--policy", "noop", "--max-steps", 3]
-    code, _, err = safevla(
-        "eval", "--record-only", *run, "--log", "wandb", "--log", "trackio", "--out", tmp_path / "run"
-    )
+    options = [word for name in trackers for word in ("--log", name)]
+    code, _, err = safevla("eval", "--record-only", *run, *options, "--out", tmp_path / "run")
     assert code == 0, err
     assert len(scored) == len(set(scored)) == 3
-    by_tracker = [[numbers for kept, numbers in logged if kept == name] for name in kinds]
-    assert by_tracker[0] == by_tracker[1]
-    assert [numbers["episode/safe"] for numbers in by_tracker[0]] == [1.0, 1.0, 1.0]
-
-
-def _named(kept, name, logged):
-    """Return the tracker, which adds to `logged` under its name."""
-    kept.log = lambda episode, numbers: logged.append((name, dict(numbers)))
-    return kept
+    assert trackers["wandb"].logged == trackers["trackio"].logged
+    assert [numbers["episode/safe"] for _, numbers in trackers["wandb"].logged] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
 def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    run = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--log", "wandb", "--out", tmp_path / "run"]
-    code, _, err = safevla("eval", *mode, *run)
+    code, _, err = safevla(*EVAL, *mode, "--log", "wandb", "--out", tmp_path / "run")
     assert code == 2
     assert "--log wandb needs wandb, which is not installed" in err
     assert "pip install" in err
@@ -136,8 +128,7 @@ def test_a_tracker_that_cannot_begin_is_an_error_before_the_run(safevla, tmp_pat
         raise PermissionError("not logged in")
 
     fake_package(monkeypatch, "wandb", init=init)
-    run = ["eval", "--host", "fake", "--suite", "fake", "--policy", "noop", "--log", "wandb", "--out", tmp_path / "run"]
-    code, _, err = safevla(*run)
+    code, _, err = safevla(*EVAL, "--log", "wandb", "--out", tmp_path / "run")
     assert code == 2
     assert "wandb cannot begin a run: PermissionError: not logged in" in err
     assert not (tmp_path / "run").exists()
@@ -156,8 +147,7 @@ def test_wandb_gets_configuration_steps_and_summary(safevla, tmp_path, monkeypat
 
     fake_package(monkeypatch, "wandb", init=init)
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    run = ["--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "3"]
-    code, _, err = safevla("eval", *run, "--log", "wandb", "--out", tmp_path / "run")
+    code, _, err = safevla(*EVAL, "--task", "0", "--max-steps", "3", "--log", "wandb", "--out", tmp_path / "run")
     assert (code, begun[-1]) == (0, "finished"), err
     assert (begun[0]["project"], begun[0]["name"]) == ("mine", "run")
     assert begun[0]["config"]["library_digest"] == load_ruleset().library.digest
@@ -177,18 +167,18 @@ def test_trackio_gets_steps_and_final_numbers(tmp_path, monkeypatch):
         log=lambda numbers, step=None: logged.append((step, numbers)),
         finish=lambda: logged.append("finished"),
     )
-    tracker = tracking.open_tracker("trackio", tmp_path / "run", {})
+    tracker = tracking.TRACKERS["trackio"]("run", tmp_path / "run", {})
     tracker.log(1, {"a": 1.0})
     tracker.finish({"b": 2.0})
     assert logged == [(1, {"a": 1.0}), (None, {"final/b": 2.0}), "finished"]
 
 
 def test_a_broken_off_run_closes_its_trackers(tmp_path):
-    kept = Kept()
-    observer = tracking.TrackingObserver(kept)
+    tracker = MemoryTracker()
+    observer = tracking.TrackingObserver(tracker)
     observer.finish({})
     observer.finish({"a": 1.0})
-    assert kept.final == {}
+    assert tracker.final == {}
 
 
 def fake_package(monkeypatch, name, **members):

@@ -77,8 +77,8 @@ class Wrapper:
         return observation, {}
 
     def step(self, action):
-        observation, reward, done, told = self._env.step(action)
-        return observation, reward, done, False, told
+        observation, reward, done, extra = self._env.step(action)
+        return observation, reward, done, False, extra
 
 
 @pytest.mark.libero

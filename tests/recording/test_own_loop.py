@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +17,14 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
-from safevla_bench.jobs.evaluation.request import RECORDED, Request
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import RECORDED, plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import select_episodes
 
@@ -40,8 +41,8 @@ def task_of(suite="libero-goal", index=8):
 def control(task=None, **options):
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    made = {"has_offscreen_renderer": False, "use_camera_obs": False, **options}
-    return ControlEnv(bddl_file_name=str(bddl_file(task or task_of())), **made)
+    options = {"has_offscreen_renderer": False, "use_camera_obs": False, **options}
+    return ControlEnv(bddl_file_name=str(bddl_file(task or task_of())), **options)
 
 
 def actions(steps: int, seed: int = 0) -> np.ndarray:
@@ -49,18 +50,17 @@ def actions(steps: int, seed: int = 0) -> np.ndarray:
 
 
 def run_loop(env, task, episodes, steps=12, env_seed=7):
-    """What scripts do, seeding before each reset; returns all that the environment said and the states it was in."""
-    said = []
+    """What scripts do, seeding before each reset; returns its answers and the states it was in."""
+    results = []
     for index in episodes:
         env.seed(env_seed)
         env.reset()
-        said.append(env.set_init_state(load_init_states(task)[index]))
+        results.append(env.set_init_state(load_init_states(task)[index]))
         for _ in range(10):
             env.step(STILL)
         for action in actions(steps, seed=index):
-            said.append(env.step(action))
-            said.append(env.get_sim_state())
-    return said
+            results += [env.step(action), env.get_sim_state()]
+    return results
 
 
 def run_unseeded(env, steps, state=None):
@@ -85,7 +85,7 @@ class Fixed:
         self.steps = steps
 
     def reset(self, task, seed):
-        self.left = iter(())
+        self.left = iter(self.steps)
 
     def act(self, observation):
         return next(self.left)
@@ -96,25 +96,20 @@ class Fixed:
 
 @pytest.fixture(scope="module")
 def env():
-    made = control()
-    yield made
-    made.close()
+    with closing(control()) as env:
+        yield env
 
 
 @pytest.mark.parametrize(("suite", "index"), [("libero-goal", 8), pytest.param("libero-10", 9, marks=pytest.mark.long)])
 def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index):
     task, steps = task_of(suite, index), 45
     planned = plan_episodes([task], 2, ["fixed"], load_protocol(), max_steps=steps)[1]
-    policy, host_env = Fixed(steps), LiberoHost().make(task, Wants())
-    policy.reset = lambda task, seed: setattr(policy, "left", iter(actions(steps, seed=1)))
-    rolled = run_episode(host_env, policy, planned).batch
-    host_env.close()
-
-    script_env = control(task, has_offscreen_renderer=True)  # as rollouts are: see `forward_as_rendered`
-    script_env.env.object_property_initializers.clear()
-    with sb.record(script_env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps):
-        run_loop(script_env, task, [1], steps)
-    script_env.close()
+    with closing(LiberoHost().make(task, Wants())) as host_env:
+        rolled = run_episode(host_env, Fixed(actions(steps, seed=1)), planned).batch
+    with closing(control(task, has_offscreen_renderer=True)) as env:  # as rollouts are: see `forward_as_rendered`
+        env.env.object_property_initializers.clear()
+        with sb.record(env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps):
+            run_loop(env, task, [1], steps)
     recorded = read_sources([tmp_path / "run"])[0]
     ours, theirs = recorded.headers[0], rolled.headers[0]
     assert ours == msgspec.structs.replace(theirs, episode_id=ours.episode_id)
@@ -139,16 +134,13 @@ SEEING |= {"use_camera_obs": True, "has_offscreen_renderer": True}
     ("options", "episodes", "steps"), [({}, [0, 2], 20), (SEEING, [2], 3)], ids=["blind", "seeing"]
 )
 def test_the_environment_returns_the_same_bytes_with_and_without_recording(tmp_path, options, episodes, steps):
-    plain = control(**options)
-    expected = run_loop(plain, task_of(), episodes, steps)
-    plain.close()
-    watched = control(**options)
-    with sb.record(watched, policy="mine", out=tmp_path / "run") as env:
+    with closing(control(**options)) as plain:
+        expected = run_loop(plain, task_of(), episodes, steps)
+    with closing(control(**options)) as watched, sb.record(watched, policy="mine", out=tmp_path / "run") as env:
         assert env is watched
-        found = run_loop(env, task_of(), episodes, steps)
-    watched.close()
-    assert ("agentview_image" in found[0]) == bool(options)
-    assert equal(tuple(found), tuple(expected))
+        results = run_loop(env, task_of(), episodes, steps)
+    assert ("agentview_image" in results[0]) == bool(options)
+    assert equal(tuple(results), tuple(expected))
 
 
 def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp_path, env):
@@ -157,9 +149,8 @@ def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp
         run_unseeded(env, actions(2), load_init_states(task_of())[0] + 1e-9)
     first, second, third = read_sources([tmp_path / "run"])[0].headers
     assert (first.benchmark, first.task_id, first.instruction) == ("libero-goal", "task_8", "put the bowl on the plate")
-    assert [one.init_state_index for one in (first, second, third)] == [4, 9, None]
-    assert [one.env_seed for one in (first, second, third)] == [7, 7, None]
-    assert {one.seed for one in (first, second, third)} == {3}
+    starts = [(header.init_state_index, header.env_seed, header.seed) for header in (first, second, third)]
+    assert starts == [(4, 7, 3), (9, 7, 3), (None, None, 3)]
     assert [row["init_state_index"] for row in rows(tmp_path / "run")] == [4, 9, None]
 
 
@@ -251,7 +242,7 @@ def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, en
     other.close()
     batch = read_sources([tmp_path / "run"])[0]
     ids = ["libero-goal/task_8/ep_000", "libero-object/task_0/ep_000", "libero-goal/task_8/ep_001"]
-    assert [header.episode_id for header in batch.headers] == [f"mine/{one}" for one in ids]
+    assert [header.episode_id for header in batch.headers] == [f"mine/{name}" for name in ids]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
     assert "3 timeout" in caplog.text
     assert "safevla score" in caplog.text
@@ -276,23 +267,16 @@ def test_a_known_horizon_tells_a_broken_episode_from_one_whose_time_was_up(tmp_p
     assert read_sources([tmp_path / "run"])[0].lengths.tolist() == [6, 5]
 
 
-def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path, monkeypatch):
+def test_an_action_that_is_not_finite_ends_the_episode_and_so_does_closing_the_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo logs what is unstable into the working directory
     env = control()
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_unseeded(env, [*actions(2), np.full(7, np.nan)])
-    env.close()
-    (row,) = rows(tmp_path / "run")
-    assert (row["outcome"], row["steps"]) == ("invalid_action", 2)
-    assert read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
-
-
-def test_closing_the_environment_inside_the_block_ends_its_episode(tmp_path):
-    env = control()
-    with sb.record(env, policy="mine", out=tmp_path / "run"):
-        run_loop(env, task_of(), [0], steps=2)
+        run_loop(env, task_of(), [0], steps=3)
         env.close()
-    assert [row["outcome"] for row in rows(tmp_path / "run")] == ["timeout"]
+    ends = [(row["outcome"], row["steps"]) for row in rows(tmp_path / "run")]
+    assert ends == [("invalid_action", 2), ("timeout", 3)]
+    assert read_sources([tmp_path / "run"])[0].lengths.tolist() == [3, 4]
     with pytest.raises(HostError, match="closed"), sb.record(env, policy="mine", out=tmp_path / "again"):
         pass
 
@@ -371,11 +355,9 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
     assert sum("bit for bit" in finding.said for finding in findings) == 3
 
 
-def test_where_no_seed_and_initial_state_tell_the_first_state_serves(tmp_path):
-    env = control()
+def test_where_no_seed_and_initial_state_tell_the_first_state_serves(tmp_path, env):
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_unseeded(env, actions(8), load_init_states(task_of())[0] + 1e-9)
-    env.close()
     (finding,) = replayed(tmp_path / "run")
     assert finding.verdict == "agrees"
     assert "from its recorded first state" in finding.said

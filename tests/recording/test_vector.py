@@ -89,7 +89,7 @@ class Held(gym.Env):
         return seen["robot0_eef_pos"].astype(np.float32), {}
 
     def step(self, action):
-        seen, reward, done, told = self.control.step(action)
+        seen, reward, done, _ = self.control.step(action)
         self.left -= 1
         return seen["robot0_eef_pos"].astype(np.float32), float(reward), bool(done), self.left == 0, {}
 

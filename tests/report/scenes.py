@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.single_episode import from_recording
@@ -101,6 +102,24 @@ def run(
                 name = f"{policy}/{suite}/task_{k % 10}/ep_{k // 10:03d}"
                 rollouts.append(rollout(k, rough, n, policy=policy, benchmark=suite, episode_id=name))
     return concatenate_batches(rollouts)
+
+
+def trace_chart(
+    values: Sequence[float],
+    limit: float = 200.0,
+    upper: bool = True,
+    gate: Sequence[bool] | None = None,
+    unit: str = "N",
+    dt_s: float = 0.05,
+) -> TraceChart:
+    """A signal against its limit; outside the gate nothing is judged."""
+    samples = np.asarray(values, dtype=np.float64)
+    watched = np.ones(len(samples), dtype=bool) if gate is None else np.asarray(gate)
+    failing = watched & (samples > limit if upper else samples < limit)
+    badness = np.where(watched & np.isfinite(samples), samples if upper else -samples, -np.inf)
+    opened = None if gate is None else watched
+    line = SignalTrace("s", unit, samples, limit, upper, opened, failing, int(badness.argmax()))
+    return describe_chart(line, dt_s, int(failing.argmax()) if failing.any() else -1)
 
 
 SPECS = (

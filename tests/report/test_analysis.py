@@ -17,82 +17,80 @@ from safevla_bench.compare.comparison import (
 )
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.policy_results import split_by_policy
-from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.rates import Rate
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import curve_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
 
-LIBRARY, REGISTRY = library(), registry()
+RULES = load_ruleset()
+
+
+def analyse(batch, **options):
+    return analyse_scores(score(batch, RULES), batch, RULES, **options)
 
 
 def started(batch):
     """With an initial state and a seed for each episode, the same for each policy."""
     count = len({header.policy for header in batch.headers})
     each = len(batch.headers) // count
-    headers = [
-        msgspec.structs.replace(header, init_state_index=k % each, seed=0) for k, header in enumerate(batch.headers)
-    ]
+    headers = (msgspec.structs.replace(header, init_state_index=k % each, seed=0)
+               for k, header in enumerate(batch.headers))  # fmt: skip
     return replace(batch, headers=tuple(headers))
 
 
 BATCH = started(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
-SCORES = score(BATCH, Ruleset(LIBRARY, REGISTRY))
-RULES = Ruleset(LIBRARY, REGISTRY)
-FOUND = analyse_scores(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY))
+SCORES = score(BATCH, RULES)
+ANALYSIS = analyse_scores(SCORES, BATCH, RULES)
 
 
 def test_two_policies_on_the_same_states_are_compared_in_pairs():
-    assert FOUND.comparison == compare_policies(split_by_policy(SCORES, BATCH.headers))
-    assert FOUND.comparison.paired
-    assert FOUND.unpaired == ""
+    assert ANALYSIS.comparison == compare_policies(split_by_policy(SCORES, BATCH.headers))
+    assert ANALYSIS.comparison.paired
+    assert ANALYSIS.unpaired == ""
 
 
 def test_what_cannot_be_paired_is_compared_as_independent_and_says_why():
     plain = run(["calm", "rough"], [0.1, 1.0], 2, ["libero-10"])
-    analysis = analyse_scores(score(plain, Ruleset(LIBRARY, REGISTRY)), plain, Ruleset(LIBRARY, REGISTRY))
+    analysis = analyse(plain)
     assert not analysis.comparison.paired
     assert "initial state" in analysis.unpaired
-    other = analyse_scores(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY), protocols=[{"settle": 1}, {"settle": 2}])
+    other = analyse_scores(SCORES, BATCH, RULES, protocols=[{"settle": 1}, {"settle": 2}])
     assert not other.comparison.paired
     assert "protocols" in other.unpaired
 
 
 def test_one_policy_or_too_many_are_not_compared():
     single = started(run(["calm"], [0.1], 2, ["libero-10"]))
-    assert (
-        analyse_scores(score(single, Ruleset(LIBRARY, REGISTRY)), single, Ruleset(LIBRARY, REGISTRY)).comparison is None
-    )
+    assert analyse(single).comparison is None
     count = MOST_COMPARED + 1
     crowd = started(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
-    analysis = analyse_scores(score(crowd, Ruleset(LIBRARY, REGISTRY)), crowd, Ruleset(LIBRARY, REGISTRY))
+    analysis = analyse(crowd)
     assert analysis.comparison is None
     assert f"{count} policies" in analysis.uncompared
 
 
 def test_nothing_scored_is_nothing_said():
-    assert analyse_scores(verdicts(), empty_batch(), Ruleset(LIBRARY, REGISTRY)) == Analysis()
+    assert analyse_scores(verdicts(), empty_batch(), RULES) == Analysis()
 
 
 def test_each_sweep_passes_through_the_reported_safety():
     reported = {(cell.policy, cell.suite): cell.rates["safety"] for cell in cells(SCORES)}
-    assert FOUND.sweeps
-    for sweep in FOUND.sweeps:
+    assert ANALYSIS.sweeps
+    for sweep in ANALYSIS.sweeps:
         middle = sweep.thresholds.index(sweep.default)
         assert middle == len(sweep.thresholds) // 2
         assert {(curve.policy, curve.suite): curve.points[middle].safety for curve in sweep.curves} == reported
 
 
 def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
-    panels = curve_charts.draw_sweep_charts(FOUND.sweeps, ["calm", "rough"])
+    panels = curve_charts.draw_sweep_charts(ANALYSIS.sweeps, ["calm", "rough"])
     assert set(panels) == {"libero-10", "libero-goal"}
     for panel in (panel for suite_panels in panels.values() for panel in suite_panels):
         assert [line.style for line in panel.lines] == ["s0", "s1"]
@@ -104,7 +102,7 @@ def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
 
 def test_an_unknown_rate_interrupts_the_line_and_is_called_unknown():
     """Unknown is never zero: no point, no band, and the word in the description."""
-    sweep = FOUND.sweeps[0]
+    sweep = ANALYSIS.sweeps[0]
     curve, *_ = sweep.curves
     last = len(curve.points) - 1
     unknown = {1: "2 pieces", last: "unknown end"}
@@ -124,10 +122,15 @@ def test_series_beyond_the_colours_differ_in_their_dash():
     assert len({curve_charts.series_style(k) for k in range(2 * curve_charts.SERIES)}) == 2 * curve_charts.SERIES
 
 
-def test_bars_say_what_the_comparison_says():
-    bars = {(bar.where, bar.kind): bar for bar in curve_charts.draw_bars(FOUND.comparison)}
-    (safety,) = [difference for difference in FOUND.comparison.scopes[-1].metrics if difference.metric == "safety"]
+def pooled_safety() -> Difference:
+    (safety,) = [metric for metric in ANALYSIS.comparison.scopes[-1].metrics if metric.metric == "safety"]
     (difference,) = safety.differences
+    return difference
+
+
+def test_bars_say_what_the_comparison_says():
+    bars = {(bar.where, bar.kind): bar for bar in curve_charts.draw_bars(ANALYSIS.comparison)}
+    difference = pooled_safety()
     bar = bars["all, pooled", "safety"]
     assert float(bar.at) == pytest.approx(50 + 50 * difference.difference, abs=0.01)
     assert float(bar.low) + float(bar.length) == pytest.approx(50 + 50 * difference.ci[1], abs=0.01)
@@ -136,7 +139,7 @@ def test_bars_say_what_the_comparison_says():
 
 def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
     batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
-    comparison = analyse_scores(score(batch, Ruleset(LIBRARY, REGISTRY)), batch, Ruleset(LIBRARY, REGISTRY)).comparison
+    comparison = analyse(batch).comparison
     assert [(bar.name, bar.where) for bar in curve_charts.draw_bars(comparison)] == [
         ("a", "minus b"),
         ("a", "minus c"),
@@ -147,9 +150,8 @@ def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
 def test_the_headline_says_whether_two_policies_can_be_told_apart():
     summaries = cells(SCORES)
     total = aggregate(SCORES)
-    support = " ".join(build_headline(summaries, total, FOUND.comparison).support)
-    (safety,) = [metric for metric in FOUND.comparison.scopes[-1].metrics if metric.metric == "safety"]
-    is_significant = safety.differences[0].p_value <= 0.05
+    support = " ".join(build_headline(summaries, total, ANALYSIS.comparison).support)
+    is_significant = pooled_safety().p_value <= 0.05
     assert ("calm is" in support and "points safer than rough" in support) == is_significant
     assert ("does not tell calm from rough" in support) == (not is_significant)
     assert "On the same 10 episodes" in support
@@ -163,9 +165,9 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
 
     scopes = tuple(
         msgspec.structs.replace(scope, metrics=tuple(map(leave_undecided, scope.metrics)))
-        for scope in FOUND.comparison.scopes
+        for scope in ANALYSIS.comparison.scopes
     )
-    undecided = msgspec.structs.replace(FOUND.comparison, scopes=scopes)
+    undecided = msgspec.structs.replace(ANALYSIS.comparison, scopes=scopes)
     support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
     assert "points safer than rough, but 3 episodes without a value could undo that." in support
     assert {bar.verdict.split(" ")[0] for bar in curve_charts.draw_bars(undecided)} == {"undecided"}
@@ -175,14 +177,14 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     """One policy on an easy suite and one on a hard suite: the numbers rank nobody."""
     calm, rough = started(run(["calm"], [0.1], 3, ["libero-10"])), started(run(["rough"], [1.0], 3, ["libero-goal"]))
     batch = concatenate_batches([calm, rough])
-    scores = score(batch, Ruleset(LIBRARY, REGISTRY))
-    analysis = analyse_scores(scores, batch, Ruleset(LIBRARY, REGISTRY))
+    scores = score(batch, RULES)
+    analysis = analyse_scores(scores, batch, RULES)
     assert analysis.comparison is None
     assert analysis.uncompared.startswith("No comparison: no task was run by two of the policies: calm ran libero-10/")
     sentence = "They did not run the same tasks: these numbers do not rank them."
     assert describe_mixture(scores) == sentence
     assert sentence in build_headline(cells(scores), aggregate(scores), None, mixture=sentence).support
-    page = render_page(scores, batch, Ruleset(LIBRARY, REGISTRY), title="t", analysis=analysis)
+    page = render_page(scores, batch, RULES, title="t", analysis=analysis)
     assert "these numbers do not rank them" in page
     assert "points safer" not in page
     assert describe_mixture(SCORES) == ""
@@ -207,19 +209,18 @@ def test_the_headline_speaks_of_tasks_like_these_where_there_are_several(changes
     )
     metric = MetricComparison(metric="safety", standings=standings, differences=(Difference(**{**fields, **changes}),))
     scope = SuiteComparison(suite=None, pairs=40, left_out=0, tasks=8, metrics=(metric,))
-    found = Comparison(policies=("a", "b"), paired=True, confidence=0.95, seed=0, scopes=(scope,))
-    assert sentence in " ".join(build_headline(cells(SCORES), aggregate(SCORES), found).support)
+    comparison = Comparison(policies=("a", "b"), paired=True, confidence=0.95, seed=0, scopes=(scope,))
+    assert sentence in " ".join(build_headline(cells(SCORES), aggregate(SCORES), comparison).support)
 
 
 def test_the_page_tables_the_bodies_of_violations_and_displacement_without_receptacles():
-    found = find_bodies([BATCH], SCORES, Ruleset(LIBRARY, REGISTRY))
-    assert FOUND.bodies.violations == found.violations
-    page = render_page(SCORES, BATCH, Ruleset(LIBRARY, REGISTRY), title="t", analysis=FOUND)
+    assert ANALYSIS.bodies.violations == find_bodies([BATCH], SCORES, RULES).violations
+    page = render_page(SCORES, BATCH, RULES, title="t", analysis=ANALYSIS)
     assert "Which bodies, of what kind" in page
     assert "Displacement with and without the goal" in page
     assert "arm link – fixture link" in page
-    calm = score(started(run(["calm"], [0.0], 2, ["libero-10"])), Ruleset(LIBRARY, REGISTRY))
-    assert "Which bodies" not in render_page(calm, None, Ruleset(LIBRARY, REGISTRY), title="t")
+    calm = score(started(run(["calm"], [0.0], 2, ["libero-10"])), RULES)
+    assert "Which bodies" not in render_page(calm, None, RULES, title="t")
 
 
 # Checkpoints
@@ -227,13 +228,13 @@ def test_the_page_tables_the_bodies_of_violations_and_displacement_without_recep
 
 def test_checkpoints_have_a_section_of_their_own_and_other_names_none():
     batch = started(run(["step-1000", "step-2000", "noop"], [1.0, 0.1, 0.5], 3, ["libero-10"]))
-    found = analyse_scores(score(batch, RULES), batch, RULES)
-    assert [point.label for point in found.series.curves[0].points] == [1000, 2000]
-    page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=found)
+    analysis = analyse(batch)
+    assert [point.label for point in analysis.series.curves[0].points] == [1000, 2000]
+    page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)
     section = page[page.index('<section id="series">') :].partition("</section>")[0]
     assert section.count('<svg class="chart"') == 4
     assert "style=" not in section
     assert "above 1000" in section
-    assert page == render_page(score(batch, RULES), batch, RULES, title="t", analysis=found)
-    assert FOUND.series is None
-    assert 'id="series"' not in render_page(SCORES, BATCH, RULES, title="t", analysis=FOUND)
+    assert page == render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)
+    assert ANALYSIS.series is None
+    assert 'id="series"' not in render_page(SCORES, BATCH, RULES, title="t", analysis=ANALYSIS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.album import Album
-from safevla_bench.report.analysis import analyse_scores
+from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
 from safevla_bench.report.page import render_page
 from safevla_bench.sources.runs.folder import AbsentEpisode, Frame
@@ -32,6 +33,8 @@ HOSTILE = (
 )
 LONG = "n" * 10_000
 SUITES = ("libero-10", "libero-goal")
+COUNT = 200
+"""Episodes of the large page."""
 
 
 def crashed(policy: str, k: int, reason: str = "Traceback\n  E: boom") -> AbsentEpisode:
@@ -41,30 +44,27 @@ def crashed(policy: str, k: int, reason: str = "Traceback\n  E: boom") -> Absent
 
 def stated(batch: Batch, **changes: object) -> Batch:
     """With initial states, so that the policies' episodes pair up, and ids that differ."""
-    seen: dict[tuple[object, ...], int] = {}
+    counts: Counter[tuple[object, ...]] = Counter()
     headers = []
-    for k, one in enumerate(batch.headers):
-        key = (one.policy, one.benchmark, one.task_id)
-        seen[key] = seen.get(key, -1) + 1
-        headers.append(msgspec.structs.replace(one, episode_id=f"{one.episode_id}/{k}", seed=7,
-                                               init_state_index=seen[key], **changes))  # fmt: skip
+    for k, header in enumerate(batch.headers):
+        key = (header.policy, header.benchmark, header.task_id)
+        headers.append(msgspec.structs.replace(header, episode_id=f"{header.episode_id}/{k}", seed=7,
+                                               init_state_index=counts[key], **changes))  # fmt: skip
+        counts[key] += 1
     return replace(batch, headers=tuple(headers))
 
 
 def large() -> Batch:
-    """400 episodes, in which every outcome occurs."""
-    part = run(["careful", "hasty"], [0.3, 1.0], 10, SUITES, n=120)
-    batch = concatenate_batches([part] * 10)
-    return stated(replace(batch, headers=tuple(
-        msgspec.structs.replace(one, success=k % 3 > 0) for k, one in enumerate(batch.headers))))  # fmt: skip
+    """Episodes in which every outcome occurs."""
+    batch = concatenate_batches([run(["careful", "hasty"], [0.3, 1.0], 10, SUITES, n=60)] * (COUNT // 40))
+    headers = (msgspec.structs.replace(header, success=k % 3 > 0) for k, header in enumerate(batch.headers))
+    return stated(replace(batch, headers=tuple(headers)))
 
 
 def written(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
-    found = analyse_scores(scores, batch, RULESET) if batch is not None else None
-    more = {} if found is None else {"analysis": found}
-    return render_page(
-        scores, batch, RULESET, title=title, description={"version": "1", "sources": [{"host": "fake"}]}, **more
-    )
+    analysis = Analysis() if batch is None else analyse_scores(scores, batch, RULESET)
+    description = {"version": "1", "sources": [{"host": "fake"}]}
+    return render_page(scores, batch, RULESET, title=title, description=description, analysis=analysis)
 
 
 def judged(batch: Batch, *absent: AbsentEpisode) -> Scores:
@@ -96,12 +96,11 @@ STATES = {
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A file for each state."""
     folder = tmp_path_factory.mktemp("pages")
-    found = {}
+    files = {name: folder / f"{name.replace(' ', '-')}.html" for name in STATES}
     for name, make in STATES.items():
         title = HOSTILE if name == "hostile" else "Safety report"
-        found[name] = folder / f"{name.replace(' ', '-')}.html"
-        found[name].write_text(written(*make(), title=title), encoding="utf-8")
-    return found
+        files[name].write_text(written(*make(), title=title), encoding="utf-8")
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     return target, scores
 
 
-OPEN_EVERYTHING = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+OPEN_EVERYTHING = "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
 
 
 PIXEL = (
@@ -131,21 +130,11 @@ def test_frames_are_shown_under_the_security_policy(browser: Browser, tmp_path: 
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     browser.open(tmp_path / "report.html")
     browser.run(OPEN_EVERYTHING)
-    assert browser.run("[...document.images].map((one) => one.naturalWidth)") == [1] * len(ROUGH)
+    assert browser.run("[...document.images].map((image) => image.naturalWidth)") == [1] * len(ROUGH)
     assert browser.complaints() == []
 
 
 # Every state
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_loads_alone_and_in_silence(browser: Browser, pages: dict[str, Path], state: str, scheme: str) -> None:
-    browser.open(pages[state], scheme=scheme)
-    browser.run(OPEN_EVERYTHING)
-    assert browser.complaints() == []
-    assert browser.requests() == [pages[state].as_uri()]
-    assert browser.run("document.title") != "owned"
 
 
 WIDE = """
@@ -182,7 +171,7 @@ CONTRAST = """
   };
   const light = (c) => c.map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
-  const found = [];
+  const pale = [];
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const e = walk.currentNode.parentElement;
@@ -190,21 +179,28 @@ CONTRAST = """
     const style = getComputedStyle(e), below = ground(e);
     const mine = light(over(rgba(e.closest("svg") ? style.fill : style.color), below)), theirs = light(below);
     const ratio = (Math.max(mine, theirs) + 0.05) / (Math.min(mine, theirs) + 0.05);
-    if (ratio < 4.5) found.push([ratio.toFixed(2), e.outerHTML.slice(0, 120)]);
+    if (ratio < 4.5) pale.push([ratio.toFixed(2), e.outerHTML.slice(0, 120)]);
   }
-  return found;
+  return pale;
 })()
 """
 
 
-@pytest.mark.parametrize("state", ["mixed", "ten long names", "all crashed"])
+LEGIBLE = ("mixed", "ten long names", "all crashed")
+
+
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_has_double_a_contrast_as_rendered(
+def test_a_page_loads_alone_and_in_silence_and_every_text_has_double_a_contrast(
     browser: Browser, pages: dict[str, Path], state: str, scheme: str
 ) -> None:
     browser.open(pages[state], scheme=scheme)
     browser.run(OPEN_EVERYTHING)
-    assert browser.run(CONTRAST) == []
+    assert browser.complaints() == []
+    assert browser.requests() == [pages[state].as_uri()]
+    assert browser.run("document.title") != "owned"
+    if state in LEGIBLE:
+        assert browser.run(CONTRAST) == []
 
 
 def test_the_contrast_check_finds_pale_text(browser: Browser, pages: dict[str, Path]) -> None:
@@ -217,7 +213,7 @@ def test_the_contrast_check_finds_pale_text(browser: Browser, pages: dict[str, P
 @pytest.mark.parametrize("state", STATES)
 def test_every_link_leads_somewhere(browser: Browser, pages: dict[str, Path], state: str) -> None:
     browser.open(pages[state])
-    lost = "[...document.links].map((a) => a.hash).filter((one) => !document.getElementById(one.slice(1)))"
+    lost = "[...document.links].map((a) => a.hash).filter((hash) => !document.getElementById(hash.slice(1)))"
     assert browser.run(lost) == []
     for link in browser.run("[...document.querySelectorAll('nav a')].map((a) => a.hash)"):
         browser.click(f"nav a[href='{link}']")
@@ -242,10 +238,10 @@ def numbers(browser: Browser) -> list[int]:
 
 
 def options(browser: Browser, facet: str) -> list[str]:
-    found = browser.run(
+    labels = browser.run(
         f"[...document.querySelector(\"select[data-facet='{facet}']\").options].map((o) => o.textContent)"
     )
-    return [re.sub(r" \(\d+\)$", "", one) for one in found[1:]]
+    return [re.sub(r" \(\d+\)$", "", label) for label in labels[1:]]
 
 
 def test_filters_show_what_they_say_and_nothing_else(browser: Browser, big: tuple[Path, Scores]) -> None:
@@ -261,7 +257,7 @@ def test_filters_show_what_they_say_and_nothing_else(browser: Browser, big: tupl
     for facet, mine in values.items():
         for index, label in enumerate(options(browser, facet)):
             choose(browser, facet, index)
-            assert numbers(browser) == [k + 1 for k, one in enumerate(mine) if one == label], (facet, label)
+            assert numbers(browser) == [k + 1 for k, value in enumerate(mine) if value == label], (facet, label)
         assert set(options(browser, facet)) == set(mine)
         choose(browser, facet, "")
     ids = [spec.spec_id for spec in scores.specs]
@@ -269,10 +265,12 @@ def test_filters_show_what_they_say_and_nothing_else(browser: Browser, big: tupl
         choose(browser, "broken", index)
         assert numbers(browser) == (np.flatnonzero(scores.is_violated[ids.index(label)]) + 1).tolist()
     choose(browser, "policy", 1)
-    assert 0 < len(numbers(browser)) < 400
-    assert browser.run("document.getElementById('status').textContent").startswith(f"{len(numbers(browser))} of 400")
+    assert 0 < len(numbers(browser)) < COUNT
+    assert browser.run("document.getElementById('status').textContent").startswith(
+        f"{len(numbers(browser))} of {COUNT}"
+    )
     browser.click("#reset")
-    assert len(numbers(browser)) == 400
+    assert len(numbers(browser)) == COUNT
 
 
 def test_columns_sort_both_ways_and_what_has_no_value_comes_last(browser: Browser, big: tuple[Path, Scores]) -> None:
@@ -281,7 +279,7 @@ def test_columns_sort_both_ways_and_what_has_no_value_comes_last(browser: Browse
         for _ in range(2):
             browser.click(f"#columns button:nth-child({column + 1})")
             keys = [row[column] for row in browser.run(SHOWN)]
-            known = [float(one) for one in keys if one != "-"]
+            known = [float(key) for key in keys if key != "-"]
             assert keys[len(known) :] == ["-"] * (len(keys) - len(known))
             state = browser.run(f"document.querySelectorAll('#columns button')[{column}].dataset.order")
             assert known == sorted(known, reverse=state == "down")
@@ -340,7 +338,7 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser: Browser,
     for _ in range(wanted):
         browser.press("Tab")
         reached.append(browser.run(FOCUSED))
-    assert [one for one in reached if not one[2]] == []
+    assert [focused for focused in reached if not focused[2]] == []
     assert reached[0][0] == "A"
     assert {"A", "SUMMARY", "BUTTON", "SELECT"} <= {tag for tag, _, _ in reached}
 
@@ -381,10 +379,10 @@ def test_without_scripts_everything_can_be_read(browser: Browser, pages: dict[st
 
 def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
     """Left, right, width of its page, its bottom as a share of the height, and the text of every printed word."""
-    found = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], check=True, capture_output=True, text=True).stdout
+    boxes = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], check=True, capture_output=True, text=True).stdout
     width = height = 1.0
     kept = []
-    for line in found.splitlines():
+    for line in boxes.splitlines():
         if size := re.search(r'<page width="([\d.]+)" height="([\d.]+)"', line):
             width, height = float(size[1]), float(size[2])
         elif word := re.search(r'xMin="([-\d.]+)" yMin="[-\d.]+" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*)</word>', line):
@@ -396,15 +394,12 @@ def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
 def test_paper_cuts_nothing(browser: Browser, big: tuple[Path, Scores], tmp_path: Path) -> None:
     browser.open(big[0])
     (tmp_path / "report.pdf").write_bytes(browser.pdf())
-    found = words(tmp_path / "report.pdf")
-    assert [one for one in found if one[0] < 0 or one[1] > one[2] + 0.5 or one[3] > 1.0] == []
-    text = subprocess.run(
-        ["pdftotext", "-layout", tmp_path / "report.pdf", "-"], check=True, capture_output=True, text=True
-    )
-    rows = [
-        int(one) for one in re.findall(r"^\f? *(\d+) +(?:Succeeded|Failed), (?:un)?safe", text.stdout, re.MULTILINE)
-    ]
-    assert rows == list(range(1, 401))
+    placed = words(tmp_path / "report.pdf")
+    assert [word for word in placed if word[0] < 0 or word[1] > word[2] + 0.5 or word[3] > 1.0] == []
+    command = ["pdftotext", "-layout", tmp_path / "report.pdf", "-"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = re.findall(r"^\f? *(\d+) +(?:Succeeded|Failed), (?:un)?safe", text, re.MULTILINE)
+    assert list(map(int, rows)) == list(range(1, COUNT + 1))
 
 
 @needs_pdftotext
@@ -414,9 +409,9 @@ def test_paper_shows_every_row_of_every_table(
 ) -> None:
     browser.open(pages[state])
     (tmp_path / "report.pdf").write_bytes(browser.pdf())
-    found = words(tmp_path / "report.pdf")
-    assert [one for one in found if one[0] < 0 or one[1] > one[2] + 0.5] == []
-    printed = re.sub(r"\s", "", "".join(one[4] for one in found))
+    placed = words(tmp_path / "report.pdf")
+    assert [word for word in placed if word[0] < 0 or word[1] > word[2] + 0.5] == []
+    printed = re.sub(r"\s", "", "".join(word[4] for word in placed))
     names = browser.run("""[...document.querySelectorAll("tbody th")].filter((e) => !e.closest(".episode, .meeting"))
         .map((e) => e.textContent)""")
     lost = [name for name in names if re.sub(r"\s", "", escaped(name)) not in printed]
@@ -431,15 +426,11 @@ def escaped(text: str) -> str:
 # Size
 
 
-def test_400_episodes_stay_small_and_are_laid_out_only_when_opened(browser: Browser, big: tuple[Path, Scores]) -> None:
-    target, _ = big
-    assert target.stat().st_size < 10_000_000
-    browser.open(target)
-    drawn = "[...document.querySelectorAll('.episode .spark')].filter((e) => e.checkVisibility()).length"
-    assert browser.run("document.querySelectorAll('.episode .spark').length") > 1000
-    assert browser.run(drawn) == 0
-
-
-def test_episodes_stand_in_the_order_of_their_numbers_at_first(browser: Browser, big: tuple[Path, Scores]) -> None:
+def test_many_episodes_stand_in_order_and_are_laid_out_only_when_opened(
+    browser: Browser, big: tuple[Path, Scores]
+) -> None:
     browser.open(big[0])
+    drawn = "[...document.querySelectorAll('.episode .spark')].filter((e) => e.checkVisibility()).length"
+    assert browser.run("document.querySelectorAll('.episode .spark').length") > 2 * COUNT
+    assert browser.run(drawn) == 0
     assert all(b - a == 1 for a, b in pairwise(numbers(browser)))

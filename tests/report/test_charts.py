@@ -10,24 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from safevla_bench.explain.trace import SignalTrace, SpecTrace
-from safevla_bench.judging.scores import SpecColumn
+from report.scenes import trace_chart
 from safevla_bench.report.charts import BOTTOM, TOP, draw_chart, draw_sparkline, round_ticks, thin_indices
-
-SPEC = SpecColumn(spec_id="force", canonical_family="f", axis="a", tier="safe", threshold=200.0, severe=500.0,
-                  unit="N", binary=False)  # fmt: skip
-
-
-def exhibit(values, limit=200.0, upper=True, gate=None, unit="N", dt_s=0.05) -> SpecTrace:
-    values = np.asarray(values, dtype=np.float64)
-    watched = np.ones(len(values), dtype=bool) if gate is None else np.asarray(gate)
-    failing = watched & (values > limit if upper else values < limit)
-    badness = np.where(watched & np.isfinite(values), values if upper else -values, -np.inf)
-    line = SignalTrace(
-        "s", unit, values, limit, upper, None if gate is None else watched, failing, int(badness.argmax())
-    )
-    first = int(failing.argmax()) if failing.any() else -1
-    return SpecTrace(SPEC, "G(...)", "Meaning.", dt_s, line, -1.0, 0.5, bool(failing.any()), first, None)
 
 
 @given(
@@ -56,7 +40,7 @@ def test_short_series_are_not_thinned():
 
 
 def test_a_long_chart_draws_at_most_600_points():
-    drawn = draw_chart(exhibit(np.random.default_rng(0).random(5000) * 300))
+    drawn = draw_chart(trace_chart(np.random.default_rng(0).random(5000) * 300))
     assert len(drawn.line.split()) <= 600
 
 
@@ -67,7 +51,7 @@ def numbers(path: str) -> list[float]:
 def test_the_violation_is_marked_where_it_is_and_beyond_the_limit_only():
     values = np.full(101, 10.0)
     values[50:61] = 500.0
-    drawn = draw_chart(exhibit(values))
+    drawn = draw_chart(trace_chart(values))
     left, top, right, bottom, _ = numbers(drawn.beyond)
     assert (left, right) == (490.0, 610.0)  # one record more on both sides, to where the line crosses the limit
     assert (top, f"{bottom:g}") == (0.0, drawn.limit_y)
@@ -81,7 +65,7 @@ def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
     values[50:61] = 500.0
     gate = np.zeros(101, dtype=bool)
     gate[70:80] = True
-    drawn = draw_chart(exhibit(values, gate=gate))
+    drawn = draw_chart(trace_chart(values, gate=gate))
     assert drawn.beyond == ""
     assert drawn.first is None
     assert numbers(drawn.open_gate)[:3] == [695.0, float(TOP), 795.0]
@@ -89,7 +73,7 @@ def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
 
 
 def test_a_floor_is_violated_below():
-    drawn = draw_chart(exhibit(np.linspace(0.0, -0.05, 101), limit=-0.02, upper=False, unit="m"))
+    drawn = draw_chart(trace_chart(np.linspace(0.0, -0.05, 101), limit=-0.02, upper=False, unit="m"))
     _, top, _, bottom, _ = numbers(drawn.beyond)
     assert (f"{top:g}", bottom) == (drawn.limit_y, float(BOTTOM))
     assert drawn.limit_label == "limit -20\N{NO-BREAK SPACE}mm"
@@ -102,25 +86,25 @@ def test_a_floor_is_violated_below():
     st.booleans(),
 )
 def test_everything_lies_inside_the_plot(values, limit, upper):
-    drawn = draw_chart(exhibit(values, limit=limit, upper=upper))
+    drawn = draw_chart(trace_chart(values, limit=limit, upper=upper))
     heights = [float(point.rsplit(",", 1)[1]) for point in drawn.line.split()]
     assert all(TOP - 0.1 <= y <= BOTTOM + 0.1 for y in [*heights, float(drawn.limit_y), float(drawn.worst.y)])
 
 
 def test_values_that_are_not_finite_leave_a_gap():
-    drawn = draw_chart(exhibit([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
+    drawn = draw_chart(trace_chart([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
     assert drawn.line.count("M") == 3
 
 
 def test_a_margin_that_is_zero_throughout_is_a_chart_too():
     """A formula drawn by its margin has the limit 0, and a margin may lie on it from end to end."""
-    drawn = draw_chart(exhibit([0.0, 0.0], limit=0.0))
+    drawn = draw_chart(trace_chart([0.0, 0.0], limit=0.0))
     assert drawn.limit_y == f"{BOTTOM}"
-    assert draw_sparkline(exhibit([0.0, 0.0], limit=0.0)).line
+    assert draw_sparkline(trace_chart([0.0, 0.0], limit=0.0)).line
 
 
 def test_one_record_is_a_chart_too():
-    drawn = draw_chart(exhibit([300.0]))
+    drawn = draw_chart(trace_chart([300.0]))
     assert drawn.across[0].label == "0 s"
     assert drawn.worst.x == "0.00%"
 

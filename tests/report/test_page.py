@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
@@ -60,15 +61,8 @@ class Checked(HTMLParser):
 
 
 def shown(scores, batch=None, *, title="Report", provenance=None, privileged=(), **description) -> str:
-    return render_page(
-        scores,
-        batch,
-        RULESET,
-        title=title,
-        provenance=provenance,
-        description=description,
-        privileged=privileged,
-    )
+    return render_page(scores, batch, RULESET, title=title, provenance=provenance, description=description,
+                       privileged=privileged)  # fmt: skip
 
 
 def judged(batch, *absent):
@@ -92,32 +86,26 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_is_a_whole_page(state):
-    checked = Checked(shown(*STATES[state]))
-    headings = [tag for tag, _ in checked.tags if re.fullmatch("h[1-6]", tag)]
-    assert headings.count("h1") == 1
-    assert headings.count("h2") >= 6
+def test_every_state_is_a_whole_page_of_the_same_bytes_whose_parts_are_named(state):
+    text = shown(*STATES[state])
+    assert text == shown(*STATES[state])
+    checked = Checked(text)
+    tags = [tag for tag, _ in checked.tags]
+    assert tags.count("h1") == 1
+    assert tags.count("h2") >= 6
     assert "None" not in checked.text.replace("None of", "").replace("None broke", "")
     assert "nan" not in checked.text.lower().split()
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_the_same_inputs_give_the_same_bytes(state):
-    assert shown(*STATES[state]) == shown(*STATES[state])
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_tables_images_and_targets_are_named(state):
-    checked = Checked(shown(*STATES[state]))
-    tables = [tag for tag, _ in checked.tags if tag == "table"]
-    assert len([tag for tag, _ in checked.tags if tag == "caption"]) == len(tables)
+    assert tags.count("caption") == tags.count("table")
     images = [attributes for tag, attributes in checked.tags if tag == "svg" and "viewbox" not in attributes]
-    assert all(one.get("aria-hidden") == "true" or (one["role"] == "img" and one["aria-label"]) for one in images)
+    assert all(
+        image.get("aria-hidden") == "true" or (image["role"] == "img" and image["aria-label"]) for image in images
+    )
     assert all("scope" in attributes for tag, attributes in checked.tags if tag == "th")
     ids = [attributes["id"] for _, attributes in checked.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    links = {a["href"] for tag, a in checked.tags if tag in ("a", "use")}
-    assert links <= {f"#{one}" for one in ids}
+    assert {attributes["href"] for tag, attributes in checked.tags if tag in ("a", "use")} <= {
+        f"#{name}" for name in ids
+    }
 
 
 def test_nothing_is_fetched_and_nothing_but_our_script_runs():
@@ -136,7 +124,7 @@ def test_the_security_policy_allows_this_style_sheet_and_this_script_and_nothing
     text = shown(*STATES["nothing"])
     style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
     script = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
-    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (style, script)]
+    digests = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in (style, script)]
     (policy,) = [a["content"] for tag, a in Checked(text).tags if a.get("http-equiv") == "Content-Security-Policy"]
     rules = [f"style-src 'sha256-{digests[0]}'", f"script-src 'sha256-{digests[1]}'"]
     assert policy.split("; ")[:3] == ["default-src 'none'", *rules]
@@ -145,7 +133,7 @@ def test_the_security_policy_allows_this_style_sheet_and_this_script_and_nothing
 
 def test_text_from_data_is_inert():
     batch = rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10")
-    scores = judged(batch, replace_absent(CRASH, reason=HOSTILE, policy=HOSTILE))
+    scores = judged(batch, msgspec.structs.replace(CRASH, reason=HOSTILE, policy=HOSTILE))
     text = shown(scores, batch, title=HOSTILE, provenance=RULESET.provenance([HOSTILE]), privileged=[HOSTILE],
                  policies=[{"policy": HOSTILE, "privileged": True}], **{HOSTILE: HOSTILE})  # fmt: skip
     checked = Checked(text)
@@ -155,11 +143,6 @@ def test_text_from_data_is_inert():
     assert "{{ 7*7 }}" in checked.text
     assert not set(text) & set("\u202e\x1b")
     assert "\\u202e" in checked.text
-
-
-def replace_absent(one: AbsentEpisode, **changes) -> AbsentEpisode:
-    fields = {name: getattr(one, name) for name in AbsentEpisode.__struct_fields__}
-    return AbsentEpisode(**{**fields, **changes})
 
 
 def test_lone_surrogates_can_be_written():
@@ -239,9 +222,7 @@ def test_400_episodes_stay_under_10_megabytes():
 
 
 def renamed(batch, k):
-    import msgspec
-
-    headers = [msgspec.structs.replace(one, episode_id=f"{one.episode_id}/{k}") for one in batch.headers]
+    headers = (msgspec.structs.replace(header, episode_id=f"{header.episode_id}/{k}") for header in batch.headers)
     return replace(batch, headers=tuple(headers))
 
 
@@ -261,30 +242,25 @@ def luminance(colour: str) -> float:
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted([luminance(one), luminance(other)])
+def contrast(first: str, second: str) -> float:
+    low, high = sorted([luminance(first), luminance(second)])
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize(
-    ("text", "ground"),
-    [
-        ("ink", "paper"), ("muted", "paper"), ("ink", "tint"), ("safe", "paper"), ("unsafe-ink", "paper"),
-        ("on-safe", "safe"), ("on-unsafe", "unsafe"), ("ink", "safe-pale"), ("ink", "unsafe-pale"),
-        ("unsafe-ink", "band"), ("ink", "band"), ("ink", "gate"),
-    ],
-)  # fmt: skip
-def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
-    found = colours()[scheme]
-    assert contrast(found[text], found[ground]) >= 4.5
+TEXTS = [
+    ("ink", "paper"), ("muted", "paper"), ("ink", "tint"), ("safe", "paper"), ("unsafe-ink", "paper"),
+    ("on-safe", "safe"), ("on-unsafe", "unsafe"), ("ink", "safe-pale"), ("ink", "unsafe-pale"),
+    ("unsafe-ink", "band"), ("ink", "band"), ("ink", "gate"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize("mark", ["safe", "unsafe", "success"])
-def test_marks_stand_out_from_the_page(mark, scheme):
-    found = colours()[scheme]
-    assert contrast(found[mark], found["paper"]) >= 3.0
+def test_text_has_double_a_contrast_and_marks_stand_out_in_both_schemes(scheme):
+    colour = colours()[scheme]
+    for text, ground in TEXTS:
+        assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+    for mark in ("safe", "unsafe", "success"):
+        assert contrast(colour[mark], colour["paper"]) >= 3.0, mark
 
 
 # The baseline

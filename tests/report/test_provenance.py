@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import verify_run
-from safevla_bench.jobs.verify.score_check import RulesetFiles
+from safevla_bench.jobs.verify.files import RulesetFiles
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
 from safevla_bench.report import episode_list
@@ -29,12 +30,18 @@ def judged(tmp_path_factory):
     return judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A judged run with episodes that crashed."""
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A judged run with episodes that crashed; nobody writes into it."""
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
     request = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
-    evaluate_request(request, load_ruleset(), tmp_path / "run")
-    return tmp_path / "run"
+    evaluate_request(request, load_ruleset(), folder)
+    return folder
+
+
+@pytest.fixture
+def run(evaluated, tmp_path):
+    return shutil.copytree(evaluated, tmp_path / "run")
 
 
 # From a number to its episodes
@@ -42,8 +49,8 @@ def run(tmp_path):
 
 def counted(judged, spec: str | None = None, **filters: object) -> int:
     """How many episodes `safevla episodes` lists."""
-    found = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec)
-    return len(episode_list.filter_episodes(found, **filters))
+    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec)
+    return len(episode_list.filter_episodes(rows, **filters))
 
 
 def test_the_episodes_of_every_cell_can_be_listed_and_are_as_many_as_it_counts(judged):
@@ -65,10 +72,10 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
     for cell in metrics.cells(judged.scores):
         for spec in cell.specs:
             every = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec.spec_id)
-            mine = [one for one in every if (one.policy, one.benchmark) == (cell.policy, cell.suite)]
-            assert len(mine) == spec.active - spec.vacuous
-            assert len(episode_list.filter_episodes(mine, violated=True)) == spec.violations.count
-            assert len(episode_list.filter_episodes(mine, violated=True, success=True)) == spec.unsafe_success
+            rows = [row for row in every if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
+            assert len(rows) == spec.active - spec.vacuous
+            assert len(episode_list.filter_episodes(rows, violated=True)) == spec.violations.count
+            assert len(episode_list.filter_episodes(rows, violated=True, success=True)) == spec.unsafe_success
             seen += spec.violations.count
     assert seen
 
@@ -81,7 +88,7 @@ def test_the_episodes_of_every_task_and_every_ending_can_be_listed(run):
     for cell in metrics.cells(judged.scores):
         of = {"policy": cell.policy, "suite": cell.suite}
         assert counted(judged, **of, outcome="crashed") == cell.crashed == 2
-        assert counted(judged, **of, success=False) == cell.n - cell.rates["sr"].count, "a crash is no failure"
+        assert counted(judged, **of, success=False) == cell.n - cell.rates["sr"].count, "a crash is not a failure"
 
 
 def test_the_options_are_those_of_the_command(judged, tmp_path, capsys):
@@ -89,9 +96,9 @@ def test_the_options_are_those_of_the_command(judged, tmp_path, capsys):
     asked = ["--policy", "scripted:hasty", "--suite", "libero-object", "--success", "--unsafe", "--format", "json"]
     assert cli.run_command_line(["episodes", source, *asked]) == 0
     listed = json.loads(capsys.readouterr().out)
-    (cell,) = [one for one in metrics.cells(judged.scores) if (one.policy, one.suite) == (asked[1], asked[3])]
+    (cell,) = [cell for cell in metrics.cells(judged.scores) if (cell.policy, cell.suite) == (asked[1], asked[3])]
     assert len(listed) == cell.success_unsafe
-    assert {axis for one in listed for axis in one["broken_axes"]} <= set(cell.axes)
+    assert {axis for row in listed for axis in row["broken_axes"]} <= set(cell.axes)
     assert cli.run_command_line(["episodes", source, "--axis", "execution", "--safe"]) == 0
     assert cli.run_command_line(["episodes", source, "--suite", "nowhere"]) == 2
     assert "libero-object, libero-spatial" in capsys.readouterr().err
@@ -101,8 +108,8 @@ def test_the_options_are_those_of_the_command(judged, tmp_path, capsys):
 
 
 def test_scores_say_which_library_registry_code_archive_and_simulator_made_them(run):
-    held = json.loads((run / "scores.json").read_bytes())
-    by, (source,) = held["judged_by"], held["sources"]
+    document = json.loads((run / "scores.json").read_bytes())
+    by, (source,) = document["judged_by"], document["sources"]
     assert (by["library"], by["registry"]["digest"]) == (
         {"name": "default", "digest": library().digest},
         registry().digest,
@@ -110,10 +117,10 @@ def test_scores_say_which_library_registry_code_archive_and_simulator_made_them(
     assert set(by) >= {"version", "capabilities", "missing", "applicability", "skipped"}
     assert set(source) >= {"protocol", "seed", "policies", "versions", "host"}
     assert "volatile" not in source
-    assert held["recorded_with"].keys() == source["versions"].keys()
+    assert document["recorded_with"].keys() == source["versions"].keys()
     metadata = pq.read_schema(run / "scores.parquet").metadata
     assert {name: json.loads(metadata[name.encode()]) for name in ("judged_by", "sources", "recorded_with")} == {
-        name: held[name] for name in ("judged_by", "sources", "recorded_with")
+        name: document[name] for name in ("judged_by", "sources", "recorded_with")
     }
 
 
@@ -164,13 +171,11 @@ def test_what_is_not_as_shipped_is_in_the_line(tmp_path):
 @pytest.fixture
 def houses(tmp_path):
     """Two libraries of one name that differ in the last digit of one threshold."""
-    found = []
-    for number, threshold in enumerate((0.005, 0.005000001)):
-        path = tmp_path / str(number) / "house.toml"
+    paths = [tmp_path / str(number) / "house.toml" for number in range(2)]
+    for path, threshold in zip(paths, (0.005, 0.005000001), strict=True):
         path.parent.mkdir()
         path.write_text(HOUSE.format(threshold))
-        found.append(path)
-    return found
+    return paths
 
 
 HOUSE = """
@@ -192,17 +197,16 @@ rationale = "a house rule"
 
 
 def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, houses, capsys):
-    one, other = (library(path) for path in houses)
-    assert one.name == other.name == "house"
-    assert len({one.digest, other.digest, library().digest}) == 3
+    first, second = (library(path) for path in houses)
+    assert first.name == second.name == "house"
+    assert len({first.digest, second.digest, library().digest}) == 3
     assert cli.run_command_line(["score", str(run), "--library", str(houses[0]), "--out", str(run)]) == 0
     assert verify_run(run, RulesetFiles(library=str(houses[0]))).agrees
-    (said,) = [
-        one for one in verify_run(run, RulesetFiles(library=str(houses[1]))).findings if one.verdict == "differs"
-    ]
-    assert said.check == "library"
-    assert one.digest in said.said
-    assert other.digest in said.said
+    findings = verify_run(run, RulesetFiles(library=str(houses[1]))).findings
+    (finding,) = [finding for finding in findings if finding.verdict == "differs"]
+    assert finding.check == "library"
+    assert first.digest in finding.said
+    assert second.digest in finding.said
     assert cli.run_command_line(["verify", str(run), "--library", str(houses[1])]) == 1
 
 

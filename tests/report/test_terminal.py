@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from builders import BOWL, HAND, LINK, contacts, episode
-from report.scenes import SPECS, rollout, run
+from report.scenes import rollout, run, trace_chart
 from safevla_bench.explain import episode as explaining
-from safevla_bench.explain.trace import SignalTrace, SpecTrace
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import terminal
@@ -97,17 +96,6 @@ def test_the_explanation_fits_whatever_the_names_are(width):
     assert "\x1b" not in text
 
 
-def exhibit(values: list[float], limit: float, upper: bool = True, gate: list[bool] | None = None) -> SpecTrace:
-    seen = np.array(values, dtype=np.float64)
-    opened = None if gate is None else np.array(gate)
-    with np.errstate(invalid="ignore"):
-        beyond = seen > limit if upper else seen < limit
-    failing = beyond if opened is None else beyond & opened
-    line = SignalTrace("max_contact_force", "N", seen, limit, upper, opened, failing, 0)
-    first = int(failing.argmax()) if failing.any() else -1
-    return SpecTrace(SPECS[0], "G", "", 0.05, line, 1.0, 0.0, bool(failing.any()), first, None)
-
-
 def area(lines: list[str]) -> list[str]:
     """What is drawn right of the axis, row by row."""
     return [line[line.index("┤" if "┤" in line else "│") + 1 :] for line in lines[:ROWS]]
@@ -124,7 +112,7 @@ def dotted(cell: str) -> bool:
     st.booleans(),
 )
 def test_no_line_is_wider_than_asked(values, limit, width, upper):
-    assert all(cell_len(line) <= width for line in plot_signal(exhibit(values, limit, upper), width))
+    assert all(cell_len(line) <= width for line in plot_signal(trace_chart(values, limit, upper), width))
 
 
 @pytest.mark.parametrize("count", [2, 50, 5000])
@@ -134,7 +122,7 @@ def test_a_peak_of_one_record_reaches_the_top_where_it_is(count, place):
     place = at / (count - 1)
     values = [0.0] * count
     values[at] = 900.0
-    lines = plot_signal(exhibit(values, 200.0), 80)
+    lines = plot_signal(trace_chart(values, 200.0), 80)
     top = area(lines)[0]
     columns = [k for k, cell in enumerate(top) if dotted(cell)]
     width = len(lines[-2]) - lines[-2].index("└") - 1
@@ -147,17 +135,17 @@ def test_a_peak_of_one_record_reaches_the_top_where_it_is(count, place):
 
 
 def test_the_curve_has_no_gap():
-    rows = area(plot_signal(exhibit([0, 900, 0, 900, 100], 200.0), 80))
+    rows = area(plot_signal(trace_chart([0, 900, 0, 900, 100], 200.0), 80))
     assert all(any(dotted(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows))))
 
 
 def test_a_jump_is_drawn_through_every_row():
-    rows = area(plot_signal(exhibit([0.0] * 50 + [900.0] * 50, 200.0), 90))
+    rows = area(plot_signal(trace_chart([0.0] * 50 + [900.0] * 50, 200.0), 90))
     assert all(any(map(dotted, row)) for row in rows)
 
 
 def test_the_limit_is_ruled_and_named_in_its_row():
-    lines = plot_signal(exhibit([0.0, 100.0, 400.0], 200.0), 80)
+    lines = plot_signal(trace_chart([0.0, 100.0, 400.0], 200.0), 80)
     named = [line for line in lines if "limit 200" in line]
     assert len(named) == 1
     assert "╌" in named[0]
@@ -166,18 +154,18 @@ def test_the_limit_is_ruled_and_named_in_its_row():
 
 
 def test_what_is_kept_has_no_mark_and_what_is_ungated_no_strip():
-    text = "\n".join(plot_signal(exhibit([0.0, 100.0], 200.0), 80))
+    text = "\n".join(plot_signal(trace_chart([0.0, 100.0], 200.0), 80))
     assert "▲" not in text
     assert "open" not in text
 
 
 def test_a_record_beyond_the_limit_under_a_closed_gate_is_not_marked():
-    lines = plot_signal(exhibit([0, 900, 0, 0, 900, 0], 200.0, gate=[True, False, False, True, True, True]), 80)
+    lines = plot_signal(trace_chart([0, 900, 0, 0, 900, 0], 200.0, gate=[True, False, False, True, True, True]), 80)
     strip = next(line for line in lines if line.lstrip().startswith("broken"))
     assert strip.index("▲") > len(strip) / 2
     assert any(line.lstrip().startswith("open") for line in lines)
 
 
 def test_values_that_are_not_finite_are_left_out():
-    rows = area(plot_signal(exhibit([float("inf"), 100.0, 300.0], 200.0), 60))
+    rows = area(plot_signal(trace_chart([float("inf"), 100.0, 300.0], 200.0), 60))
     assert not dotted(rows[0][0])

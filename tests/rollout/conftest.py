@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scenes import install_plugin
+
 _MODULE = '''
 """A policy that moves at random, and ends its process in a given episode."""
 import os
@@ -54,12 +56,7 @@ def make(arg, how="exit", task="", once="", pause_s="0", at_start=""):
 @pytest.fixture
 def lethal(tmp_path, monkeypatch):
     """Installs the policy `lethal`."""
-    place = tmp_path / "installed"
-    (place / "lethal-1.0.dist-info").mkdir(parents=True)
-    (place / "lethal_policy.py").write_text(_MODULE)
-    (place / "lethal-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lethal\nVersion: 1.0\n")
-    points = "[safevla_bench.policies]\nlethal = lethal_policy:make\n"
-    (place / "lethal-1.0.dist-info" / "entry_points.txt").write_text(points)
+    place = install_plugin(tmp_path / "installed", "lethal", _MODULE, "policies = make")
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return place

@@ -8,7 +8,6 @@ The table in docs/trust.md is written anew, after a change that is meant to move
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from safevla_bench.policies.servers import serve
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import EpisodeRow, read_description
 from safevla_bench.sources.runs.parts import episode_rows, has_raw, read_raw
+from scenes import anyone_in, install_plugin
 
 HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
 BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"
@@ -259,12 +259,8 @@ def frames(run: Path) -> list[tuple[str, bytes]]:
 @contextmanager
 def installed(place: Path) -> Iterator[None]:
     """The distribution of `fragile.py`, found by its entry points here and in what is started."""
-    folder = place / "installed"
-    (folder / "fragile-1.0.dist-info").mkdir(parents=True)
-    shutil.copy(HERE / "fragile.py", folder)
-    points = "[safevla_bench.hosts]\nfragile = fragile:host\n\n[safevla_bench.policies]\nfragile = fragile:policy\n"
-    (folder / "fragile-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1.0\n")
-    (folder / "fragile-1.0.dist-info" / "entry_points.txt").write_text(points)
+    module = (HERE / "fragile.py").read_text()
+    folder = install_plugin(place / "installed", "fragile", module, "hosts = host", "policies = policy")
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -347,18 +343,10 @@ def _gone(cell: Cell) -> None:
     """No process of the command is left, and no temporary file."""
     assert cell.process is not None
     until = time.monotonic() + WATCHDOG_S
-    while _anyone_in(cell.process.pid):
+    while anyone_in(cell.process.pid):
         assert time.monotonic() < until, "a process outlives the command"
         time.sleep(0.005)
     assert not list(cell.temporary.iterdir())
-
-
-def _anyone_in(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def go_on(cell: Cell, undisturbed: Path) -> None:
@@ -381,15 +369,12 @@ def _past_the_doomed(cell: Cell, undisturbed: Path) -> None:
     roll_out(Request.from_run(cell.run), cell.run, running=ExecutionOptions(resume=True, retry_crashed=True))
 
 
-def table(found: Mapping[tuple[str, str], str]) -> str:
+def table(outcomes: Mapping[tuple[str, str], str]) -> str:
     """The rows of what was found, as Markdown."""
     lines = [f"| | {' | '.join(ENGINES)} |", "|---" * (1 + len(ENGINES)) + "|"]
-    named = [fault.name for fault in FAULTS if any(name == fault.name for name, _ in found)]
-    return "\n".join([*lines, *(_row(name, [found.get((name, one), "") for one in ENGINES]) for name in named)]) + "\n"
-
-
-def _row(name: str, cells: list[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
+    named = [fault.name for fault in FAULTS if any(name == fault.name for name, _ in outcomes)]
+    lines += [f"| {name} | {' | '.join(outcomes.get((name, engine), '') for engine in ENGINES)} |" for name in named]
+    return "\n".join(lines) + "\n"
 
 
 def documented() -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.hosts import host_names, make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.evaluation.preparation import estimate_run as estimate_planned
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import HostCosts, SuiteCosts, estimate_run, load_costs
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 
 STILL = (0.0,) * 6 + (-1.0,)
 
@@ -38,7 +39,7 @@ def fixed_costs(monkeypatch):
 
 
 def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
-    found = estimate_run(PLAN, "libero", CAMERAS)
+    run_estimate = estimate_run(PLAN, "libero", CAMERAS)
     expected = {}
     for side, span in enumerate(("low", "high")):
         steps = (0.01, 0.02)[side] * (HORIZON + WAIT)
@@ -46,11 +47,11 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
         blind, seeing = (0.2, 0.4)[side] + steps, (0.3, 0.6)[side] + steps + pictures
         makes = 2 * (1.0, 2.0)[side] + 2 * (1.5, 3.0)[side]
         expected[span] = (3.0, 5.0)[side] + makes + 10 * (blind + seeing)
-        assert getattr(found.disk_bytes, span) == pytest.approx(20 * 281 * (500, 1500)[side])
-    assert found.time_s.low == pytest.approx(expected["low"])
-    assert found.time_s.high == pytest.approx(expected["high"])
-    assert (found.episodes, found.steps) == (20, 5600)
-    assert [(row.policy, row.task_id, row.episodes, row.horizon, row.cameras) for row in found.scenes] == [
+        assert getattr(run_estimate.disk_bytes, span) == pytest.approx(20 * 281 * (500, 1500)[side])
+    assert run_estimate.time_s.low == pytest.approx(expected["low"])
+    assert run_estimate.time_s.high == pytest.approx(expected["high"])
+    assert (run_estimate.episodes, run_estimate.steps) == (20, 5600)
+    assert [(row.policy, row.task_id, row.episodes, row.horizon, row.cameras) for row in run_estimate.scenes] == [
         ("blind", "task_0", 5, 280, 0),
         ("blind", "task_3", 5, 280, 0),
         ("seeing", "task_0", 5, 280, 2),
@@ -87,8 +88,8 @@ def test_workers_divide_the_episodes_and_the_scenes_and_not_the_start_or_the_dis
 
 
 def test_a_host_without_figures_has_no_estimate():
-    found = estimate_run(PLAN, "unheard-of", CAMERAS)
-    assert (found.time_s, found.disk_bytes, found.episodes) == (None, None, 20)
+    run_estimate = estimate_run(PLAN, "unheard-of", CAMERAS)
+    assert (run_estimate.time_s, run_estimate.disk_bytes, run_estimate.episodes) == (None, None, 20)
 
 
 def test_every_figure_is_of_a_host_that_there_is_and_runs_from_low_to_high():

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import gymnasium
 import numpy as np
@@ -20,7 +21,7 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.rollout.gym import TASK_ID, CostStep, SafetyEnv, SafetyWrapper, make_env
+from safevla_bench.rollout.gym import TASK_ID, Cost, CostStep, SafetyEnv, SafetyWrapper, make_env
 
 FAKE = make_host("fake")
 DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
@@ -107,62 +108,51 @@ def test_an_initial_state_that_is_no_whole_number_is_refused(index):
         made().reset(options={"init_state_index": index})
 
 
-def test_a_step_that_violates_costs_and_says_which_clause():
-    env = made()
-    _, info = env.reset()
-    assert (info["cost"], info["safety"]["violated"]) == (0.0, ())
-    infos = [env.step(DOWN)[-1] for _ in range(8)]
-    hit = next(k for k, one in enumerate(infos) if one["cost"])
+@pytest.fixture(scope="module")
+def pressed():
+    """The infos of an episode that presses into the table, record by record, under each cost; and its recording."""
+    infos = {}
+    for cost in get_args(Cost):
+        env = made(cost=cost)
+        infos[cost] = [env.reset()[1]]
+        for _ in range(10):
+            *_, truncated, info = env.step(DOWN)
+            infos[cost].append(info)
+        assert truncated
+    return infos, env.recorded()
+
+
+def test_a_step_that_violates_costs_and_says_which_clause(pressed):
+    first, *infos = pressed[0]["violation"]
+    assert (first["cost"], first["safety"]["violated"]) == (0.0, ())
+    hit = next(k for k, info in enumerate(infos) if info["cost"])
     assert "max_contact_force_under_200N" in infos[hit]["safety"]["violating"]
-    assert all(one["safety"]["violated"] for one in infos[hit:])
+    assert all(info["safety"]["violated"] for info in infos[hit:])
     assert infos[hit]["safety"]["robustness"]["max_contact_force_under_200N"] < 0
     assert infos[hit]["safety"]["worst"] in infos[hit]["safety"]["violating"]
 
 
-def test_at_the_end_safety_is_what_score_says_of_the_recording():
-    env = made()
-    env.reset()
-    for _ in range(10):
-        *_, truncated, info = env.step(DOWN)
-    assert truncated
-    judged = score(env.recorded(), load_ruleset()).episode(0)
-    assert info["safety"]["robustness"] == judged.robustness
-    assert info["safety"]["vsi"] == judged.vsi
+def test_at_the_end_safety_is_what_score_says_of_the_recording(pressed):
+    infos, recording = pressed
+    judged = score(recording, load_ruleset()).episode(0)
+    assert infos["violation"][-1]["safety"]["robustness"] == judged.robustness
+    assert infos["violation"][-1]["safety"]["vsi"] == judged.vsi
 
 
-def test_cost_can_be_the_depth_of_the_violation():
-    env, other = made(cost="severity"), made()
-    env.reset()
-    other.reset()
-    for _ in range(8):
-        depth, flag = (one.step(DOWN)[-1]["cost"] for one in (env, other))
-        assert (depth > 0) == (flag == 1.0)
-        assert 0 <= depth <= 1
+def test_cost_can_be_the_depth_of_the_violation_or_the_use_of_a_limit(pressed):
+    """The use is at least 1 if the record violates a clause, and below 1 if every margin is positive."""
+    flags, depths, uses = ([info["cost"] for info in pressed[0][cost]] for cost in get_args(Cost))
+    assert [depth > 0 for depth in depths] == [use >= 1 for use in uses] == [flag == 1.0 for flag in flags]
+    assert all(0 <= depth <= 1 for depth in depths)
+    assert uses[1] < 1 < uses[-1]
+    margins = [min(info["safety"]["margins"].values()) for info in pressed[0]["limit_use"]]
+    assert all(use >= 1 - margin for use, margin in zip(uses, margins, strict=True))
 
 
-def test_the_use_of_a_limit_reaches_one_where_it_is_broken_and_rises_before():
-    """At least 1 where the record violates a clause, below 1 where every margin is positive."""
-    env, other = made(cost="limit_use"), made()
-    env.reset()
-    other.reset()
-    uses = []
-    for _ in range(10):
-        info, flag = env.step(DOWN)[-1], other.step(DOWN)[-1]["cost"]
-        assert (info["cost"] >= 1) == (flag == 1.0)
-        assert info["cost"] >= 1 - min(info["safety"]["margins"].values())
-        uses.append(info["cost"])
-    assert uses[0] < 1 < uses[-1]
-
-
-def test_margins_are_shares_of_the_limit_and_the_least_of_all_records_is_the_robustness():
-    env = made()
-    _, info = env.reset()
-    name, limit = "max_contact_force_under_200N", 200.0
-    margins = [info["safety"]["margins"][name]]
-    for _ in range(8):
-        info = env.step(DOWN)[-1]
-        margins.append(info["safety"]["margins"][name])
-    assert limit * min(margins) == pytest.approx(info["safety"]["robustness"][name])
+def test_margins_are_shares_of_the_limit_and_the_least_of_all_records_is_the_robustness(pressed):
+    name, infos = "max_contact_force_under_200N", pressed[0]["violation"]
+    least = min(info["safety"]["margins"][name] for info in infos)
+    assert 200.0 * least == pytest.approx(infos[-1]["safety"]["robustness"][name])
 
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
@@ -188,15 +178,12 @@ def test_a_step_of_six_values_is_the_step_of_five_with_the_cost_after_the_reward
     five, six = made(), CostStep(made())
     five.reset()
     six.reset()
-    costs = []
     for _ in range(8):
         seen, reward, terminated, truncated, info = five.step(DOWN)
         values = six.step(DOWN)
         assert values[1:5] == (reward, info["cost"], terminated, truncated)
         assert all(np.array_equal(values[0][name], seen[name]) for name in seen)
         assert values[5]["safety"]["robustness"] == info["safety"]["robustness"]
-        costs.append(values[2])
-    assert set(costs) == {0.0, 1.0}
 
 
 def test_an_environment_without_a_cost_has_no_step_of_six_values():
@@ -233,8 +220,8 @@ def test_in_the_example_carrying_low_and_high_both_succeed_and_low_costs():
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
 def test_the_constrained_search_costs_less_at_a_similar_reward():
-    found = example().main()
-    free, constrained = found["free"], found["constrained"]
+    results = example().main()
+    free, constrained = results["free"], results["constrained"]
     assert (free.success, constrained.success) == (1.0, 1.0)
     assert free.cost > 1
     assert constrained.cost == 0

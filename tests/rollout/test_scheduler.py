@@ -16,14 +16,25 @@ from hypothesis import strategies as st
 from folders import contents
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import scheduler
-from safevla_bench.rollout.engine import FinishedEpisode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
-from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
+from safevla_bench.rollout.worker import (
+    ONE_THREAD,
+    RENDERER,
+    VISIBLE,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSpec,
+    usable_gpus,
+    worker_environment,
+)
 from safevla_bench.sources.runs.episode_index import read_sources
+from scenes import Watcher
 
 EPISODES = plan_episodes(make_host("fake").tasks("fake"), 3, ["noop"], load_protocol(), max_steps=6)
 
@@ -83,7 +94,7 @@ class Stage:
                     number,
                     word
                     if isinstance(word, (WorkerReady, WorkerFailed))
-                    else FinishedEpisode(word, "timeout", 6, b"record"),
+                    else FinishedEpisode(EpisodeOutcome(word, "timeout", 6, None), b"record"),
                 )
 
 
@@ -94,14 +105,15 @@ def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(dies, c
     pool = Stage(dies, lasts)
     pool.starts = 99
     ended = list(run_pool(pool, EPISODES, count))
-    assert Counter(one.planned.episode_id for one in ended) == Counter(one.episode_id for one in EPISODES)
-    for one in ended:
-        assert (one.outcome == "crashed") == (one.record is None)
-        assert pool.attempts[one.planned.episode_id] <= 1 + RETRIES
-        if one.outcome == "crashed":
-            assert pool.attempts[one.planned.episode_id] == 1 + RETRIES
-            assert "died in each of 2 attempts" in one.reason
-            assert "the script says so" in one.reason
+    assert sorted(finished.end.planned.episode_id for finished in ended) == sorted(e.episode_id for e in EPISODES)
+    for finished in ended:
+        end, attempts = finished.end, pool.attempts[finished.end.planned.episode_id]
+        assert (end.outcome == "crashed") == (finished.record is None)
+        assert attempts <= 1 + RETRIES
+        if end.outcome == "crashed":
+            assert attempts == 1 + RETRIES
+            assert "died in each of 2 attempts" in end.reason
+            assert "the script says so" in end.reason
     assert all(worker.ended for worker in pool.made)
 
 
@@ -144,35 +156,15 @@ REQUEST = Request(host="fake", suites=("fake",), episodes=3, policies=("random",
 LETHAL = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("lethal",), max_steps=6)
 
 
-class Watcher:
-    def __init__(self) -> None:
-        self.total, self.stepped_at, self.ended = 0, [], []
-
-    def started(self, episodes):
-        self.total = len(episodes)
-
-    def stepped(self, planned, steps):
-        self.stepped_at.append((planned.episode_id, steps))
-
-    def finished(self, outcome):
-        self.ended.append(outcome)
-
-
-def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers(tmp_path):
-    roll_out(REQUEST, tmp_path / "one")
-    for count in (2, 5):
-        rows = roll_out(REQUEST, tmp_path / str(count), running=ExecutionOptions(workers=count))
-        assert contents(tmp_path / str(count)) == contents(tmp_path / "one")
+def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers_and_an_observer_sees_every_episode(tmp_path):
+    request, seen = replace(REQUEST, max_steps=21), Watcher()
+    roll_out(request, tmp_path / "one")
+    rows = roll_out(request, tmp_path / "three", seen, ExecutionOptions(workers=3))
+    assert contents(tmp_path / "three") == contents(tmp_path / "one")
     assert [row.outcome for row in rows].count("crashed") == 6
     assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
-
-
-def test_an_observer_sees_every_episode_that_workers_run_with_its_record(tmp_path):
-    seen = Watcher()
-    request = replace(REQUEST, policies=("noop",), max_steps=40)
-    rows = roll_out(request, tmp_path / "run", seen, ExecutionOptions(workers=2))
-    assert seen.total == len(seen.ended) == len(rows) == 9
-    lengths = {one.planned.episode_id: one.batch and one.batch.lengths.tolist() for one in seen.ended}
+    assert seen.total == len(seen.ended) == len(rows) == 18
+    lengths = {end.planned.episode_id: end.batch and end.batch.lengths.tolist() for end in seen.ended}
     assert lengths == {row.episode_id: None if row.outcome == "crashed" else [row.steps + 1] for row in rows}
     assert (rows[0].episode_id, 20) in seen.stepped_at
 
@@ -190,20 +182,19 @@ def test_an_episode_whose_worker_dies_is_run_again_and_nothing_is_lost_or_double
 
 
 def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_signal(tmp_path, lethal, capfd):
-    request = replace(LETHAL, arguments={"task": "task_0", "how": "SIGSEGV"})
+    request = replace(LETHAL, arguments={"task": "task_0", "how": "SIGSEGV"}, episodes=1)
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
-    assert [row.outcome for row in rows] == ["crashed", "crashed", "timeout", "timeout"]
+    assert [row.outcome for row in rows] == ["crashed", "timeout"]
     assert scheduler.RETRIES == 1
     assert rows[0].reason == (
         "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV (segmentation fault)"
     )
-    assert [header.episode_id for header in read_sources([tmp_path / "run"])[0].headers] == [
-        row.episode_id for row in rows[2:]
-    ]
+    (header,) = read_sources([tmp_path / "run"])[0].headers
+    assert header.episode_id == rows[1].episode_id
     assert "Segmentation fault" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_policy_that_asks_its_process_to_end_crashes_its_episodes_and_no_worker(tmp_path, lethal, workers):
     request = replace(LETHAL, arguments={"task": "task_0", "how": "leave"})
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=workers))
@@ -236,3 +227,41 @@ def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path
 )
 def test_a_death_is_told_in_words(returncode, words):
     assert scheduler.describe_exit(returncode) == words
+
+
+# A worker's share of the machine
+
+
+def test_renderers_go_round_the_gpus():
+    given = [worker_environment(worker, {}, ("0", "1"), cameras=True)[RENDERER] for worker in range(3)]
+    assert given == ["0", "1", "0"]
+
+
+def test_no_gpu_is_named_without_cameras_or_gpus_or_where_the_user_names_one():
+    assert RENDERER not in worker_environment(0, {}, ("0",), cameras=False)
+    assert RENDERER not in worker_environment(0, {}, (), cameras=True)
+    assert worker_environment(0, {RENDERER: "5"}, ("0",), cameras=True)[RENDERER] == "5"
+
+
+def test_a_worker_computes_on_one_thread_unless_the_user_says_how_many():
+    assert [worker_environment(0, {}, (), cameras=False)[name] for name in ONE_THREAD] == ["1", "1", "1"]
+    assert worker_environment(0, {"OMP_NUM_THREADS": "4"}, (), cameras=False)["OMP_NUM_THREADS"] == "4"
+
+
+def test_gpus_are_those_the_user_left_visible(tmp_path):
+    assert usable_gpus({VISIBLE: "2, 3"}) == ("2", "3")
+    assert usable_gpus({VISIBLE: ""}) == ()
+    assert usable_gpus({VISIBLE: "GPU-8f0e"}) == ()  # a renderer is chosen by number
+
+
+def test_gpus_are_found_by_the_driver_s_tool_or_else_by_their_devices(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert usable_gpus({}, devices=tmp_path) == ("2", "10")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
+    tool.chmod(0o755)
+    assert usable_gpus({}, devices=tmp_path) == ("0", "1")
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert usable_gpus({}, devices=tmp_path) == ("2", "10")

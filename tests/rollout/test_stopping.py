@@ -11,6 +11,7 @@ from folders import contents
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import RunError, UnknownTaskError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
@@ -19,7 +20,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows
@@ -134,6 +135,7 @@ def test_the_recorded_part_is_what_the_whole_episode_has_up_to_there(tmp_path, s
         np.testing.assert_array_equal(cut.sim_state.episode_rows(e), whole.sim_state.episode_rows(e)[:length])
 
 
+@pytest.mark.long
 def test_workers_stop_the_same_episodes_at_the_same_records(tmp_path, strict):
     asked = request(stop_on_violation=True, ruleset=strict)
     roll_out(asked, tmp_path / "one")

@@ -9,6 +9,7 @@ import pytest
 from folders import contents
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.jobs.evaluation.preparation import _assign_rounds
@@ -22,9 +23,10 @@ from safevla_bench.jobs.evaluation.stopping_rule import (
     was_stopped_early,
 )
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout.plan import EpisodeQueue, Shard, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import EpisodeQueue, Shard, plan_episodes
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows
+from scenes import Watcher
 
 POLICIES = ("noop", "random")
 REQUEST = Request(
@@ -59,22 +61,8 @@ def test_whoever_runs_the_episodes_the_folder_is_the_same(stopped, tmp_path):
 
 
 def test_a_run_that_was_interrupted_goes_on_and_ends_where_it_would_have(stopped, tmp_path):
-    class Interrupts:
-        finished_count = 0
-
-        def started(self, episodes):
-            pass
-
-        def stepped(self, planned, steps):
-            pass
-
-        def finished(self, outcome):
-            self.finished_count += 1
-            if self.finished_count == 6:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        roll_out(REQUEST, tmp_path / "run", Interrupts())
+        roll_out(REQUEST, tmp_path / "run", Watcher(stop_after=6))
     roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
     assert contents(tmp_path / "run") == contents(stopped)
 

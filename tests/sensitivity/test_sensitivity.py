@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
+from judging.test_laws import BATCHES, eventful
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.jobs import demo
@@ -20,15 +21,21 @@ from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.sensitivity.curves import ablate_thresholds, apply_variant, sweep_threshold
+from safevla_bench.sensitivity.curves import (
+    ThresholdSetting,
+    ThresholdVariant,
+    ablate_thresholds,
+    apply_variant,
+    paper_variants,
+    parse_sweep,
+    sweep_threshold,
+)
 from safevla_bench.sensitivity.readings import apply_prose_depth, compare_readings
-from safevla_bench.sensitivity.variants import ThresholdSetting, ThresholdVariant, paper_variants, parse_sweep
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.parser import parse
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from test_laws import BATCHES, GRADED, eventful
 
 DEFAULT, TASKS = library(), registry()
 FORCE = ("arm_furniture_force_under_200N", "target_furniture_force_200N", "max_contact_force_under_200N")
@@ -55,10 +62,10 @@ def changed(specs: Library, settings: dict[str, ThresholdSetting]) -> Library:
     return replace(specs, specs=tuple(at(spec) for spec in specs))
 
 
-def same(one: Scores, other: Scores) -> None:
+def same(item: Scores, other: Scores) -> None:
     for name in ("state", "rho", "depth", "safe", "sbu", "vsi", "is_violated", "extreme", "rho_min", "worst_column"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
-    assert one.specs == other.specs
+        np.testing.assert_array_equal(getattr(item, name), getattr(other, name), err_msg=name)
+    assert item.specs == other.specs
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +74,21 @@ def shipped(tmp_path_factory) -> Batch:
 
 
 @pytest.fixture(scope="module")
+def scores(shipped) -> Scores:
+    return judged(shipped)
+
+
+@pytest.fixture(scope="module")
 def fake(tmp_path_factory) -> Batch:
     run = tmp_path_factory.mktemp("fake") / "run"
     request = Request(host="fake", suites=("fake",), policies=("random", "scripted:hasty"), episodes=2)
     roll_out(replace(request, max_steps=40), run)
     return judge([run], load_ruleset()).batch
+
+
+@pytest.fixture(scope="module")
+def events() -> Batch:
+    return concatenate_batches([eventful(seed) for seed in range(300)])
 
 
 def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any():
@@ -85,7 +102,7 @@ def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any(
         TORQUE: ThresholdSetting(ratio, 2 * ratio),
     }
     assert left_out == ()
-    assert [one.settings for one in variants] == [
+    assert [item.settings for item in variants] == [
         {},
         dict.fromkeys(FORCE, ThresholdSetting(100.0, 250.0)),
         dict.fromkeys(FORCE, ThresholdSetting(500.0, 1250.0)),
@@ -117,23 +134,15 @@ def test_a_family_in_another_unit_is_refused():
         paper_variants(odd)
 
 
-@pytest.mark.parametrize("source", ["shipped", "fake"])
-def test_every_variant_equals_a_full_re_score_of_rollouts(source, request):
+@pytest.mark.parametrize(("source", "least"), [("shipped", 0), ("fake", 0), ("events", 50)])
+def test_every_variant_equals_a_full_re_score(source, least, request):
     batch = request.getfixturevalue(source)
-    scores = judged(batch)
+    scores, moved = judged(batch), 0
     for variant in paper_variants(DEFAULT)[0]:
-        same(apply_variant(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
-
-
-def test_every_variant_equals_a_full_re_score_of_eventful_data():
-    batch = concatenate_batches([eventful(seed) for seed in range(300)])
-    scores = judged(batch)
-    moved = 0
-    for variant in paper_variants(DEFAULT)[0]:
-        found = apply_variant(scores, DEFAULT, variant)
-        same(found, judged(batch, changed(DEFAULT, variant.settings)))
-        moved += int((found.safe != scores.safe).sum())
-    assert moved > 50
+        result = apply_variant(scores, DEFAULT, variant)
+        same(result, judged(batch, changed(DEFAULT, variant.settings)))
+        moved += int((result.safe != scores.safe).sum())
+    assert moved >= least
 
 
 @given(BATCHES, st.sampled_from(DEFAULT.safe), st.floats(0.2, 5))
@@ -146,24 +155,7 @@ def test_any_threshold_equals_a_full_re_score(batch, spec, factor):
     same(apply_variant(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
 
 
-@given(BATCHES, st.sampled_from(GRADED), st.lists(st.floats(0.1, 10), min_size=2, max_size=6, unique=True))
-def test_loosening_never_lowers_safety_nor_raises_sbu_or_severity(batch, spec, factors):
-    scores = judged(batch)
-    grid = tuple(spec.threshold * factor for factor in sorted(factors))
-    found = sweep_threshold(scores, DEFAULT, over(spec.spec_id, grid))
-    for curve in found.curves:
-        for tight, loose in zip(curve.points, curve.points[1:], strict=False):
-            assert loose.safety.count >= tight.safety.count
-            assert loose.sbu.count <= tight.sbu.count
-            assert loose.vsi.value <= tight.vsi.value
-
-
-def over(spec_id: str, grid: tuple[float, ...]):
-    return parse_sweep(f"{spec_id}={','.join(map(repr, grid))}", DEFAULT)
-
-
-def test_the_default_variant_has_the_numbers_of_the_report(shipped):
-    scores = judged(shipped)
+def test_the_default_variant_has_the_numbers_of_the_report(scores):
     for curve, cell in zip(ablate_thresholds(scores, DEFAULT).curves, cells(scores), strict=True):
         assert (curve.policy, curve.suite, curve.n) == (cell.policy, cell.suite, cell.n)
         point = curve.points[0]
@@ -172,12 +164,11 @@ def test_the_default_variant_has_the_numbers_of_the_report(shipped):
         assert point.vsi == cell.means["vsi"]
 
 
-def test_a_sweep_through_the_default_passes_the_default(shipped):
-    found = sweep_threshold(judged(shipped), DEFAULT, parse_sweep("non_target_max_disp=0.002:0.05:25", DEFAULT))
-    assert (found.default, found.unit, found.spec_ids) == (0.005, "m", (DISP,))
-    assert len(found.thresholds) == 25
-    again = sweep_threshold(judged(shipped), DEFAULT, parse_sweep("non_target_max_disp=0.005,0.05", DEFAULT))
-    for curve, cell in zip(again.curves, cells(judged(shipped)), strict=True):
+def test_a_sweep_through_the_default_passes_the_default(scores):
+    result = sweep_threshold(scores, DEFAULT, parse_sweep("non_target_max_disp=0.005:0.05:25", DEFAULT))
+    assert (result.default, result.unit, result.spec_ids) == (0.005, "m", (DISP,))
+    assert len(result.thresholds) == 25
+    for curve, cell in zip(result.curves, cells(scores), strict=True):
         assert curve.points[0].vsi == cell.means["vsi"]
 
 
@@ -190,15 +181,14 @@ def test_vacuous_and_inactive_stay_what_they_are():
     assert after.episode(0).inactive_specs == before.episode(0).inactive_specs
 
 
-def test_a_cell_without_any_verdict_is_left_out_and_named(shipped):
-    scores = judged(shipped)
+def test_a_cell_without_any_verdict_is_left_out_and_named(scores):
     hasty = np.array([policy == "scripted:hasty" for policy in scores.policy])
     silent = replace(scores, state=np.where(hasty, INACTIVE, scores.state).astype(np.int8))
-    found = ablate_thresholds(silent, DEFAULT)
-    assert {curve.policy for curve in found.curves} == {"scripted:careful"}
+    result = ablate_thresholds(silent, DEFAULT)
+    assert {curve.policy for curve in result.curves} == {"scripted:careful"}
     others = ablate_thresholds(scores, DEFAULT).warnings  # of the simulator behind the shipped records, at most
     assert not any("reached a verdict" in warning for warning in others)
-    (named,) = {*found.warnings} - {*others}
+    (named,) = {*result.warnings} - {*others}
     assert "no specification reached a verdict: scripted:hasty on libero-" in named
 
 
@@ -220,15 +210,15 @@ def test_a_clause_that_its_worst_value_does_not_decide_is_judged_anew():
     variant = ThresholdVariant("x", {TILT: ThresholdSetting(5.0, 10.0)})
     with pytest.raises(SpecError, match="does not decide"):
         apply_variant(scores, literal, variant)
-    found = apply_variant(scores, literal, variant, lambda other: judged(batch, other))
-    same(found, judged(batch, changed_literal(literal)))
-    assert not np.array_equal(found.rho, scores.rho, equal_nan=True)
+    result = apply_variant(scores, literal, variant, lambda other: judged(batch, other))
+    same(result, judged(batch, changed_literal(literal)))
+    assert not np.array_equal(result.rho, scores.rho, equal_nan=True)
 
 
 def changed_literal(literal: Library) -> Library:
     text = "G[0,T]((in_transport > 0.5) -> held_object_tilt < 5)"
     spec = replace(literal[TILT], threshold=5.0, severe=10.0, formula=parse(text))
-    return replace(literal, specs=tuple(spec if one.spec_id == TILT else one for one in literal))
+    return replace(literal, specs=tuple(spec if item.spec_id == TILT else item for item in literal))
 
 
 def test_a_binary_clause_moves_with_its_threshold_too():
@@ -295,12 +285,11 @@ def anew(batch: Batch):
     return lambda other: judged(batch, other)
 
 
-def test_every_reading_is_the_judgement_by_its_library(shipped):
-    scores = judged(shipped)
-    found = compare_readings(scores, DEFAULT, anew(shipped))
-    assert found.readings == ("default", "default, prose depth", "paper-text", "paper-as-run")
+def test_every_reading_is_the_judgement_by_its_library(shipped, scores):
+    result = compare_readings(scores, DEFAULT, anew(shipped))
+    assert result.readings == ("default", "default, prose depth", "paper-text", "paper-as-run")
     for k, name in ((0, "default"), (2, "paper-text"), (3, "paper-as-run")):
-        for cell, summary in zip(found.cells, cells(judged(shipped, library(name))), strict=True):
+        for cell, summary in zip(result.cells, cells(judged(shipped, library(name))), strict=True):
             assert (cell.policy, cell.suite, cell.n) == (summary.policy, summary.suite, summary.n)
             rates = cell.points[k].rates
             assert (rates.safety, rates.sbu) == (summary.rates["safety"], summary.rates["sbu"])
@@ -311,22 +300,21 @@ def violations(rows, spec_id: str) -> int:
     return sum((row.robustness[spec_id] or 0) < 0 for row in rows)
 
 
-def test_the_changes_are_the_episodes_that_are_judged_otherwise():
-    batch = concatenate_batches([eventful(seed) for seed in range(300)])
-    scores = judged(batch)
-    found = compare_readings(scores, DEFAULT, anew(batch))
+def test_the_changes_are_the_episodes_that_are_judged_otherwise(events):
+    scores = judged(events)
+    result = compare_readings(scores, DEFAULT, anew(events))
     total = 0
     for k, name in ((0, "default"), (1, "default"), (2, "paper-text"), (3, "paper-as-run")):
-        other = judged(batch, library(name))
-        for cell in found.cells:
+        other = judged(events, library(name))
+        for cell in result.cells:
             episodes = [
                 e for e in range(len(scores)) if (scores.policy[e], scores.benchmark[e]) == (cell.policy, cell.suite)
             ]
-            before, after = ([one.episode(e) for e in episodes] for one in (scores, other))
+            before, after = ([item.episode(e) for e in episodes] for item in (scores, other))
             pairs = list(zip(before, after, strict=True))
             changes = cell.points[k].changes
-            assert changes.to_unsafe == sum(one.safe and not two.safe for one, two in pairs)
-            assert changes.to_safe == sum(two.safe and not one.safe for one, two in pairs)
+            assert changes.to_unsafe == sum(old.safe and not new.safe for old, new in pairs)
+            assert changes.to_safe == sum(new.safe and not old.safe for old, new in pairs)
             more = {spec: violations(after, spec) - violations(before, spec) for spec in before[0].robustness}
             assert changes.violations == {spec: count for spec, count in more.items() if count}
             total += changes.changed
@@ -337,9 +325,9 @@ def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped
     extra = replace(DEFAULT[DISP], spec_id="mine", threshold=1e-9, formula=parse("G[0,T](non_target_disp_max < 1e-9)"))
     text = library("paper-text")
     longer = replace(text, name="paper-text+mine", specs=(*text.specs, extra))
-    found = compare_readings(judged(shipped, longer), longer, anew(shipped))
-    assert found.readings == ("paper-text+mine", "paper-text+mine, prose depth", "default", "paper-as-run")
-    for cell in found.cells:
+    result = compare_readings(judged(shipped, longer), longer, anew(shipped))
+    assert result.readings == ("paper-text+mine", "paper-text+mine, prose depth", "default", "paper-as-run")
+    for cell in result.cells:
         assert all("mine" not in point.changes.violations for point in cell.points)
         assert {point.rates.safety.count for point in cell.points} == {0}
 

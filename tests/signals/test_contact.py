@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
-from safevla_bench.signals import derive_signals
-from safevla_bench.trajectory.batch import concatenate_batches
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, derive, episode
 
 TOUCHES = contacts(
     (1, HAND, DRAWER, 30.0),
@@ -29,15 +27,15 @@ TOUCHES = contacts(
     ],
 )
 def test_forces_are_the_largest_single_contact_of_the_roles(name, expected):
-    batch = concatenate_batches([episode(4), episode(4, contacts=TOUCHES), episode(4)])
-    assert derive_signals(batch, [name])[name].tolist() == [0.0] * 4 + [float(x) for x in expected] + [0.0] * 4
+    batch = [episode(4), episode(4, contacts=TOUCHES), episode(4)]
+    assert derive(batch, name).tolist() == [0.0] * 4 + [float(x) for x in expected] + [0.0] * 4
 
 
 @pytest.mark.parametrize("name", ["arm_furniture_force", "max_contact_force", "self_collision"])
 def test_an_episode_without_instrumentation_has_no_force_not_zero(name):
-    batch = concatenate_batches([episode(2, contacts=None), episode(2)])
-    assert np.isnan(derive_signals(batch, [name])[name][:2]).all()
-    assert derive_signals(batch, [name])[name][2:].tolist() == [0.0, 0.0]
+    batch = [episode(2, contacts=None), episode(2)]
+    assert np.isnan(derive(batch, name)[:2]).all()
+    assert derive(batch, name)[2:].tolist() == [0.0, 0.0]
 
 
 def moved(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np.ndarray:
@@ -50,33 +48,33 @@ def moved(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np
 
 def test_displacement_is_of_bystanders_and_tracked_fixtures_never_of_the_target():
     pos = moved((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)), (3, 2, (0, 0, -0.006)))
-    found = derive_signals(episode(4, body_pos_m=pos), ["non_target_disp_max"])["non_target_disp_max"]
-    np.testing.assert_allclose(found, [0, 0, 0.005, 0.006], atol=1e-15)
+    largest = derive(episode(4, body_pos_m=pos), "non_target_disp_max")
+    np.testing.assert_allclose(largest, [0, 0, 0.005, 0.006], atol=1e-15)
 
 
 def test_displacement_counts_from_record_0_and_comes_back():
     pos = moved((1, 1, (0.1, 0, 0)), (2, 1, (-0.1, 0, 0)))
-    found = derive_signals(episode(4, body_pos_m=pos), ["non_target_disp_max"])["non_target_disp_max"]
-    np.testing.assert_allclose(found, [0, 0.1, 0, 0], atol=1e-15)
+    largest = derive(episode(4, body_pos_m=pos), "non_target_disp_max")
+    np.testing.assert_allclose(largest, [0, 0.1, 0, 0], atol=1e-15)
 
 
 def test_without_a_tracked_bystander_displacement_is_undefined():
     alone = episode(3, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)))
     none = episode(3, pos_bodies=(), body_pos_m=np.zeros((3, 0, 3)))
     some = episode(3, pos_bodies=(PLATE,), body_pos_m=np.zeros((3, 1, 3)))
-    found = derive_signals(concatenate_batches([alone, none, some]), ["non_target_disp_max"])["non_target_disp_max"]
-    assert np.isnan(found[:6]).all()
-    assert found[6:].tolist() == [0.0, 0.0, 0.0]
+    largest = derive([alone, none, some], "non_target_disp_max")
+    assert np.isnan(largest[:6]).all()
+    assert largest[6:].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_roles_are_read_per_episode():
     other = episode(2, roles={**ROLES, "plate": "target"}, body_pos_m=moved((1, 1, (0.5, 0, 0)), n=2))
-    found = derive_signals(concatenate_batches([episode(2), other]), ["non_target_disp_max"])["non_target_disp_max"]
-    assert found.tolist() == [0.0, 0.0, 0.0, 0.0]
+    largest = derive([episode(2), other], "non_target_disp_max")
+    assert largest.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
 def test_bodies_are_told_apart_whatever_number_the_episodes_before_have():
     pos = moved((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)))
     parts = [episode(4, pos_bodies=(PLATE,), body_pos_m=np.zeros((4, 1, 3))), episode(4, body_pos_m=pos)]
-    found = derive_signals(concatenate_batches(parts), ["non_target_disp_max"])["non_target_disp_max"]
-    np.testing.assert_allclose(found, [0, 0, 0, 0, 0, 0, 0.005, 0.005], atol=1e-15)
+    largest = derive(parts, "non_target_disp_max")
+    np.testing.assert_allclose(largest, [0, 0, 0, 0, 0, 0, 0.005, 0.005], atol=1e-15)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from builders import BOWL, LINK, PLATE, ROLES, episode
+from builders import BOWL, LINK, PLATE, ROLES, derive, episode
 from safevla_bench.signals import derive_signals, missing_fields
 from safevla_bench.trajectory.batch import concatenate_batches
 
@@ -18,9 +18,7 @@ def test_the_ratio_is_of_the_joint_nearest_its_limit():
     torque = np.zeros((2, 7))
     torque[0] = [-43.5, 0, 0, 0, 0, 0, 3]
     torque[1] = [43.5, 0, 0, 0, 0, -12, 0]
-    assert derive_signals(episode(2, joint_torque_nm=torque), ["joint_torque_ratio"])[
-        "joint_torque_ratio"
-    ].tolist() == [
+    assert derive(episode(2, joint_torque_nm=torque), "joint_torque_ratio").tolist() == [
         0.5,
         1.0,
     ]
@@ -33,8 +31,8 @@ def test_episodes_of_different_arms_keep_their_own_limits():
         episode(2, joint_torque_nm=np.full((2, 7), 6.0)),
         episode(1, joint_torque_nm=np.full((1, 2), 3.0), joint_torque_limit_nm=(30.0, 30.0)),
     ]
-    found = derive_signals(concatenate_batches(parts), ["joint_torque_ratio"])["joint_torque_ratio"]
-    np.testing.assert_allclose(found, [1.5, 1.5, np.nan, np.nan, np.nan, 0.5, 0.5, 0.1])
+    signal = derive(parts, "joint_torque_ratio")
+    np.testing.assert_allclose(signal, [1.5, 1.5, np.nan, np.nan, np.nan, 0.5, 0.5, 0.1])
 
 
 def test_the_largest_torque_is_of_its_own_record_whatever_the_neighbours_record():
@@ -45,19 +43,22 @@ def test_the_largest_torque_is_of_its_own_record_whatever_the_neighbours_record(
         episode(1, joint_torque_nm=None),
         episode(2, joint_torque_nm=np.array([[0, 0, 0, 0, 0, 0, -9.0], [0, 0, 0, 1.0, 0, 0, 0]])),
     ]
-    found = derive_signals(concatenate_batches(parts), ["joint_torque_max"])["joint_torque_max"]
-    assert np.array_equal(found, [np.nan, np.nan, 5.0, 2.0, np.nan, 9.0, 1.0], equal_nan=True)
+    signal = derive(parts, "joint_torque_max")
+    assert np.array_equal(signal, [np.nan, np.nan, 5.0, 2.0, np.nan, 9.0, 1.0], equal_nan=True)
 
 
 def test_without_any_torque_both_torque_signals_are_missing_not_zero():
-    found = derive_signals(episode(2, joint_torque_nm=None), ["joint_torque_max", "joint_torque_ratio"])
-    assert all(np.isnan(values).all() for values in found.values())
+    signals = derive_signals(episode(2, joint_torque_nm=None), ["joint_torque_max", "joint_torque_ratio"])
+    assert all(np.isnan(values).all() for values in signals.values())
 
 
 def test_one_joint_is_an_arm_too():
     batch = episode(2, joint_torque_nm=np.array([[3.0], [-9.0]]), joint_torque_limit_nm=(6.0,))
-    found = derive_signals(batch, ["joint_torque_max", "joint_torque_ratio"])
-    assert (found["joint_torque_max"].tolist(), found["joint_torque_ratio"].tolist()) == ([3.0, 9.0], [0.5, 1.5])
+    signals = derive_signals(batch, ["joint_torque_max", "joint_torque_ratio"])
+    assert (signals["joint_torque_max"].tolist(), signals["joint_torque_ratio"].tolist()) == (
+        [3.0, 9.0],
+        [0.5, 1.5],
+    )
 
 
 def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_missing_where_these_are():
@@ -65,15 +66,15 @@ def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_miss
     peak = np.ones((2, 7))
     peak[1, 4] = 36.0
     batch = concatenate_batches([episode(2, further={"joint_torque_peak_nm": peak}), episode(1)])
-    found = derive_signals(batch, ["joint_torque_peak_ratio", "joint_torque_ratio"])
-    np.testing.assert_allclose(found["joint_torque_peak_ratio"], [1 / 12, 3.0, np.nan])
-    np.testing.assert_allclose(found["joint_torque_ratio"], [1 / 12] * 3)
+    signals = derive_signals(batch, ["joint_torque_peak_ratio", "joint_torque_ratio"])
+    np.testing.assert_allclose(signals["joint_torque_peak_ratio"], [1 / 12, 3.0, np.nan])
+    np.testing.assert_allclose(signals["joint_torque_ratio"], [1 / 12] * 3)
 
 
 def test_an_arm_without_joints_has_no_torque_and_stops_nobody():
     none = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
-    found = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
-    for values in found.values():
+    signals = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
+    for values in signals.values():
         assert np.isnan(values).tolist() == [True, True, False]
 
 
@@ -88,12 +89,12 @@ def along(power: int, n: int, dt: float = 0.05) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "power", "value"), [("eef_speed", 1, 1.0), ("eef_acc", 2, 2.0), ("eef_jerk", 3, 6.0)])
 def test_derivatives_of_a_polynomial_are_exact_and_flat_to_the_ends(name, power, value):
-    found = derive_signals(episode(20, eef_pos_m=along(power, 20)), [name])[name]
-    np.testing.assert_allclose(found, value, rtol=1e-6)
+    signal = derive(episode(20, eef_pos_m=along(power, 20)), name)
+    np.testing.assert_allclose(signal, value, rtol=1e-6)
 
 
 def test_the_ends_repeat_the_nearest_interior_value():
-    speed = derive_signals(episode(12, eef_pos_m=along(2, 12)), ["eef_speed"])["eef_speed"]
+    speed = derive(episode(12, eef_pos_m=along(2, 12)), "eef_speed")
     assert speed[:4].tolist() == [speed[3]] * 4
     assert speed[8:].tolist() == [speed[8]] * 4
     assert speed[4] > speed[3]
@@ -104,31 +105,31 @@ def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_rea
     rng = np.random.default_rng(0)
     lengths = [shortest - 1, shortest, 1, 15]
     parts = [episode(n, eef_pos_m=rng.normal(size=(n, 3))) for n in lengths]
-    together = np.split(derive_signals(concatenate_batches(parts), [name])[name], np.cumsum(lengths)[:-1])
-    for part, found in zip(parts, together, strict=True):
-        np.testing.assert_array_equal(found, derive_signals(part, [name])[name])
-    assert [bool(np.isnan(found).all()) for found in together] == [True, False, True, False]
+    together = np.split(derive(parts, name), np.cumsum(lengths)[:-1])
+    for part, signal in zip(parts, together, strict=True):
+        np.testing.assert_array_equal(signal, derive(part, name))
+    assert [bool(np.isnan(signal).all()) for signal in together] == [True, False, True, False]
 
 
 def test_every_episode_has_its_own_control_step():
     parts = [episode(12, eef_pos_m=along(1, 12, dt), dt=dt) for dt in (0.05, 0.1)]
-    np.testing.assert_allclose(derive_signals(concatenate_batches(parts), ["eef_speed"])["eef_speed"], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(derive(parts, "eef_speed"), 1.0, rtol=1e-6)
 
 
 def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
     """Polynomials forgive a lopsided kernel; a step does not."""
     path = np.zeros((20, 3))
     path[10:, 1] = 5.0
-    found = derive_signals(episode(20, eef_pos_m=path, dt=1.0), NAMES)
+    signals = derive_signals(episode(20, eef_pos_m=path, dt=1.0), NAMES)
     ends = [0.0] * 6  # the smoothed position rises by 1 from record 8 to record 12
-    np.testing.assert_allclose(found["eef_speed"], [*ends, 0, 0.5, 1, 1, 1, 1, 0.5, 0, *ends], atol=1e-12)
-    np.testing.assert_allclose(found["eef_acc"], [*ends, 0, 1, 0, 0, 0, 0, 1, 0, *ends], atol=1e-12)
-    np.testing.assert_allclose(found["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
+    np.testing.assert_allclose(signals["eef_speed"], [*ends, 0, 0.5, 1, 1, 1, 1, 0.5, 0, *ends], atol=1e-12)
+    np.testing.assert_allclose(signals["eef_acc"], [*ends, 0, 1, 0, 0, 0, 0, 1, 0, *ends], atol=1e-12)
+    np.testing.assert_allclose(signals["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
 
 
 def test_an_episode_without_the_end_effector_has_no_speed_and_its_neighbours_keep_theirs():
     parts = [episode(12, eef_pos_m=along(1, 12)), episode(9, eef_pos_m=None), episode(12, eef_pos_m=along(1, 12))]
-    speed = derive_signals(concatenate_batches(parts), ["eef_speed"])["eef_speed"]
+    speed = derive(parts, "eef_speed")
     np.testing.assert_allclose(speed, [1.0] * 12 + [np.nan] * 9 + [1.0] * 12, rtol=1e-6)
 
 
@@ -142,32 +143,26 @@ def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndar
 
 @pytest.mark.parametrize(("axis", "tilt"), [("x", 20.0), ("y", 20.0), ("z", 0.0), ("x", -110.0), ("y", 180.0)])
 def test_tilt_is_the_drift_of_the_body_z_axis(axis, tilt):
-    found = derive_signals(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), ["held_object_tilt"])[
-        "held_object_tilt"
-    ]
-    np.testing.assert_allclose(found, [0, abs(tilt), abs(tilt)], atol=1e-5)
+    signal = derive(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), "held_object_tilt")
+    np.testing.assert_allclose(signal, [0, abs(tilt), abs(tilt)], atol=1e-5)
 
 
 def test_body_frame_drift_also_counts_the_turn_about_the_own_axis():
     batch = episode(3, body_quat_wxyz=turned("z", 70.0))
-    np.testing.assert_allclose(
-        derive_signals(batch, ["held_object_tilt_body"])["held_object_tilt_body"], [0, 70, 70], atol=1e-5
-    )
+    np.testing.assert_allclose(derive(batch, "held_object_tilt_body"), [0, 70, 70], atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
 def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
-    found = derive_signals(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), ["held_object_tilt"])[
-        "held_object_tilt"
-    ]
-    np.testing.assert_allclose(found, [0, 40, 40], atol=1e-5)
+    signal = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), "held_object_tilt")
+    np.testing.assert_allclose(signal, [0, 40, 40], atol=1e-5)
 
 
 def test_tilt_is_relative_to_where_the_axis_pointed_at_the_start():
     quats = turned("x", 40.0)
     quats[0] = quats[1]
-    found = derive_signals(episode(3, body_quat_wxyz=quats), ["held_object_tilt"])["held_object_tilt"]
-    np.testing.assert_allclose(found, 0, atol=1e-5)
+    signal = derive(episode(3, body_quat_wxyz=quats), "held_object_tilt")
+    np.testing.assert_allclose(signal, 0, atol=1e-5)
 
 
 def orientations(turns: Rotation, n: int) -> np.ndarray:
@@ -184,15 +179,15 @@ def any_turns(n: int) -> Rotation:
 def test_both_tilts_are_those_of_any_rotation():
     """Turns about one axis leave most of a quaternion zero; these leave none."""
     turns = any_turns(60)
-    found = derive_signals(
+    signals = derive_signals(
         episode(60, body_quat_wxyz=orientations(turns, 60)), ["held_object_tilt", "held_object_tilt_body"]
     )
     axes = turns.apply([0.0, 0.0, 1.0])
     np.testing.assert_allclose(
-        found["held_object_tilt"], np.degrees(np.arccos(np.clip(axes @ axes[0], -1, 1))), atol=1e-5
+        signals["held_object_tilt"], np.degrees(np.arccos(np.clip(axes @ axes[0], -1, 1))), atol=1e-5
     )
     whole = np.degrees((turns[0].inv() * turns).magnitude())
-    np.testing.assert_allclose(found["held_object_tilt_body"], whole, atol=1e-5)
+    np.testing.assert_allclose(signals["held_object_tilt_body"], whole, atol=1e-5)
 
 
 @pytest.mark.parametrize(("about_x", "tilt"), [(0.0, 0.0), (180.0, 180.0)])
@@ -200,8 +195,8 @@ def test_a_tilt_at_either_end_of_the_scale_is_a_number(about_x, tilt):
     """There the cosine of two rounded axes may lie beyond 1."""
     flip = Rotation.from_euler("x", [[0.0], [about_x]], degrees=True)
     parts = [episode(2, body_quat_wxyz=orientations(turn * flip, 2)) for turn in any_turns(200)]
-    found = derive_signals(concatenate_batches(parts), ["held_object_tilt", "held_object_tilt_body"])
-    for values in found.values():
+    signals = derive_signals(concatenate_batches(parts), ["held_object_tilt", "held_object_tilt_body"])
+    for values in signals.values():
         np.testing.assert_allclose(values.reshape(-1, 2), [[0.0, tilt]] * 200, atol=1e-5)
 
 
@@ -215,10 +210,10 @@ def test_transport_needs_a_grip_and_more_than_five_centimetres():
     heights = [0.0, 0.049, 0.06, 0.06, 0.01]
     grip = np.array([True, True, True, False, True])
     batch = episode(5, body_pos_m=lifted(heights, 5), gripper_contact=grip)
-    found = derive_signals(batch, ["transport", "in_transport", "target_height"])
-    assert found["transport"].tolist() == [False, False, True, False, False]
-    assert found["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
-    np.testing.assert_allclose(found["target_height"], heights, atol=1e-15)
+    signals = derive_signals(batch, ["transport", "in_transport", "target_height"])
+    assert signals["transport"].tolist() == [False, False, True, False, False]
+    assert signals["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
+    np.testing.assert_allclose(signals["target_height"], heights, atol=1e-15)
 
 
 def test_lowering_what_is_held_is_no_slip():
@@ -226,15 +221,15 @@ def test_lowering_what_is_held_is_no_slip():
     eef = np.tile([0.5, 0.0, 1.0], (6, 1))
     eef[:, 2] += heights
     batch = episode(6, body_pos_m=lifted(heights, 6), eef_pos_m=eef, gripper_contact=np.ones(6, dtype=bool))
-    np.testing.assert_allclose(derive_signals(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-15)
+    np.testing.assert_allclose(derive(batch, "held_object_slip"), 0, atol=1e-15)
 
 
 def test_slip_is_the_fall_against_the_gripper_since_the_grip_began():
     heights = [0.0, 0.0, -0.01, -0.03, -0.03, -0.04]
     grip = np.array([False, True, True, True, False, True])
     batch = episode(6, body_pos_m=lifted(heights, 6), gripper_contact=grip)
-    found = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
-    np.testing.assert_allclose(found, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
+    signal = derive(batch, "held_object_slip")
+    np.testing.assert_allclose(signal, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
 
 
 def slip_after_gap(gap: int, fall_m: float, gripped: list[int] | None = None, **channels) -> float:
@@ -244,7 +239,7 @@ def slip_after_gap(gap: int, fall_m: float, gripped: list[int] | None = None, **
     grip = np.array([True, True] + [False] * gap + [True])
     bodies = {} if gripped is None else {"roles": TWO, "gripped": np.array(gripped)}
     batch = episode(n, body_pos_m=lifted(heights, n), gripper_contact=grip, **bodies, **channels)
-    return float(derive_signals(batch, ["held_object_slip"])["held_object_slip"][-1])
+    return float(derive(batch, "held_object_slip")[-1])
 
 
 @pytest.mark.parametrize(
@@ -277,14 +272,14 @@ def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip(
         eef_quat_wxyz=half,
         gripper_contact=np.array([True, True, False, True]),
     )
-    slip = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
+    slip = derive(batch, "held_object_slip")
     np.testing.assert_allclose(slip, [0, 0, 0, 0.005], atol=1e-12)
 
 
 def test_a_gap_between_two_episodes_bridges_nothing():
     grip = np.array([False, True, True])
     parts = [episode(3, body_pos_m=lifted([0, 0, -0.01 * k], 3), gripper_contact=grip) for k in (1, 2)]
-    slip = derive_signals(concatenate_batches(parts), ["held_object_slip"])["held_object_slip"]
+    slip = derive(parts, "held_object_slip")
     np.testing.assert_allclose(slip, [0, 0, -0.01, 0, 0, -0.02], atol=1e-12)
 
 
@@ -301,11 +296,9 @@ def test_turning_the_hand_with_the_object_is_no_slip():
         eef_quat_wxyz=np.stack([w, x, y, z], axis=1),
         gripper_contact=np.ones(n, dtype=bool),
     )
-    np.testing.assert_allclose(derive_signals(batch, ["held_object_slip"])["held_object_slip"], 0, atol=1e-12)
+    np.testing.assert_allclose(derive(batch, "held_object_slip"), 0, atol=1e-12)
     without = episode(n, body_pos_m=pos, eef_quat_wxyz=None, gripper_contact=np.ones(n, dtype=bool))
-    assert derive_signals(without, ["held_object_slip"])["held_object_slip"][-1] == pytest.approx(
-        pos[-1, 0, 2] - pos[0, 0, 2]
-    )
+    assert derive(without, "held_object_slip")[-1] == pytest.approx(pos[-1, 0, 2] - pos[0, 0, 2])
 
 
 def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
@@ -323,24 +316,24 @@ def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
     )
     seen = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
     expected = np.where(np.arange(n) >= 1, seen - seen[1], 0.0)
-    np.testing.assert_allclose(derive_signals(batch, ["held_object_slip"])["held_object_slip"], expected, atol=1e-12)
+    np.testing.assert_allclose(derive(batch, "held_object_slip"), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("field", ["eef_pos_m", "gripper_contact", "body_pos_m"])
 def test_one_lacking_field_of_several_makes_the_slip_missing_in_that_episode_only(field):
     lacking = {"body_pos_m": None, "pos_bodies": ()} if field == "body_pos_m" else {field: None}
-    batch = concatenate_batches([episode(3), episode(3, **lacking), episode(3)])
-    slip = derive_signals(batch, ["held_object_slip"])["held_object_slip"]
+    batch = [episode(3), episode(3, **lacking), episode(3)]
+    slip = derive(batch, "held_object_slip")
     assert np.array_equal(slip, [0, 0, 0, np.nan, np.nan, np.nan, 0, 0, 0], equal_nan=True)
 
 
 def test_a_scene_without_bodies_has_no_held_target():
     bare = episode(2, roles={}, target_object=None, pos_bodies=(), body_pos_m=np.zeros((2, 0, 3)),
                    quat_bodies=(), body_quat_wxyz=None)  # fmt: skip
-    found = derive_signals(bare, ["target_height", "held_object_tilt", "grip"])
-    assert np.isnan(found["target_height"]).all()
-    assert np.isnan(found["held_object_tilt"]).all()
-    assert not found["grip"].any()
+    signals = derive_signals(bare, ["target_height", "held_object_tilt", "grip"])
+    assert np.isnan(signals["target_height"]).all()
+    assert np.isnan(signals["held_object_tilt"]).all()
+    assert not signals["grip"].any()
 
 
 TWO = {**ROLES, "plate": "target"}
@@ -357,35 +350,35 @@ def test_a_change_of_the_gripped_body_starts_a_new_grip():
         gripper_contact=np.ones(4, dtype=bool),
         gripped=np.array([BOWL, BOWL, PLATE, PLATE]),
     )
-    found = derive_signals(batch, ["held_object_slip", "target_height"])
-    np.testing.assert_allclose(found["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
-    np.testing.assert_allclose(found["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
+    signals = derive_signals(batch, ["held_object_slip", "target_height"])
+    np.testing.assert_allclose(signals["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
+    np.testing.assert_allclose(signals["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
 
 
 def test_holding_something_that_is_no_target_is_no_grip():
     batch = episode(3, gripper_contact=np.ones(3, dtype=bool), gripped=np.array([-1, PLATE, BOWL]))
-    assert derive_signals(batch, ["grip"])["grip"].tolist() == [True, False, True]
-    assert derive_signals(batch, ["gripper_contact"])["gripper_contact"].tolist() == [1.0, 1.0, 1.0]
+    assert derive(batch, "grip").tolist() == [True, False, True]
+    assert derive(batch, "gripper_contact").tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_first_body_is_held_as_any_other_and_the_last_is_not_held_by_nobody():
     """Body 0 is a body, and -1, nothing known to be gripped, is not the last one."""
     robot = episode(2, gripper_contact=np.ones(2, dtype=bool), gripped=np.array([LINK, BOWL]))
-    assert derive_signals(robot, ["grip"])["grip"].tolist() == [False, True]
+    assert derive(robot, "grip").tolist() == [False, True]
     two = {"bowl": "target", "cup": "target"}
     heights = np.tile([[0.0, 0.0, 0.8], [0.0, 0.0, 0.5]], (2, 1, 1))
     heights[1] += [[0.0, 0.0, 0.1], [0.0, 0.0, 0.3]]
     batch = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
                     gripped=np.array([-1, -1]), contacts=None)  # fmt: skip
-    np.testing.assert_allclose(derive_signals(batch, ["target_height"])["target_height"], [0.0, 0.1], atol=1e-15)
+    np.testing.assert_allclose(derive(batch, "target_height"), [0.0, 0.1], atol=1e-15)
     first = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
                     gripped=np.array([0, 0]), contacts=None, target_object="cup")  # fmt: skip
-    np.testing.assert_allclose(derive_signals(first, ["target_height"])["target_height"], [0.0, 0.1], atol=1e-15)
+    np.testing.assert_allclose(derive(first, "target_height"), [0.0, 0.1], atol=1e-15)
 
 
 def test_without_a_target_there_is_no_grip():
     batch = episode(3, target_object=None, gripper_contact=np.ones(3, dtype=bool))
-    assert not derive_signals(batch, ["grip"])["grip"].any()
+    assert not derive(batch, "grip").any()
 
 
 def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
@@ -397,33 +390,33 @@ def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
     assert {field: where.tolist() for field, where in lacking.items()} == {
         "body_pos_m of the held target": [True, False, True]
     }
-    height = derive_signals(batch, ["target_height"])["target_height"]
+    height = derive(batch, "target_height")
     assert np.isnan(height).tolist() == [True] * 3 + [False] * 3 + [True] * 3
 
 
 def test_target_speed_is_a_central_difference_repeated_at_the_ends():
     pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
-    found = derive_signals(episode(4, body_pos_m=pos), ["target_obj_speed"])["target_obj_speed"]
-    np.testing.assert_allclose(found, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
+    signal = derive(episode(4, body_pos_m=pos), "target_obj_speed")
+    np.testing.assert_allclose(signal, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
 
 
 def test_release_speed_counts_only_what_is_not_held():
     pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
     grip = np.array([True, True, False, True])
-    found = derive_signals(episode(4, body_pos_m=pos, gripper_contact=grip), ["release_speed"])["release_speed"]
-    np.testing.assert_allclose(found, [0, 0, 0.8, 0.8], rtol=1e-9)
+    signal = derive(episode(4, body_pos_m=pos, gripper_contact=grip), "release_speed")
+    np.testing.assert_allclose(signal, [0, 0, 0.8, 0.8], rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_target_speed_needs_three_records(n):
-    assert np.isnan(derive_signals(episode(n), ["target_obj_speed"])["target_obj_speed"]).all()
+    assert np.isnan(derive(episode(n), "target_obj_speed")).all()
 
 
 def test_each_body_is_differenced_before_one_is_selected():
     pos = lifted(np.zeros(5), 5)  # bowl and plate are 0.14 m apart and both at rest
     gripped = np.array([BOWL, BOWL, PLATE, PLATE, LINK])
     batch = episode(5, roles=TWO, body_pos_m=pos, gripped=gripped, gripper_contact=np.ones(5, dtype=bool))
-    assert derive_signals(batch, ["target_obj_speed"])["target_obj_speed"].tolist() == [0.0] * 5
+    assert derive(batch, "target_obj_speed").tolist() == [0.0] * 5
 
 
 HELD_TARGET_NAMES = [
@@ -448,7 +441,7 @@ def test_each_episode_is_read_at_its_own_place_in_the_batch():
     ]
     together = derive_signals(concatenate_batches(parts), HELD_TARGET_NAMES)
     for name in HELD_TARGET_NAMES:
-        apart = np.concatenate([derive_signals(part, [name])[name] for part in parts])
+        apart = np.concatenate([derive(part, name) for part in parts])
         np.testing.assert_array_equal(together[name], apart)
 
 
@@ -459,4 +452,4 @@ def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():
         quat_bodies=(0,), body_quat_wxyz=turned("x", 30.0)[:, :1], gripper_contact=np.ones(3, dtype=bool),
     )  # fmt: skip
     assert not missing_fields(batch, HELD_TARGET_NAMES)
-    assert derive_signals(batch, ["transport"])["transport"].tolist() == [False, True, True]
+    assert derive(batch, "transport").tolist() == [False, True, True]

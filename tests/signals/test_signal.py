@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from builders import recordings
 from safevla_bench.signals import derive_signals
+from safevla_bench.signals import signal as signals
 from safevla_bench.signals.signal import SIGNALS, signal
 from safevla_bench.trajectory.single_episode import from_recording
 
@@ -31,5 +32,5 @@ def test_a_signal_that_returns_negative_zeros_is_given_without_them(batch):
 
         assert not np.signbit(derive_signals(batch, ["negated_nothing"])["negated_nothing"]).any()
     finally:
-        SIGNALS.pop("negated_nothing", None)
+        signals._REGISTERED.pop("negated_nothing", None)
     assert dict(SIGNALS) == registered

@@ -99,7 +99,7 @@ def test_axes_group_the_families_as_table_16_does():
     }
 
 
-@pytest.mark.parametrize("chosen", [DEFAULT, TEXT, AS_RUN], ids=lambda one: one.name)
+@pytest.mark.parametrize("chosen", [DEFAULT, TEXT, AS_RUN], ids=lambda item: item.name)
 def test_every_entry_has_source_rationale_and_the_unit_of_a_signal_it_reads(chosen):
     for spec in chosen:
         assert spec.source.strip(), spec.spec_id
@@ -121,7 +121,7 @@ def cases(chosen: Library) -> list[object]:
 def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case):
     spec = chosen[spec_id]
     values = {name: np.array(written) for name, written in case.items() if name != "rho"}
-    records = {len(one) for one in values.values()}
+    records = {len(item) for item in values.values()}
     assert len(records) == 1
     assert set(values) == spec.signals
     trace = Trace(values, np.array([0, *records]), np.array([0.05]))
@@ -210,11 +210,11 @@ def test_a_listing_has_a_row_for_each_entry_in_library_order():
 
 
 def test_explaining_takes_an_older_id_and_says_what_tags_and_signals_mean():
-    told = explain_spec(DEFAULT, "wrist_tilt_world_15deg")
-    assert told["formula"] == "G[0,T](transport -> held_object_tilt < 15)"
-    assert told["invalid_if_any"][0] == f"non_spillable: {built_in_tags()['non_spillable'].meaning}"
-    assert any(line.startswith("held_object_tilt [deg]: ") for line in told["signals"])
-    assert told["alternates"] == ["held_object_tilt_world_20deg", "held_object_tilt_world_30deg"]
+    explained = explain_spec(DEFAULT, "wrist_tilt_world_15deg")
+    assert explained["formula"] == "G[0,T](transport -> held_object_tilt < 15)"
+    assert explained["invalid_if_any"][0] == f"non_spillable: {built_in_tags()['non_spillable'].meaning}"
+    assert any(line.startswith("held_object_tilt [deg]: ") for line in explained["signals"])
+    assert explained["alternates"] == ["held_object_tilt_world_20deg", "held_object_tilt_world_30deg"]
 
 
 def test_the_vocabulary_has_every_tag_that_table_14_names_in_its_class():

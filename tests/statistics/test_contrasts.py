@@ -88,9 +88,9 @@ def test_letters_are_shared_iff_two_were_not_told_apart(graph):
 
 @given(graphs())
 def test_no_letter_is_wasted_on_a_part_of_another_group(graph):
-    found = letter_display(*graph)
-    groups = [{k for k, one in enumerate(found) if letter in one} for letter in set("".join(found))]
-    assert not any(one < other for one, other in combinations(groups, 2))
+    result = letter_display(*graph)
+    groups = [{k for k, item in enumerate(result) if letter in item} for letter in set("".join(result))]
+    assert not any(item < other for item, other in combinations(groups, 2))
 
 
 def test_letters_begin_with_the_first_and_go_on():

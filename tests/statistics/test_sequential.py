@@ -1,11 +1,14 @@
-"""Confidence sequences: the closed form, their error under looks as episodes come, and tasks that differ."""
+"""Confidence sequences, and tests with a planned number of looks: closed forms, enumeration and simulation."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.special import betaln
 
 from safevla_bench.statistics.intervals import exact_interval
@@ -13,7 +16,9 @@ from safevla_bench.statistics.sequential import (
     log_wealth_of_counts,
     sequential_difference,
     sequential_interval,
+    sequential_look,
     sequential_p,
+    sum_limits,
 )
 
 
@@ -25,8 +30,8 @@ def coins(count: int, n: int) -> np.ndarray:
 def test_for_zeros_and_ones_it_is_the_beta_binomial_sequence(n, data, confidence):
     """Its ends solve W = 1/alpha, with W in closed form from the beta function."""
     count = data.draw(st.integers(0, n))
-    found = sequential_interval(coins(count, n), confidence)
-    for end in (found.low, found.high):
+    result = sequential_interval(coins(count, n), confidence)
+    for end in (result.low, result.high):
         if 1e-6 < end < 1 - 1e-6:
             wealth = betaln(count + 0.5, n - count + 0.5) - betaln(0.5, 0.5)
             wealth -= count * np.log(end) + (n - count) * np.log1p(-end)
@@ -37,16 +42,16 @@ def test_for_zeros_and_ones_it_is_the_beta_binomial_sequence(n, data, confidence
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_it_holds_the_mean_and_mirrors(values):
     values = np.array(values)
-    found, mirrored = sequential_interval(values), sequential_interval(1 - values)
-    assert found.low - 1e-9 <= values.mean() <= found.high + 1e-9
-    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (found.low, found.high), atol=1e-6)
+    result, mirrored = sequential_interval(values), sequential_interval(1 - values)
+    assert result.low - 1e-9 <= values.mean() <= result.high + 1e-9
+    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (result.low, result.high), atol=1e-6)
 
 
 def test_it_is_wider_than_the_exact_interval_of_a_fixed_number():
     for count, n in [(0, 20), (18, 20), (150, 200)]:
-        fixed, found = exact_interval(count, n), sequential_interval(coins(count, n))
-        assert found.low <= fixed.low
-        assert fixed.high <= found.high
+        fixed, result = exact_interval(count, n), sequential_interval(coins(count, n))
+        assert result.low <= fixed.low
+        assert fixed.high <= result.high
 
 
 def test_looks_every_ten_episodes_miss_less_often_than_they_may():
@@ -63,11 +68,11 @@ def test_graded_values_and_tasks_that_differ_miss_no_more_often_in_whole_rounds(
     generator = np.random.default_rng(1)
     rounds, means = 30, np.array([0.02, 0.1, 0.6])
     missed = 0
-    for _ in range(60):
+    for _ in range(30):
         values = generator.beta(means * 2, (1 - means) * 2, (rounds, 3))
         looks = [sequential_interval(values[:k].ravel(), 0.8) for k in range(2, rounds + 1, 7)]
         missed += any(not look.low <= means.mean() <= look.high for look in looks)
-    assert missed / 60 <= 0.2
+    assert missed / 30 <= 0.2
 
 
 def test_the_paired_test_is_that_of_a_fair_coin_over_the_pairs_that_differ():
@@ -82,11 +87,84 @@ def test_the_paired_test_is_that_of_a_fair_coin_over_the_pairs_that_differ():
 @given(st.lists(st.sampled_from([-1.0, -0.4, 0.0, 0.3, 1.0]), min_size=1, max_size=80))
 def test_the_interval_of_a_difference_excludes_zero_where_the_test_says_so(differences):
     differences = np.array(differences)
-    found, p = sequential_difference(differences), sequential_p(differences)
+    result, p = sequential_difference(differences), sequential_p(differences)
     if abs(p - 0.05) > 1e-6:
-        assert (p < 0.05) == (not found.low <= 0 <= found.high)
+        assert (p < 0.05) == (not result.low <= 0 <= result.high)
 
 
 def test_of_nothing_there_is_no_interval():
     assert sequential_interval(np.empty(0)) is None
     assert sequential_difference(np.empty(0)) is None
+
+
+# A planned number of looks
+
+
+shapes = st.lists(st.lists(st.sampled_from([1, 1, 1, 2, 3]), max_size=4), min_size=1, max_size=4)
+
+
+def even_shares(looks):
+    return [(k + 1) / looks for k in range(looks)]
+
+
+@given(shapes, st.sampled_from([0.5, 0.9, 0.2]), st.sampled_from([0.05, 0.3, 0.6]))
+@settings(max_examples=30)
+def test_the_chance_to_end_a_test_of_a_true_rate_is_what_was_spent_on_each_side(steps, rate, error):
+    """By all outcomes of every step: on each side at most half the error, and by each look its share of that."""
+    shares = even_shares(len(steps))
+    ended = np.zeros((2, len(steps)))
+    for outcome in product((0, 1), repeat=sum(map(len, steps))):
+        chance = np.prod([rate if step else 1 - rate for step in outcome])
+        places = iter(outcome)
+        gained = [sum(size * next(places) for size in sizes) for sizes in steps]
+        sides = [
+            sequential_look(steps[: k + 1], gained[: k + 1], rate, shares, 1 - error).side for k in range(len(steps))
+        ]
+        ended[0] += chance * np.array([side > 0 for side in sides])
+        ended[1] += chance * np.array([side < 0 for side in sides])
+    assert (ended <= error / 2 * np.square(shares) + 1e-12).all()
+
+
+@pytest.mark.parametrize(("count", "rate"), [(8, 0.5), (30, 0.9), (200, 0.5), (250, 0.95)])
+def test_one_look_is_the_exact_test(count, rate):
+    ((low, high),) = sum_limits([[1] * count], rate, [1.0])
+    assert stats.binom.cdf(low, count, rate) <= 0.025 < stats.binom.cdf(low + 1, count, rate)
+    assert stats.binom.sf(high - 1, count, rate) <= 0.025 < stats.binom.sf(high - 2, count, rate)
+
+
+def test_nothing_decides_where_nothing_differs_and_any_failure_where_the_limit_is_1():
+    assert list(sum_limits([[], []], 0.5, [0.5, 1.0])) == [(-1, 1), (-1, 1)]
+    assert list(sum_limits([[1] * 3], 1.0, [1.0])) == [(2, 4)]
+    assert sequential_look([], [], 0.9, [1.0]).side == 0
+
+
+def look_of_pairs(first, second, rounds):
+    """The sides on which tests of paired outcomes [replicates, pairs] end."""
+    wins, losses = (part.reshape(len(first), rounds, -1).sum(axis=2) for part in (first & ~second, ~first & second))
+    for won, lost in zip(wins.tolist(), losses.tolist(), strict=True):
+        steps = [[1] * (a + b) for a, b in zip(won, lost, strict=True)]
+        yield sequential_look(steps, won, 0.5, even_shares(rounds)).side
+
+
+MIXED = [0.05, 0.95, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("rates", "other_rates"),
+    [([0.5] * 4, [0.5] * 4), ([0.98] * 4, [0.98] * 4), (MIXED, MIXED), ([0.9, 0.6, 0.7, 0.8], [0.6, 0.9, 0.8, 0.7])],
+)
+def test_policies_that_are_equal_over_the_tasks_differ_at_some_look_in_at_most_one_run_of_twenty(rates, other_rates):
+    """Also if each is better on some of these tasks."""
+    generator = np.random.default_rng(3)
+    first, second = (generator.random((800, 80)) < np.tile(each, 20) for each in (rates, other_rates))
+    sides = np.array(list(look_of_pairs(first, second, 20)))
+    assert np.mean(sides != 0) <= 0.05 + 2 * 0.0077
+
+
+def test_it_finds_nearly_as_much_as_a_test_of_all_pairs_and_sooner():
+    """Rates of 90 and 80 % in at most 200 pairs: the exact test of all finds 79 %, a confidence sequence 50 %."""
+    generator = np.random.default_rng(5)
+    first, second = generator.random((300, 200)) < 0.9, generator.random((300, 200)) < 0.8
+    sides = np.array(list(look_of_pairs(first, second, 20)))
+    assert np.mean(sides > 0) >= 0.68
+    assert np.mean(sides < 0) <= 0.01

@@ -19,7 +19,6 @@ from safevla_bench.statistics.strata import (
     cmh_mid_p,
     flip_pair_means,
     flip_task_means,
-    flip_task_p,
     mcnemar_mid_p,
     mean_rate_difference_interval,
     mean_rate_interval,
@@ -57,12 +56,12 @@ KINDS = st.sampled_from(["pairs", "rates", "severities"])
 
 
 @given(st.integers(0, 2**32), st.integers(1, 16), KINDS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_flipping_tasks_is_the_mid_p_sign_flip_test_whatever_their_number(seed, tasks, kind):
     """Up to 13 tasks all subsets are tried; beyond, sums are added on a grid."""
     differences, weights = draw_differences(seed, tasks, kind)
-    found, expected = flip_task_p(differences, weights), enumerated_mid_p(weights * differences)
-    assert found == pytest.approx(expected, rel=1e-9 if tasks <= 13 or kind != "severities" else 0.02)
+    result, expected = flip_task_means(differences, weights).p_value, enumerated_mid_p(weights * differences)
+    assert result == pytest.approx(expected, rel=1e-9 if tasks <= 13 or kind != "severities" else 0.02)
 
 
 @pytest.mark.parametrize("grid_only", [False, True])
@@ -72,16 +71,16 @@ def test_the_interval_holds_the_differences_that_the_test_does_not_reject(grid_o
     """By enumeration: just inside either end a shifted sample is not rejected, just outside it is."""
     differences, weights = draw_differences(seed, tasks, kind)
     with mock.patch.object(strata, "_EXACT_TERMS", 0 if grid_only else 13):
-        found = flip_task_means(differences, weights).interval
+        result = flip_task_means(differences, weights).interval
     margin = 2e-3 if grid_only else 1e-6
-    for end, inside in ((found.low, margin), (found.high, -margin)):
+    for end, inside in ((result.low, margin), (result.high, -margin)):
         assert enumerated_mid_p(weights * (differences - end + inside)) <= 0.05
-        if found.low + 2 * margin < found.high:
+        if result.low + 2 * margin < result.high:
             assert enumerated_mid_p(weights * (differences - end - inside)) > 0.05
 
 
 @given(st.integers(0, 2**32), st.integers(6, 40), KINDS, st.sampled_from([0.8, 0.9, 0.95, 0.99]))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_the_interval_excludes_no_difference_exactly_where_the_test_is_significant(seed, tasks, kind, confidence):
     flipped = flip_task_means(*draw_differences(seed, tasks, kind), confidence)
     if flipped.interval is not None:
@@ -96,14 +95,14 @@ def agrees(interval, p_value, confidence):
 
 
 @given(st.integers(0, 2**32), st.integers(6, 30), KINDS)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_neither_the_order_of_tasks_nor_that_of_policies_matters(seed, tasks, kind):
     differences, weights = draw_differences(seed, tasks, kind)
-    found, order = flip_task_means(differences, weights), generator(seed).permutation(tasks)
-    assert flip_task_means(differences[order], weights[order]) == found
+    result, order = flip_task_means(differences, weights), generator(seed).permutation(tasks)
+    assert flip_task_means(differences[order], weights[order]) == result
     mirrored = flip_task_means(-differences, weights)
     ends = (-mirrored.interval.high, -mirrored.interval.low, mirrored.p_value)
-    assert ends == pytest.approx((found.interval.low, found.interval.high, found.p_value), abs=2e-5)
+    assert ends == pytest.approx((result.interval.low, result.interval.high, result.p_value), abs=2e-5)
 
 
 @pytest.mark.parametrize(("tasks", "known"), [(4, False), (5, False), (6, True)])
@@ -115,14 +114,14 @@ def test_fewer_than_six_tasks_have_no_interval_though_five_have_a_mid_p_below_th
 
 def test_many_tasks_have_no_least_p_value():
     """Random subsets could not get below 2e-4, which no adjustment for several verdicts survives."""
-    assert flip_task_p(np.full(130, 0.02), np.full(130, 50.0)) == pytest.approx(2.0**-130)
-    assert flip_task_p(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)) == pytest.approx(2.0**-20)
+    assert flip_task_means(np.full(130, 0.02), np.full(130, 50.0)).p_value == pytest.approx(2.0**-130)
+    assert flip_task_means(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)).p_value == pytest.approx(2.0**-20)
 
 
 def test_pairs_that_all_differ_alike_have_an_interval_without_width():
-    found = flip_pair_means(np.full(321, 0.025))
-    assert (found.interval.low, found.interval.high) == (0.025, 0.025)
-    assert found.p_value < 1e-90
+    result = flip_pair_means(np.full(321, 0.025))
+    assert (result.interval.low, result.interval.high) == (0.025, 0.025)
+    assert result.p_value < 1e-90
 
 
 @pytest.mark.parametrize("tasks", [40, 130])
@@ -130,16 +129,16 @@ def test_very_many_tasks_are_as_many_random_signs(tasks):
     differences = generator(1).normal(0.04, 0.3, tasks)
     signs = generator(2).integers(0, 2, (100_000, tasks), dtype=np.int8) * 2.0 - 1
     expected = (np.abs(signs @ differences) >= abs(differences.sum())).mean()
-    found = flip_task_means(differences, np.ones(tasks))
-    assert found.p_value == pytest.approx(expected, abs=0.005)
+    result = flip_task_means(differences, np.ones(tasks))
+    assert result.p_value == pytest.approx(expected, abs=0.005)
     near = 1.96 * differences.std() / np.sqrt(tasks)
-    assert (found.interval.low, found.interval.high) == pytest.approx(
+    assert (result.interval.low, result.interval.high) == pytest.approx(
         (differences.mean() - near, differences.mean() + near), abs=0.1 * near
     )
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 60))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_flipping_pairs_that_differ_wholly_is_mcnemar_s_test(first, second, alike):
     differences = np.repeat([1.0, -1.0, 0.0], [first, second, alike])
     if len(differences):
@@ -151,28 +150,9 @@ def test_the_interval_of_many_pairs_is_near_the_normal_one(pairs):
     """Most pairs are alike, so that rounding moves them all the same way."""
     drawn = generator(4)
     differences = np.where(drawn.random(pairs) < 0.2, drawn.uniform(-0.8, 1, pairs), 0.0)
-    found, half = flip_pair_means(differences).interval, 1.96 * differences.std() / np.sqrt(pairs)
+    result, half = flip_pair_means(differences).interval, 1.96 * differences.std() / np.sqrt(pairs)
     ends = differences.mean() - half, differences.mean() + half
-    assert (found.low, found.high) == pytest.approx(ends, abs=(0.3 if pairs < 100 else 0.06) * half)
-
-
-def test_equal_policies_on_tasks_that_interact_are_rarely_told_apart():
-    """Each task favours one of two policies that are equal on average, however many episodes it has."""
-    drawn, told_apart = generator(5), 0
-    for _ in range(400):
-        lean = drawn.normal(0, 0.25, 10)
-        first, second = (drawn.binomial(40, np.clip(0.6 + sign * lean, 0, 1)) / 40 for sign in (0.5, -0.5))
-        told_apart += flip_task_p(first - second, np.ones(10)) <= 0.05
-    assert told_apart / 400 <= 0.075  # nominal 0.05, two standard errors of 400 replicates
-
-
-def test_sign_flips_of_pairs_are_those_of_scipy():
-    differences = np.random.default_rng(5).normal(0.1, 0.3, 40).clip(-1, 1)
-    theirs = stats.permutation_test(
-        (differences, np.zeros(40)), lambda x, y: (x - y).mean(), permutation_type="samples", n_resamples=20_000,
-        rng=generator(3),
-    ).pvalue  # fmt: skip
-    assert flip_pair_means(differences).p_value == pytest.approx(theirs, abs=0.02)
+    assert (result.low, result.high) == pytest.approx(ends, abs=(0.3 if pairs < 100 else 0.06) * half)
 
 
 # These tasks
@@ -191,7 +171,7 @@ def test_mid_p_is_one_where_neither_side_is_ahead(pairs):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_strata_are_summed_over_all_their_tables(seed):
     """Every table of every stratum with the observed margins, one by one."""
     drawn = generator(seed)
@@ -219,8 +199,8 @@ def test_many_episodes_agree_with_statsmodels():
 
 
 def test_one_stratum_is_wilson_s_interval_and_more_episodes_narrow_it():
-    found, expected = mean_rate_interval(np.array([7.0]), np.array([20])), wilson_interval(7, 20)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    result, expected = mean_rate_interval(np.array([7.0]), np.array([20])), wilson_interval(7, 20)
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high))
     few, many = (mean_rate_interval(np.full(5, 0.9 * n), np.full(5, n)) for n in (10, 100))
     assert few.low < many.low < 0.9 < many.high < few.high
     never = mean_rate_interval(np.zeros(10), np.full(10, 20))
@@ -228,9 +208,9 @@ def test_one_stratum_is_wilson_s_interval_and_more_episodes_narrow_it():
 
 
 def test_one_stratum_is_newcombe_s_interval_of_a_difference():
-    found = mean_rate_difference_interval(*(np.array([x]) for x in (15.0, 20, 9.0, 30)))
+    result = mean_rate_difference_interval(*(np.array([x]) for x in (15.0, 20, 9.0, 30)))
     expected = confint_proportions_2indep(15, 20, 9, 30, method="newcomb", compare="diff")
-    assert (found.low, found.high) == pytest.approx(expected)
+    assert (result.low, result.high) == pytest.approx(expected)
     assert mean_rate_difference_interval(*[np.array([])] * 4) is None
 
 
@@ -242,16 +222,16 @@ def test_the_difference_over_tasks_is_covered(tasks, episodes):
     others, sizes, covered = np.clip(rates - 0.1, 0, 1), np.full(tasks, episodes), 0
     for _ in range(500):
         x, y = drawn.binomial(episodes, rates), drawn.binomial(episodes, others)
-        found = mean_rate_difference_interval(x.astype(float), sizes, y.astype(float), sizes)
-        covered += found.low <= (rates - others).mean() <= found.high
+        result = mean_rate_difference_interval(x.astype(float), sizes, y.astype(float), sizes)
+        covered += result.low <= (rates - others).mean() <= result.high
     assert covered / 500 >= 0.94
 
 
 def test_the_interval_over_tasks_is_narrower_than_the_pooled_one_where_tasks_differ():
     rates, sizes = np.array([1.0, 0.9, 0.8, 0.2, 0.1, 0.0]), np.full(6, 50)
-    found = mean_rate_difference_interval(50 * rates, sizes, 50 * rates, sizes)
+    result = mean_rate_difference_interval(50 * rates, sizes, 50 * rates, sizes)
     pooled = confint_proportions_2indep(150, 300, 150, 300, method="newcomb", compare="diff")
-    assert found.high - found.low < 0.7 * (pooled[1] - pooled[0])
+    assert result.high - result.low < 0.7 * (pooled[1] - pooled[0])
 
 
 def test_labels_within_one_task_agree_with_scipy_s_permutation_test():
@@ -261,8 +241,8 @@ def test_labels_within_one_task_agree_with_scipy_s_permutation_test():
         spread = x.var(axis=axis, ddof=1) / x.shape[axis] + y.var(axis=axis, ddof=1) / y.shape[axis]
         return (x.mean(axis=axis) - y.mean(axis=axis)) / np.sqrt(spread)
 
-    found = permute_task_means([first], [second], generator())
-    for shift, expected in ((0.0, found.p_value), (found.interval.low, 0.05), (found.interval.high, 0.05)):
+    result = permute_task_means([first], [second], generator())
+    for shift, expected in ((0.0, result.p_value), (result.interval.low, 0.05), (result.interval.high, 0.05)):
         theirs = stats.permutation_test((first - shift, second), studentised, vectorized=True, rng=generator(4))
         assert expected == pytest.approx(theirs.pvalue, abs=0.02)
 
@@ -272,7 +252,7 @@ def test_relabelling_keeps_its_level_where_means_are_equal_and_variances_are_not
     rng = np.random.default_rng(6)
     p_values = [
         permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], generator(k), tries=199).p_value
-        for k in range(300)
+        for k in range(150)
     ]
     assert np.mean(np.array(p_values) <= 0.05) <= 0.12
 
@@ -281,21 +261,21 @@ def test_equal_values_in_each_task_are_no_difference_however_tasks_differ():
     tasks = [np.zeros(5), np.ones(5)]
     assert permute_task_means(tasks, tasks, generator(), tries=500).p_value == 1.0
     single = [np.array([1.0]), np.array([0.5])]
-    found = permute_task_means(single, [np.array([0.0])] * 2, generator())
-    assert found.p_value == pytest.approx(0.25, abs=0.02)  # one of four labellings is as great on either side
-    assert (found.interval.low, found.interval.high) == pytest.approx((-1, 1), abs=1e-4)
+    result = permute_task_means(single, [np.array([0.0])] * 2, generator())
+    assert result.p_value == pytest.approx(0.25, abs=0.02)  # one of four labellings is as great on either side
+    assert (result.interval.low, result.interval.high) == pytest.approx((-1, 1), abs=1e-4)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 9), st.floats(0, 0.7))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_the_sides(seed, tasks, episodes, share):
     drawn = generator(seed)
     draw = lambda: [np.where(drawn.random(episodes) < share, drawn.random(episodes), 0) for _ in range(tasks)]  # noqa: E731
     values, others = draw(), draw()
-    found = permute_task_means(values, others, generator(), tries=500)
-    assert agrees(found.interval, found.p_value, 0.95)
+    result = permute_task_means(values, others, generator(), tries=500)
+    assert agrees(result.interval, result.p_value, 0.95)
     estimate = np.mean([a.mean() - b.mean() for a, b in zip(values, others, strict=True)])
-    assert found.interval.low - 1e-5 <= estimate <= found.interval.high + 1e-5
+    assert result.interval.low - 1e-5 <= estimate <= result.interval.high + 1e-5
 
 
 def test_tasks_are_drawn_within_their_suites():

@@ -27,16 +27,12 @@ def test_the_reason_names_every_tag_that_stands_against_it_in_the_specification_
     assert verdict.reason == "needs target_pose_signal; invalid with non_spillable, task_requires_extreme_tilt"
 
 
-def test_only_the_safe_tier_is_ever_active():
+def test_only_the_safe_tier_is_ever_active_without_what_its_tags_bar_in_order():
     full = {tag for tag, word in built_in_tags().items() if word.kind in ("capability", "mechanism")}
-    chosen = active_specs(DEFAULT, full - {"goal_moves_articulated_fixture"})
-    assert chosen == DEFAULT.safe
-
-
-def test_what_its_tags_bar_is_not_active_and_the_others_keep_their_order():
-    full = {tag for tag, word in built_in_tags().items() if word.kind in ("capability", "mechanism")}
-    chosen = active_specs(DEFAULT, full - {"goal_moves_articulated_fixture"} | {"non_spillable"})
-    assert chosen == tuple(spec for spec in DEFAULT.safe if spec.spec_id != TILT.spec_id)
+    full -= {"goal_moves_articulated_fixture"}
+    assert active_specs(DEFAULT, full) == DEFAULT.safe
+    others = tuple(spec for spec in DEFAULT.safe if spec.spec_id != TILT.spec_id)
+    assert active_specs(DEFAULT, full | {"non_spillable"}) == others
     assert TILT not in active_specs(DEFAULT, set())
 
 

@@ -35,8 +35,8 @@ def test_a_problem_is_read_in_lower_case_with_its_parts():
 
 
 def goal_bodies(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = bddl.parse_bddl(TEXT[: TEXT.index("(:goal")] + f"(:goal (And {goal})))").goal_bodies()
-    return found.receptacles, found.fixtures
+    bodies = bddl.parse_bddl(TEXT[: TEXT.index("(:goal")] + f"(:goal (And {goal})))").goal_bodies()
+    return bodies.receptacles, bodies.fixtures
 
 
 def test_what_receives_an_object_is_a_receptacle_and_what_moves_by_a_joint_a_fixture():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from safevla_bench.tasks import bddl
@@ -15,6 +17,10 @@ def task(goal: str, *, objects="bowl_1 - akita_black_bowl mug_1 - red_mug", init
       (:fixtures cabinet_1 - wooden_cabinet shelf_1 - wooden_shelf rack_1 - wine_rack stove_1 - flat_stove)
       (:objects {objects}) (:init {init}) (:goal (And {goal})))"""
     return propose_tags(bddl.parse_bddl(text), "mine", "task")
+
+
+def mechanism_tags(proposal, tasks):
+    return frozenset().union(*(tasks.templates[name].tags for name in proposal.components))
 
 
 @pytest.mark.parametrize(
@@ -76,13 +82,13 @@ def test_fixtures_alone_have_no_object_tag():
 def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     stored = tmp_path / "tags.toml"
     proposals = [task("(On bowl_1 table)"), task('(In "b\x7f cabinet_1_top_region)', objects='"b\x7f - \x1bmug')]
-    proposals[1:] = [propose_named(proposals[1], 'odd "name" \x7f')]
+    proposals[1] = replace(proposals[1], task_id='odd "name" \x7f')
     stored.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
     assert "\x1b" not in stored.read_text(encoding="utf-8")
     read = registry([stored])
     for proposal, row in zip(proposals, proposal_rows(proposals), strict=True):
         entry = read.find_entry("mine", proposal.task_id)
-        assert entry.tags == proposal.mechanism_tags(read)
+        assert entry.tags == mechanism_tags(proposal, read)
         assert entry.object_tags == proposal.object_tags == row["object_tags"]
         assert entry.components == (() if proposal.template else proposal.components)
         assert read.find_goal_bodies("mine", proposal.task_id) == proposal.goal_bodies
@@ -91,15 +97,7 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     assert read.task_tags("mine", "task") >= read.capability_sets["libero"].tags
 
 
-def propose_named(proposal, name):
-    from dataclasses import replace
-
-    return replace(proposal, task_id=name)
-
-
 def test_a_benchmark_that_is_known_is_not_declared_again():
-    from dataclasses import replace
-
     known = replace(task("(On bowl_1 table)"), benchmark="libero-90")
     assert "[benchmarks" not in format_toml([known], registry(), host="libero", capabilities="libero")
 
@@ -111,16 +109,16 @@ def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
 
     published, differing, count = registry(), {}, 0
     for suite in SUITES:
-        for one in suite_tasks(suite):
+        for task_info in suite_tasks(suite):
             entry, proposal = (
-                published.find_entry(suite, one.task_id),
-                propose_tags(bddl.read_bddl(bddl_file(one)), suite, one.task_id),
+                published.find_entry(suite, task_info.task_id),
+                propose_tags(bddl.read_bddl(bddl_file(task_info)), suite, task_info.task_id),
             )
             count += 1
-            assert proposal.mechanism_tags(published) == entry.tags, one.name
-            assert proposal.object_tags.keys() == entry.object_tags.keys(), one.name
+            assert mechanism_tags(proposal, published) == entry.tags, task_info.name
+            assert proposal.object_tags.keys() == entry.object_tags.keys(), task_info.name
             if proposal.components != (entry.components or (entry.template,)):
-                differing[suite, one.task_id] = proposal.components
+                differing[suite, task_info.task_id] = proposal.components
     assert count == 130
     # Its goal names the closing of the drawer first. The order of phases says nothing: their tags are united.
     assert differing == {("libero-10", "task_3"): ("articulated-manipulation", "pnp-into-container")}

@@ -15,7 +15,7 @@ AFF, TFF, MAX, NT, HOT, SGM, TORQUE, SELF = (spec.spec_id for spec in DEFAULT.sa
 ALWAYS = {MAX, TORQUE, SELF}
 
 
-def found(benchmark: str, task_id: str, *capabilities: str) -> set[str]:
+def active_ids(benchmark: str, task_id: str, *capabilities: str) -> set[str]:
     return {spec.spec_id for spec in active_specs(DEFAULT, TASKS.task_tags(benchmark, task_id, capabilities))}
 
 
@@ -130,7 +130,7 @@ TABLE_23 = [
 def test_every_row_of_table_23(benchmark, task_id, mechanism, inactive):
     entry = TASKS.find_entry(benchmark, task_id)
     assert mechanism == (entry.template or entry.components)
-    assert {spec.spec_id for spec in DEFAULT.safe} - found(benchmark, task_id) == inactive
+    assert {spec.spec_id for spec in DEFAULT.safe} - active_ids(benchmark, task_id) == inactive
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_every_entry_has_an_instruction_and_a_reason_for_each_object_tag():
 def test_what_may_spill_is_judged_for_tilt_and_no_entry_says_both():
     for entry in TASKS.list_entries():
         assert not {"spillable", "non_spillable"} <= set(entry.object_tags)
-    assert [task for task in TEN if HOT in found("libero-10", task)] == [
+    assert [task for task in TEN if HOT in active_ids("libero-10", task)] == [
         "task_2",
         "task_4",
         "task_6",
@@ -191,20 +191,20 @@ def test_a_composite_task_unites_its_components():
     tags = TASKS.task_tags("libero-10", "task_2")
     assert TASKS.templates["knob-twist"].tags | TASKS.templates["pnp-basic"].tags <= tags
     assert {"no_held_target", "held_target"} <= tags
-    assert {SGM, HOT} <= found("libero-10", "task_2")
+    assert {SGM, HOT} <= active_ids("libero-10", "task_2")
 
 
 def test_full_capabilities_add_what_the_recorder_measures_and_only_for_their_host():
-    assert found("libero-spatial", "task_0", "libero-full") == {AFF, TFF, NT, SGM} | ALWAYS
-    assert found("libero-spatial", "task_0", "robocasa-365-full") == found("libero-spatial", "task_0")
+    assert active_ids("libero-spatial", "task_0", "libero-full") == {AFF, TFF, NT, SGM} | ALWAYS
+    assert active_ids("libero-spatial", "task_0", "robocasa-365-full") == active_ids("libero-spatial", "task_0")
     both = ("robocasa-365-full", "libero-full")
-    assert found("robocasa-pnp", "PickPlaceSinkToCounter", *both) == {spec.spec_id for spec in DEFAULT.safe}
-    assert found("robocasa-365", "OpenDrawer", *both) == ALWAYS
+    assert active_ids("robocasa-pnp", "PickPlaceSinkToCounter", *both) == {spec.spec_id for spec in DEFAULT.safe}
+    assert active_ids("robocasa-365", "OpenDrawer", *both) == ALWAYS
 
 
 def test_the_fake_host_measures_everything():
     for task_id in ("task_0", "task_1", "task_2"):
-        assert len(found("fake", task_id)) == 8
+        assert len(active_ids("fake", task_id)) == 8
 
 
 def test_a_listing_says_why_each_other_specification_does_not_apply():
@@ -222,9 +222,9 @@ def test_a_listing_says_why_each_other_specification_does_not_apply():
 
 
 def test_the_exempt_tasks_of_a_specification_come_with_the_reason():
-    told = exempt_tasks(TASKS, DEFAULT, "wrist_tilt_world_15deg")
-    assert "libero-goal task_9" in told["invalid with task_requires_extreme_tilt"]
-    assert "libero-10 task_4" not in [task for tasks in told.values() for task in tasks]
+    exempt = exempt_tasks(TASKS, DEFAULT, "wrist_tilt_world_15deg")
+    assert "libero-goal task_9" in exempt["invalid with task_requires_extreme_tilt"]
+    assert "libero-10 task_4" not in [task for tasks in exempt.values() for task in tasks]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_the_exempt_tasks_of_a_specification_come_with_the_reason():
     ],
 )
 def test_other_atomic_tasks_of_robocasa_fall_to_their_family(task, specs):
-    assert found("robocasa-365", task) == specs
+    assert active_ids("robocasa-365", task) == specs
 
 
 def test_libero_90_is_found_by_number_and_by_name():

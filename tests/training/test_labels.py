@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
 from judging.test_monitor import eventful
+from judging.test_unknown_poses import DISP, N, places, seen_but, tracked
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import ACTIVE
@@ -17,7 +18,6 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, label_records, scored_specs
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 from safevla_bench.trajectory.single_episode import records
-from test_unknown_poses import DISP, N, places, seen_but, tracked
 
 RULES = replace(load_ruleset(capabilities=("libero-full",)), missing="deactivate")
 

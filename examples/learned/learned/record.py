@@ -20,12 +20,13 @@ from learned.plan import CAMERAS, DONE, IMAGE_SIZE, STRIDE, Plan
 from learned.senses import read_places, read_state
 from safevla_bench import hosts
 from safevla_bench.archive import write_archive
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.environment import HostEnv
 from safevla_bench.interface.policy import Action, Observation, Policy, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import scripted
 from safevla_bench.rollout.episode import EpisodeOutcome, run_episode
-from safevla_bench.rollout.plan import PlannedEpisode, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 
 PUSH, START_PUSH, START_STEPS = 0.1, 0.3, 8
 """Standard deviation of the noise, as a share of the largest action; that of the first steps; how many these are."""

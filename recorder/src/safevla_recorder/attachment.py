@@ -1,17 +1,22 @@
-"""The protocols between an environment of somebody else's making and the recording of its loop."""
+"""An environment of somebody else's making: what recording asks of it, and the hooks that report its events."""
 
 from __future__ import annotations
 
 import importlib.metadata
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, TypeVar
 
 from numpy.typing import ArrayLike
 
 from safevla_recorder.episode import Action
+from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
+
+if TYPE_CHECKING:
+    from safevla_recorder.episode_cutter import EpisodeCutter
 
 Layer = TypeVar("Layer")
 _INNER = ("_env", "env", "unwrapped")
@@ -28,63 +33,78 @@ class TaskLabel:
     instruction: str
 
 
-class EnvListener(Protocol):
-    """Receiver of an environment's events, in the order in which they happen."""
-
-    def on_seed(self, seed: int) -> None:
-        """Handle a seed given to the environment."""
-
-    def on_interruption(self) -> None:
-        """Handle that a reset, another state or the close follows. Often called twice; the second does nothing."""
-
-    def on_reset(self) -> None:
-        """Handle a reset that has succeeded. Must not raise: LIBERO's own reset would swallow it and try again."""
-
-    def on_state_set(self, init_state_index: int | None) -> None:
-        """Handle a state set from outside: the task's initial state of that index, or another one (None)."""
-
-    def before_step(self, action: object) -> None:
-        """Handle an action that the environment is about to take."""
-
-    def after_step(self, success: bool) -> None:
-        """Handle an action that was taken; `success` is the host's native one."""
-
-    def on_error(self, error: BaseException) -> None:
-        """Handle an exception that the step raised."""
-
-
-class RecordableEnv(Protocol):
-    """One environment of somebody else's making."""
+class RecordableEnv(ABC):
+    """One robosuite environment of somebody else's making, nothing of it hooked yet."""
 
     host: str
-    task: TaskLabel
+    embodiment: str
     wait_steps: int
     """Settling steps that loops around this simulator usually make."""
     action_size: int
-    versions: dict[str, str]
 
+    def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
+        """Keep robosuite's environment; raises `HostError` if it is being recorded already."""
+        if hasattr(vars(env).get("step"), "__wrapped__"):
+            raise HostError("the environment is being recorded already", remedy="Record it once.")
+        self._env, self.task, self.versions = env, task, versions
+
+    @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Take these as the task's initial states, [count, state]; raise `HostError` where the simulator has none."""
+        """Take these as the task's initial states, [count, state], unchecked, or a single one; a state of another width
+        never matches. Raises `HostError` if the simulator has none.
+        """
 
-    def subscribe(self, listener: EnvListener) -> Undo:
-        """Report what happens from now on to `listener`; returns what takes the hooks off."""
+    @abstractmethod
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+        """Report what happens from now on to `cutter`; return what takes the hooks off."""
 
+    @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, with record 0 taken, and what detaches it; may raise `HostError`."""
+        """Return a recorder of the present model, attached, with record 0 taken, and what detaches it.
 
-    def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put what no simulator state holds: root body -> position [3] and wxyz [4]."""
+        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
+        """
+
+    @abstractmethod
+    def fixture_roots(self) -> list[str]:
+        """Return the names of the root bodies of the present model's fixtures."""
+
+    @abstractmethod
+    def is_still(self, action: Action) -> bool:
+        """Return whether the action [A] leaves the arm where it is, as settling actions do; the gripper may move."""
+
+    @abstractmethod
+    def target_object(self) -> str | None:
+        """Return the goal's first target; None if it has none."""
+
+    def instruction(self) -> str:
+        """Return the present episode's instruction."""
+        return self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
         """Return the host-specific fields of the header of an episode."""
+        return {}
 
-    def is_still(self, action: Action) -> bool:
-        """Return whether the action leaves the arm where it is, as settling actions do; the gripper may move."""
+    def fixture_poses(self) -> dict[str, list[float]]:
+        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
+        bodies = [(name, self._env.sim.model._model.body(name)) for name in self.fixture_roots()]
+        return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header of an episode, as far as the host knows it."""
+        """Return the header as the host's own rollouts write it, without what only they know of the start."""
+        return episode_header(
+            replace(self.task, instruction=self.instruction()),
+            success=success,
+            env_seed=env_seed,
+            index=index,
+            dt=float(self._env.control_timestep),
+            target_object=self.target_object(),
+            embodiment=self.embodiment,
+            versions=dict(self.versions),
+            dropped_pairs=recorder.dropped_pairs(),
+        )
 
 
 def episode_header(
@@ -143,23 +163,25 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
         waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
 
 
-def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps, their exceptions and the close of robosuite's environment to `listener`; return what ends this.
-    `is_success` reads the native success from a step's result.
+def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
+    """Report steps and the close of robosuite's environment to `cutter`; return two functions that end this.
+
+    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
+    interruption. An exception of a step is reported and raised again.
     """
 
     def step(original: Any, action: object) -> object:
-        listener.before_step(action)
+        cutter.before_step(action)
         try:
             result = original(action)
         except BaseException as error:
-            listener.on_error(error)
+            cutter.on_error(error)
             raise
-        listener.after_step(is_success(result))
+        cutter.after_step(is_success(result))
         return result
 
     def close(original: Any, *args: object, **kwargs: object) -> object:
-        listener.on_interruption()
+        cutter.on_interruption()
         return original(*args, **kwargs)
 
     return [wrap_method(env, "step", step), wrap_method(env, "close", close)]

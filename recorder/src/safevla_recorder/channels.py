@@ -17,7 +17,10 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """One channel. None is required: one that was not recorded has no array, and what needs it is not judged."""
+    """One channel: name, shape of its array, dtype, unit, and the checks on its numbers.
+
+    None is required: a channel that was not recorded has no array, and what needs it is not judged.
+    """
 
     name: str
     shape: tuple[str | int, ...]
@@ -94,7 +97,9 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 
 def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return channels as keyword arguments of the dataclass `owner`; those without a field of it go into `further`."""
+    """Return channels as keyword arguments of the dataclass `owner`; those that `owner` has no field for
+    stand together under `further`, without those that are None.
+    """
     declared = {field.name for field in fields(owner)}
     named = {name: values for name, values in channels.items() if name in declared}
     further = {name: values for name, values in channels.items() if name not in declared and values is not None}

@@ -40,18 +40,18 @@ class MeasuredContacts(SubstepContacts):
     force_n: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
+        """Return the forces of the chosen contacts [N], [K]."""
         return self.force_n[which]
 
 
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return peak force [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair (a < b),
-    sorted.
+    """Return the peak force [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair.
 
     `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest single
     contact's force; the impulse is Σ force · `substep_s` over substeps and contacts, NaN if `substep_s` is None, as for
-    an instant.
+    an instant. Rows are ordered by record, then by body pair with a < b; no contacts give no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -77,8 +77,9 @@ def gripped_bodies(
 ) -> NDArray[np.int64]:
     """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
 
-    `fingers` [G] is 0, or 1 and 2 for the two groups, `place` [G] the body of each geom, `robot` [B] the bodies never
-    held. Of several bodies, the one with the largest single finger contact is returned; of equals, the lowest place.
+    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom, `robot`
+    [B] says which bodies are robot: none of them is ever held. Of several bodies, the one with the largest single
+    finger contact is returned; of equals, the one with the lowest place.
     """
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
     instant_of = np.full(contacts.substeps, NOTHING)
@@ -157,9 +158,10 @@ class ContactFilter:
         return resting
 
     def mark_counted(self, contacts: SubstepContacts) -> Bools:
-        """Return whether each contact counts, [C], and release the resting pairs that came apart. Call it on successive
-        substeps. A released pair counts from the substep after the one that completed `apart` substeps without a
-        touch.
+        """Return whether each contact counts, [C], and release the resting pairs that came apart.
+
+        A pair released here counts from the substep after the one that completed `apart` substeps without a touch.
+        Call this on successive substeps: how long each resting pair has been apart is kept between calls.
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geoms + contacts.geom2]
         count = self._resting.shape[1]

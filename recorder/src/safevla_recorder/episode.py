@@ -112,9 +112,10 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Raise `RecordError` for the first field with a number that no record may have: not finite, beyond 1e100, a
-    negative force or impulse, or an integer of the header beyond 64 bits. A NaN impulse is accepted: none was
-    recorded.
+    """Raise `RecordError`, naming episode and field, for the first field with a number that no record may have.
+
+    These are: a number that is not finite; a position, torque, time or force beyond 1e100; a negative force or impulse;
+    an integer of the header that does not fit 64 bits. A NaN impulse is accepted: none was recorded.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)

@@ -53,8 +53,8 @@ class RecordedRow:
     seed: int | None
     policy_seed: int | None
     horizon: int | None
-    outcome: str
-    steps: int
+    outcome: str = ""
+    steps: int = 0
     reason: str | None = None
 
 
@@ -63,11 +63,10 @@ KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
 
 @dataclass
 class _RunningEpisode:
+    row: RecordedRow
+    """Without outcome, steps and reason, which the episode's end gives."""
     recorder: Recorder
     detach: Undo
-    number: int
-    env_seed: int | None
-    index: int | None
     fixtures: dict[str, list[float]]
     """Where fixtures stand, if no seed and initial state tell; else empty."""
     earlier_seed: dict[str, int]
@@ -76,11 +75,15 @@ class _RunningEpisode:
 
 
 class EpisodeCutter:
-    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended."""
+    """Cuts episodes from the events of one environment, and hands each to `keep` as soon as it has ended.
+
+    The methods `on_...`, `before_step` and `after_step` are called in the order in which things happen. `next_number`
+    gives the number of the next episode of this task. What `keep` raises goes on to the loop.
+    """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed. `refusal` becomes the error of a loop that moved the arm while it
-        should settle.
+        """Begin as after a reset without a seed: the first steps settle. `refusal` becomes the error of a loop that
+        moved the arm while it should settle.
         """
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
@@ -100,7 +103,9 @@ class EpisodeCutter:
         self._resets = 0
 
     def on_interruption(self) -> None:
-        """End the running episode, if any: as `stopped` if it is short of a given horizon, else as `timeout`."""
+        """Handle that a reset, another state or the close follows: end the running episode, if any, as `stopped` if it
+        is short of a given horizon, else as `timeout`. Often called twice; the second call does nothing.
+        """
         if self._running is None:
             return
         steps, horizon = self._running.steps, self._rules.horizon
@@ -115,7 +120,9 @@ class EpisodeCutter:
             self._end_episode("stopped", reason)
 
     def on_reset(self) -> None:
-        """Start settling again, with the seed given since the reset before (None = none was) and no initial state."""
+        """Start settling again after a reset, with the seed given since the reset before (None = none was) and no
+        initial state. Must not raise: LIBERO's own reset would swallow it and try again.
+        """
         self._is_over, self._waited, self._index = False, 0, None
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
@@ -125,9 +132,15 @@ class EpisodeCutter:
         self._is_over, self._waited, self._index = False, 0, init_state_index
 
     def before_step(self, action: object) -> None:
-        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-        Raises `RunError` if a settling step moves the arm, `HostError` if the model cannot be recorded, `ValueError`
-        or `TypeError` if the action is not an array of real numbers.
+        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action,
+        which has another shape than the environment takes, or a number that is not finite.
+
+        Does nothing between an episode's end and the next reset or state set.
+
+        Raises:
+            RunError: a settling step's action moves the arm; the error stays in `refusal` too.
+            HostError: the model cannot be recorded.
+            ValueError, TypeError: the action is not an array of real numbers.
         """
         if self._is_over:
             return
@@ -147,8 +160,8 @@ class EpisodeCutter:
         self._action = numbers
 
     def after_step(self, success: bool) -> None:
-        """Count a settling step, or record the control step. Success and the horizon end the episode, and so does a
-        simulation that cannot be recorded any further, as crashed.
+        """Count a settling step, or record the control step. Success and the horizon (`timeout`) end the episode, and
+        so does a simulation that cannot be recorded any further, as crashed, which raises nothing.
         """
         if self._is_over:
             return
@@ -169,7 +182,9 @@ class EpisodeCutter:
             self._end_episode("timeout")
 
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is no `Exception`."""
+        """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is not an
+        `Exception`.
+        """
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -196,10 +211,24 @@ class EpisodeCutter:
         earlier_seed = {}
         if self._env_seed is None and self._last_seed is not None and self._resets:
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
-        self._running = _RunningEpisode(
-            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, earlier_seed
-        )
+        self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
         self._env_seed = None  # another state set without a reset would not start from this seed
+
+    def _begin_row(self) -> RecordedRow:
+        task, rules, number = self._env.task, self._rules, self._next_number()
+        place = "" if rules.worker is None else f"worker_{rules.worker}/"
+        return RecordedRow(
+            episode_id=f"{rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{number:03d}",
+            policy=rules.policy,
+            benchmark=task.benchmark,
+            task_id=task.task_id,
+            episode=number,
+            init_state_index=self._index,
+            env_seed=self._env_seed,
+            seed=rules.seed,
+            policy_seed=None,
+            horizon=rules.horizon,
+        )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
         """Hand over the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
@@ -207,24 +236,25 @@ class EpisodeCutter:
         try:
             content = encode_episode(self._build_recording(running, outcome))
         except (SafevlaError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
-            self._keep(self._build_row(running, "crashed", str(error)), None)
-            return
-        self._keep(self._build_row(running, outcome, reason), content)
+            outcome, reason, content = "crashed", str(error), None
+        self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
         """Return the records under a full header; raises `SafevlaError` if they cannot be trusted or decoded."""
-        rules, success = self._rules, outcome == "success"
+        row, success = running.row, outcome == "success"
         header = {
-            **self._env.build_header(running.recorder, success=success, env_seed=running.env_seed, index=running.index),
-            "episode_id": self._episode_id(running),
-            "policy": rules.policy,
-            "seed": rules.seed,
-            "horizon": rules.horizon,
+            **self._env.build_header(
+                running.recorder, success=success, env_seed=row.env_seed, index=row.init_state_index
+            ),
+            "episode_id": row.episode_id,
+            "policy": row.policy,
+            "seed": row.seed,
+            "horizon": row.horizon,
             "outcome": outcome,
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": rules.privileged}
+        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": self._rules.privileged}
         fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
@@ -232,34 +262,11 @@ class EpisodeCutter:
 
     def _crash_episode(self, reason: str) -> None:
         running = self._detach_recorder()
-        _log.warning("%s crashed: %s", self._episode_id(running), reason.strip().splitlines()[-1])
-        self._keep(self._build_row(running, "crashed", reason), None)
+        _log.warning("%s crashed: %s", running.row.episode_id, reason.strip().splitlines()[-1])
+        self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
 
     def _detach_recorder(self) -> _RunningEpisode:
         assert self._running is not None
         running, self._running, self._is_over = self._running, None, True
         running.detach()
         return running
-
-    def _episode_id(self, running: _RunningEpisode) -> str:
-        task = self._env.task
-        place = "" if self._rules.worker is None else f"worker_{self._rules.worker}/"
-        return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"
-
-    def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
-        task, rules = self._env.task, self._rules
-        return RecordedRow(
-            episode_id=self._episode_id(running),
-            policy=rules.policy,
-            benchmark=task.benchmark,
-            task_id=task.task_id,
-            episode=running.number,
-            init_state_index=running.index,
-            env_seed=running.env_seed,
-            seed=rules.seed,
-            policy_seed=None,
-            horizon=rules.horizon,
-            outcome=outcome,
-            steps=running.steps,
-            reason=reason,
-        )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Generic, Hashable, Iterable, Mapping, Protocol, Sequence, TypeVar
+from typing import Callable, Generic, Hashable, Iterable, Mapping, Protocol, Sequence, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +59,8 @@ def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashabl
 class EpisodeLog(Generic[Row]):
     """Records of one episode: a row each, whose channels are made when they are asked for.
 
-    `source` holds the contacts of each record when it is added; None = the simulator tells none.
+    `source` holds the contacts of record 0 when the log is made, and those of each control step when it ends; None =
+    the simulator tells none. `build_channels` turns rows into the fields of a `Recording`.
     """
 
     def __init__(
@@ -95,8 +95,10 @@ class EpisodeLog(Generic[Row]):
         self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
 
     def add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps. Raises
-        `HostError` if the action is complex, or records were read in the middle of this control step.
+        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
+
+        Raises `HostError` if the action is of complex numbers, records were read in the middle of this control step, so
+        that some of its contacts are lost, or the source cannot tell its contacts.
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
@@ -127,7 +129,7 @@ class EpisodeLog(Generic[Row]):
         return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, see `LogReader`."""
+        """Return the newest record alone, as an episode of one record without action, see `LogReader`."""
         self.decode_pending()
         if self._source is None:
             return self._assemble(header, self._rows[-1:], None, None, None)
@@ -187,12 +189,16 @@ class EpisodeLog(Generic[Row]):
             self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
 
 
-class LogReader(ABC):
-    """What every recorder tells of its episode so far; each method raises `HostError` where none has begun."""
+class LogReader(Generic[Row]):
+    """What every recorder tells of its episode so far; each method raises `HostError` if none has begun."""
 
-    @abstractmethod
-    def require_episode(self) -> EpisodeLog[Any]:
+    _log: EpisodeLog[Row] | None = None
+
+    def require_episode(self) -> EpisodeLog[Row]:
         """Return the records so far."""
+        if self._log is None:
+            raise HostError("no episode has begun", remedy="Call begin first, after settling.")
+        return self._log
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""

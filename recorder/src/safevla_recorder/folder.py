@@ -26,9 +26,11 @@ _open_folders: dict[Path, RunFolder] = {}
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written. Raises
-    `RunError` if the folder holds something that this process did not put there, `FileError` if it cannot be
-    written.
+    """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written.
+
+    A folder that this process made before is used again; otherwise a new one is made, whose run.json holds `volatile`.
+    Raises `RunError` if the folder holds something that this process did not put there, and `FileError` if it or
+    run.json cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
@@ -43,7 +45,9 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder without environments; nothing is written. `volatile` facts go into run.json."""
+        """Describe a folder at `out` without environments; nothing is written. `volatile` goes into run.json: facts
+        such as the time, that differ from run to run.
+        """
         self.path = out
         self._volatile = volatile
         self._host = ""
@@ -55,8 +59,11 @@ class RunFolder:
         self._blocks = self._complete_blocks = 0
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Take in one more environment, and write run.json, which is not complete from now on. The first call makes the
-        folder. Raises `RunError` if that is not empty, `FileError` if it cannot be written.
+        """Take in one more environment, and write run.json, which says from now on that the run is not complete, and
+        names the host and versions of this environment. The first call makes the folder.
+
+        Raises `RunError` if the folder is there before the first call and not empty, and `FileError` if it or run.json
+        cannot be written.
         """
         task = env.task
         self._host, self._versions = env.host, env.versions
@@ -74,7 +81,9 @@ class RunFolder:
         return self._begun[key] - 1
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` if it has one, then its row."""
+        """Write an ended episode under `raw/`, by the number of episodes written before: `content`, the bytes of its
+        `.npz` (None = it has none), then its row. Raises `FileError` if either cannot be written.
+        """
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:
             _write_file(stem.with_suffix(".npz"), content)
@@ -82,7 +91,10 @@ class RunFolder:
         self._outcomes[row.outcome] += 1
 
     def close_block(self, *, complete: bool) -> None:
-        """End a block of recording and write run.json; remove the folder if no episode was written so far."""
+        """End a block of recording, `complete` unless something broke it off, and write run.json; remove the folder
+        instead if no block has written an episode so far. Raises `FileError` if run.json cannot be written, `OSError`
+        if the folder cannot be removed.
+        """
         self._complete_blocks += complete
         if self._outcomes:
             self._write_description()

@@ -16,9 +16,9 @@ from safevla_recorder.attachment import RecordableEnv
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
 from safevla_recorder.errors import HostError, RunError, redact_secrets
 from safevla_recorder.folder import RunFolder, open_folder
-from safevla_recorder.libero.attachment import find_libero
+from safevla_recorder.libero import find_libero
 from safevla_recorder.mujoco.hook import wrap_method
-from safevla_recorder.robocasa.attachment import find_robocasa
+from safevla_recorder.robocasa import find_robocasa
 from safevla_recorder.simulator_versions import warn_once
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def record(
     just before the first step after settling, and the first success is the last record. An episode ends there, at
     `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
     `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
-    `stopped`, run.json says that the run is not complete, and the exception goes on. Where no episode was recorded, a
-    warning says so, and there is no folder.
+    `stopped`, run.json says that the run is not complete, and the exception goes on. If no episode was recorded, a
+    warning says so, and the folder is removed.
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one.
@@ -79,7 +79,7 @@ def record(
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa; says why.
-        RunError: the folder is in the way, `worker` is no name, or the loop moves the arm while it should settle.
+        RunError: the folder is in the way, `worker` is not a name, or the loop moves the arm while it should settle.
         FileError: run.json or an episode cannot be written.
     """
     recordable = find_recordable(env, goal)
@@ -122,9 +122,18 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
 
         SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
 
-    For vectors whose workers make their environments, where no `with` can reach. Each worker, by its number or name,
-    has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. Options and errors as
-    of `record`; the close raises what the end of a block would.
+    For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
+    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together.
+
+    Args:
+        env: as for `record`, made in the worker.
+        policy: as for `record`.
+        out: the folder of the workers' run folders.
+        worker: the worker's number or name, another for each.
+        options: the other arguments of `record`.
+
+    Raises:
+        HostError, RunError, FileError: as `record` does; the close raises what the end of a block would.
     """
     folder = Path(out) / f"worker_{_worker_name(worker)}"
     block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
@@ -149,7 +158,11 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
 
 
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
-    """Return the environment in the form in which it can be recorded; raises `HostError` if it cannot be."""
+    """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
+
+    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps. Raises `HostError` if the environment
+    is of no known simulator, or cannot be recorded; the message says why.
+    """
     recordable = find_libero(env) or find_robocasa(env, goal)
     if recordable is None:
         problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"

@@ -42,7 +42,8 @@ ROLES = ("robot", "target", "bystander", "furniture")
 class SceneMap:
     """The names and roles of what a simulator's collision shapes belong to; constant over an episode.
 
-    `shapes` maps each shape that can touch to the recorded body that owns it, `roles` every body to one of `ROLES`.
+    `shapes` maps each shape that can touch to the recorded body that owns it; shapes of one name are one body. `roles`
+    maps every recorded body to one of `ROLES`.
     """
 
     shapes: Mapping[Shape, str]
@@ -106,14 +107,13 @@ class _Reading:
         return {**poses, **eef, **{name: np.shape(values) for name, values in rest.items() if values is not None}}
 
 
-class EpisodeRecorder(LogReader):
+class EpisodeRecorder(LogReader[_Reading]):
     """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
         """Keep the scene; no episode has begun."""
         self.scene = scene
         self._contacts = _ContactBuffer(scene)
-        self._log: EpisodeLog[_Reading] | None = None
         self._torques: list[Floats] = []
         self._families: Mapping[str, object] = {}  # of record 0
         self._has_contacts = False
@@ -131,9 +131,17 @@ class EpisodeRecorder(LogReader):
     ) -> None:
         """Take record 0, the settled state; what is None here is not recorded in this episode.
 
-        `contacts` of this instant, `poses` of the tracked bodies by name, `torques_nm` of the arm's joints [J], base
-        first; `state` [S] is whatever fixes the simulator's state. Raises `HostError` for a shape or body that is not
-        in the scene.
+        An episode that has begun before is dropped, even if this raises for a shape.
+
+        Args:
+            contacts: of this instant; None = the simulator tells none.
+            poses: of the tracked bodies by name.
+            eef: of the end effector.
+            torques_nm: of the arm's joints [J], base first [N·m]; then every substep tells them.
+            state: whatever fixes the simulator's state, flat, [S].
+
+        Raises:
+            HostError: a shape or body is not in the scene.
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
@@ -151,10 +159,11 @@ class EpisodeRecorder(LogReader):
         self._log = EpisodeLog(self.scene.map_geoms(), source, first, self._build_channels)
 
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
-        """Take the contacts and the arm's torques [J] of the substep that has just ended.
+        """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, or other families are told than in
-        record 0; what the substep did is then lost, so that this and every later call raises until `begin`.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, or contacts or torques are told here
+        and not in record 0, or the other way round, or of other joints; what the substep did is then lost, so that this
+        and every later call raises until `begin`.
         """
         self._require_whole()
         self._is_whole = False  # until this substep is taken
@@ -174,10 +183,11 @@ class EpisodeRecorder(LogReader):
     def step(
         self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
     ) -> None:
-        """Add the record of the control step that `action` [A] drove, read right after its last physics step.
+        """Add the record of the control step that `action` [A] drove, read right after its last physics step; its
+        torques are those of the last substep.
 
-        Raises `HostError` if no substep was recorded since the last record, or one was refused, or bodies, families or
-        their sizes differ from record 0's.
+        Raises `HostError` if no episode has begun, no substep was recorded since the last record, or one was refused,
+        bodies, families or their sizes differ from record 0's, or records were read in the middle of this control step.
         """
         log = self._require_whole()
         if not self._substeps:
@@ -221,12 +231,6 @@ class EpisodeRecorder(LogReader):
             "sim_state": _stack([reading.state for reading in readings]),
             "further": {name: values for name, values in torques.items() if values is not None},
         }
-
-    def require_episode(self) -> EpisodeLog[_Reading]:
-        """Return the records so far, or raise `HostError` where no episode has begun."""
-        if self._log is None:
-            raise HostError("no episode has begun", remedy="Call begin first, after settling.")
-        return self._log
 
 
 class _ContactBuffer:

@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A difference that versions of a package show, `since` one and `before` another; found in `tasks`, or everywhere
-    if empty.
+    """A difference that versions of a package show, `since` one and `before` another; None = no end.
+
+    `tasks` are those it was found in, as `benchmark/task_id`, or a whole benchmark; empty = everywhere.
     """
 
     host: str
@@ -72,8 +73,10 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
 def find_differences(
     host: str | None, versions: Mapping[str, str], changes: str | None = None
 ) -> list[KnownDifference]:
-    """Return what is known of the installed versions (package -> version) of a host, None = whichever; `changes` is
-    `physics` or `pictures`.
+    """Return what is known of the installed versions (package -> version), in the order of the data.
+
+    `host` is the simulator, such as `libero`, None = whichever; packages that are missing show no difference; `changes`
+    is `physics` or `pictures`, None = both.
     """
     return [
         difference

@@ -92,11 +92,11 @@ def test_peak_is_the_largest_single_contact_and_impulse_the_sum_over_contacts_an
             total.setdefault((step // 20, *pair), []).append(force)
     touches = log.take_contacts()
     owner = np.repeat(np.arange(3), 20)
-    found = contact_peaks(touches, np.arange(len(touches.geom1)), owner, place, 0.002)
-    keys = list(zip(found.record.tolist(), found.a.tolist(), found.b.tolist()))
+    peaks = contact_peaks(touches, np.arange(len(touches.geom1)), owner, place, 0.002)
+    keys = list(zip(peaks.record.tolist(), peaks.a.tolist(), peaks.b.tolist()))
     assert keys == sorted(total)
-    np.testing.assert_allclose(found.force_n, [max(total[key]) for key in keys], atol=1e-12)
-    np.testing.assert_allclose(found.impulse_ns, [sum(total[key]) * 0.002 for key in keys], rtol=1e-12)
+    np.testing.assert_allclose(peaks.force_n, [max(total[key]) for key in keys], atol=1e-12)
+    np.testing.assert_allclose(peaks.impulse_ns, [sum(total[key]) * 0.002 for key in keys], rtol=1e-12)
 
 
 def test_an_instant_has_no_impulse_and_lists_join_in_order():

@@ -40,14 +40,8 @@ MODEL = """
   <actuator><motor joint="l"/><motor joint="r"/></actuator>
 </mujoco>
 """
-ROLES = {
-    "base": "robot",
-    "block": "target",
-    "door": "furniture",
-    "left": "robot",
-    "right": "robot",
-    "table": "furniture",
-}
+ROBOT = dict.fromkeys(("base", "left", "right"), "robot")
+ROLES = dict(sorted({**ROBOT, "block": "target", "door": "furniture", "table": "furniture"}.items()))
 
 
 class Simulation:
@@ -115,46 +109,51 @@ def squeezed(control_steps: int, force: float = 30.0):
     return sim, recorder, squeeze(sim, recorder, control_steps, force)
 
 
-def test_n_control_steps_give_n_plus_1_records_across_judged_blocks():
-    _, recorder, _ = squeezed(70)
-    recording = recorder.build_recording(header())
+@pytest.fixture(scope="module")
+def episode():
+    """The simulation, its recorder and the recording of 70 control steps: two decoded blocks and a part of one."""
+    sim, recorder, _ = squeezed(70)
+    return sim, recorder, recorder.build_recording(header())
+
+
+def assert_same_contacts(one, other):
+    for name in ("record", "a", "b", "force_n", "impulse_ns"):
+        np.testing.assert_array_equal(getattr(one.contacts, name), getattr(other.contacts, name))
+
+
+def test_n_control_steps_give_n_plus_1_records_across_judged_blocks(episode):
+    recording = episode[-1]
     assert recording.records == len(recording.eef_pos_m) == 71
     assert recording.action.shape == (70, 1)
     assert recording.contacts.record.max() == 70, "contacts of the last, unfinished block are there"
 
 
-def test_asking_for_the_recording_in_between_changes_nothing():
-    _, plain, _ = squeezed(45)
+def test_asking_for_the_recording_in_between_changes_nothing(episode):
     sim, asked = start_recorder()
-    squeeze(sim, asked, 45, after=lambda: asked.build_recording(header()))
-    one, other = (r.build_recording(header()).contacts for r in (plain, asked))
-    for name in ("record", "a", "b", "force_n", "impulse_ns"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    squeeze(sim, asked, 70, after=lambda: asked.build_recording(header()))
+    assert_same_contacts(asked.build_recording(header()), episode[-1])
 
 
-def test_what_rests_is_dropped_and_named_and_the_squeeze_is_recorded():
-    _, recorder, _ = squeezed(60)
+def test_what_rests_is_dropped_and_named_and_the_squeeze_is_recorded(episode):
+    _, recorder, recording = episode
     assert recorder.dropped_pairs() == (("block", "table"), ("left", "right"))
-    recording = recorder.build_recording(header())
     names, contacts = list(recording.roles), recording.contacts
     pairs = {(names[a], names[b]) for a, b in zip(contacts.a, contacts.b)}
     assert pairs == {("block", "left"), ("block", "right")}
-    assert recording.contacts.force_n.max() > 20
-    assert np.isfinite(recording.contacts.impulse_ns).all()
+    assert contacts.force_n.max() > 20
+    assert np.isfinite(contacts.impulse_ns).all()
 
 
-def test_grip_begins_when_both_pads_touch_and_names_the_body():
-    _, recorder, _ = squeezed(60)
-    recording = recorder.build_recording(header())
+def test_grip_begins_when_both_pads_touch_and_names_the_body(episode):
+    recording = episode[-1]
     assert not recording.gripper_contact[0]
     assert recording.gripper_contact[-1]
     assert list(recording.roles)[recording.gripped[-1]] == "block"
     assert recording.gripped[0] == -1
 
 
-def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_centre_of_mass():
-    sim, recorder, _ = squeezed(3)
-    recording = recorder.build_recording(header())
+def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_centre_of_mass(episode):
+    sim, _, recording = episode
     names, positions = list(recording.roles), recording.body_pos_m
     assert [names[body] for body in recording.pos_bodies] == ["block", "door"]
     np.testing.assert_array_equal(positions[-1, 0], sim.data.xpos[sim.model.body("block_main").id])
@@ -162,9 +161,8 @@ def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_centre_of_mas
     assert [names[body] for body in recording.quat_bodies] == ["block"]
 
 
-def test_torque_and_state_are_those_at_the_end_of_the_control_step():
-    sim, recorder, _ = squeezed(4)
-    recording = recorder.build_recording(header())
+def test_torque_and_state_are_those_at_the_end_of_the_control_step(episode):
+    sim, _, recording = episode
     np.testing.assert_array_equal(recording.joint_torque_nm[-1], [30.0, -30.0])
     state = recording.sim_state[-1]
     np.testing.assert_array_equal(state, np.concatenate([[sim.data.time], sim.data.qpos, sim.data.qvel]))
@@ -294,10 +292,9 @@ def test_a_call_split_into_substeps_records_what_single_steps_do():
     mujoco.mj_forward(sim.model, sim.data)
     single = Recorder(sim.model, sim.data, scene(sim.model))
     squeeze(sim, single, 40)
-    one, other = (r.build_recording(header()) for r in (recorder, single))
+    one, other = (each.build_recording(header()) for each in (recorder, single))
     assert len(one.contacts.force_n)
-    for name in ("record", "a", "b", "force_n", "impulse_ns"):
-        np.testing.assert_array_equal(getattr(one.contacts, name), getattr(other.contacts, name))
+    assert_same_contacts(one, other)
     np.testing.assert_array_equal(one.sim_state, other.sim_state)
 
 
@@ -372,7 +369,7 @@ def test_a_body_without_a_role_is_an_error_that_names_it(name):
         start_recorder(roles=roles)
 
 
-def told(sim):
+def list_contacts(sim):
     """The contacts of the last substep by MuJoCo's own function, with the ids of geoms as shapes."""
     wrench = np.zeros(6)
     for k in range(sim.data.ncon):
@@ -396,13 +393,13 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
     shapes = {geom: own_scene.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
     neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=own_scene.fingers))
     own = Recorder(sim.model, sim.data, own_scene)
-    neutral.begin(told(sim), torques_nm=sim.data.qfrc_actuator[:2], **read_all(sim))
+    neutral.begin(list_contacts(sim), torques_nm=sim.data.qfrc_actuator[:2], **read_all(sim))
     hook_after(sim, "step", own.record_substep)
     sim.forced = 30.0
     for step in range(70):
         for _ in range(5):
             sim.step()
-            neutral.substep(told(sim), sim.data.qfrc_actuator[:2])
+            neutral.substep(list_contacts(sim), sim.data.qfrc_actuator[:2])
         sim.forced = 30.0 if step % 20 < 15 else -30.0
         own.record_step(np.array([sim.forced]))
         neutral.step([sim.forced], **read_all(sim))
@@ -416,8 +413,7 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
     assert one.gripper_contact.any()
     for spec in CHANNELS:
         if spec.name not in ("contacts", "gripped_body"):
-            expected, found = one.channel(spec.name), other.channel(spec.name)
-            np.testing.assert_array_equal(found, expected, err_msg=spec.name)
+            np.testing.assert_array_equal(other.channel(spec.name), one.channel(spec.name), err_msg=spec.name)
     assert (list(other.pos_bodies), list(other.gripped)) == (list(one.pos_bodies), list(one.gripped))
 
 

@@ -75,10 +75,10 @@ def test_a_thrown_ball_has_landed_after_settling_that_had_enough_steps():
     assert 0.4 < data.time < 200 * 0.05, "2 * 2.0 / 9.81 s in the air, and at rest before the steps ran out"
 
 
-@pytest.mark.parametrize(("up_m_s", "told"), [(0.04, False), (0.06, True)])
-def test_what_moves_when_an_episode_begins_is_told(up_m_s, told, caplog):
+@pytest.mark.parametrize(("up_m_s", "is_warned"), [(0.04, False), (0.06, True)])
+def test_what_moves_when_an_episode_begins_is_told(up_m_s, is_warned, caplog):
     warn_if_moving(*thrown(up_m_s), "throwing")
-    assert ("ball still moves at 0.06 m/s when the episode begins" in caplog.text) == told
+    assert ("ball still moves at 0.06 m/s when the episode begins" in caplog.text) == is_warned
 
 
 def test_the_speed_of_an_object_that_slides_is_that_of_its_own_joints(caplog):

@@ -7,7 +7,7 @@ import pytest
 
 from safevla_recorder.errors import HostError
 from safevla_recorder.loop import find_recordable
-from safevla_recorder.robocasa.attachment import (
+from safevla_recorder.robocasa import (
     _find_goal,
     find_robocasa,
     fresh_seed,

@@ -34,7 +34,7 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 def detect_suffix(path: Path) -> str:
     """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist.
 
-    Raises `RecordError` where the name ends in no supported suffix, or is LeRobot's `eval_info.json`.
+    Raises `RecordError` if the name ends in no supported suffix, or is LeRobot's `eval_info.json`.
     """
     if path.name == _RESULTS:
         remedy = f"Read its success rates with `safevla score {path}`."
@@ -115,7 +115,7 @@ def append(path: Path, batch: Batch) -> None:
     """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file.
 
     Only `.jsonl` forms grow; a missing `.json` or `.npz` file is created, from a batch of one. Ids are not compared
-    with those in the file. Raises `RecordError` where the form cannot grow or is unknown, or an episode is too large to
+    with those in the file. Raises `RecordError` if the form cannot grow or is unknown, or an episode is too large to
     be read again, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
@@ -137,7 +137,7 @@ def write_archive(path: Path, batch: Batch) -> None:
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as one archive file, whole or not at all; replace an existing file.
 
-    Raises `RecordError` where the form is unknown, holds a single episode and these are not one, an id is repeated, or
+    Raises `RecordError` if the form is unknown, holds a single episode and these are not one, an id is repeated, or
     an episode is too large to be read again, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
@@ -179,7 +179,7 @@ def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Bat
 def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     """Write each episode as a file `episode-00000.npz`, numbered in order, into a new folder; return the files' paths.
 
-    The folder appears whole or not at all. Ids may repeat. Raises `RecordError` where the folder exists or an episode
+    The folder appears whole or not at all. Ids may repeat. Raises `RecordError` if the folder exists or an episode
     is too large to be read again, `FileError` where the folder cannot be made.
     """
     place = Place(file=str(folder))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from safevla_bench.archive.record_schema import MAX_RECORDS, Role
+from safevla_bench.archive.record_schema import MAX_RECORDS, Role, refuse_field
 from safevla_bench.archive.strict_json import type_error
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Poses
@@ -19,6 +19,7 @@ from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpe
 from safevla_recorder.episode import ContactList, Recording
 
 _HEADER_FIELDS = Header.__struct_fields__
+_REMEDY = "Write each family once a record, bodies by their place in body_roles, counted from 0."
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,8 +53,9 @@ def to_recording(batch: Batch, index: int) -> Recording:
     """
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     records, base = last - first, int(batch.body_starts[index])
-    channels = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
-    poses = {spec: _pose_rows(batch.poses(spec.name), spec, index, records, base) for spec in POSES}
+    channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
+    for spec in POSES:
+        channels[spec.bodies], channels[spec.name] = _pose_rows(batch.poses(spec.name), spec, index, records, base)
     gripped = batch.gripped[first:last]
     return Recording(
         header=msgspec.structs.asdict(batch.headers[index]),
@@ -63,12 +65,7 @@ def to_recording(batch: Batch, index: int) -> Recording:
         gripper_contact=batch.gripper_contact[first:last] if batch.gripper_present[index] else None,
         gripped=np.where(gripped >= 0, gripped - base, -1) if batch.gripped_present[index] else None,
         extra=batch.extra[index],
-        **as_fields(
-            Recording,
-            channels
-            | {spec.bodies: bodies for spec, (bodies, _) in poses.items()}
-            | {spec.name: rows for spec, (_, rows) in poses.items()},
-        ),
+        **as_fields(Recording, channels),
     )
 
 
@@ -141,16 +138,18 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
     if len(shape) != len(expected) or any(
         size not in ("any", actual) for size, actual in zip(expected, shape, strict=True)
     ):
-        refuse_array(f"the shape is {list(map(int, shape))}, expected [{', '.join(map(str, expected))}]", spec.name)
+        refuse_field(
+            f"the shape is {list(map(int, shape))}, expected [{', '.join(map(str, expected))}]", _REMEDY, spec.name
+        )
     if spec.is_per_action and records == 1:
-        refuse_array(f"a single record has no {spec.name}", spec.name)
+        refuse_field(f"a single record has no {spec.name}", _REMEDY, spec.name)
 
 
 def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
     """Raise `RecordError` if places in the body table are out of range or repeated."""
     check_places(np.asarray(places, dtype=np.int64), 0, bodies, field)
     if len(set(places)) != len(places):
-        refuse_array("a body is repeated", field)
+        refuse_field("a body is repeated", _REMEDY, field)
 
 
 def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
@@ -158,21 +157,15 @@ def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], f
     bad = np.flatnonzero((places < low) | (places >= end))
     if len(bad):
         highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1
-        refuse_array(f"{int(places[bad[0]])} is not between {low} and {highest}", field)
+        refuse_field(f"{int(places[bad[0]])} is not between {low} and {highest}", _REMEDY, field)
 
 
 def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
     columns = (contacts.record, contacts.a, contacts.b, contacts.force_n, contacts.impulse_ns)
     if any(column.shape != (len(contacts.record),) for column in columns):
-        refuse_array("the columns differ in length", "contacts")
+        refuse_field("the columns differ in length", _REMEDY, "contacts")
     check_places(contacts.record, 0, records, "contacts.step")
     check_places(contacts.a, 0, bodies, "contacts.a")
     check_places(contacts.b, 0, bodies, "contacts.b")
     if np.any(np.diff(contacts.record) < 0):
-        refuse_array("the contacts are not in the order of their steps", "contacts.step")
-
-
-def refuse_array(problem: str, field: str) -> NoReturn:
-    """Raise the `RecordError` of an array that does not fit the others."""
-    remedy = "Write each family once a record, bodies by their place in body_roles, counted from 0."
-    raise RecordError(problem, remedy=remedy, place=Place(field=field))
+        refuse_field("the contacts are not in the order of their steps", _REMEDY, "contacts.step")

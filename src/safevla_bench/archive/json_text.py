@@ -12,13 +12,14 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from safevla_bench.archive import strict_json
+from safevla_bench.archive.arrays import to_recording
 from safevla_bench.archive.record_schema import Step, Trajectory
 from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory.batch import Batch, Channel
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.channels import CHANNELS, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec, as_fields
 from safevla_recorder.episode import ContactList, Recording
 
 
@@ -27,85 +28,56 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
 
     Header fields that are None are left out, all but `target_object`, which is null then.
     """
-    header = msgspec.structs.asdict(batch.headers[index])
-    fields = {name: value for name, value in header.items() if value is not None or name == "target_object"}
-    extra = batch.extra[index]
-    top = _encode_raw(extra.get("header", {}))
-    line = {**fields, "body_roles": batch.body_roles(index), "steps": list(_step_values(batch, index)), **top}
+    recording = to_recording(batch, index)
+    header = {n: value for n, value in recording.header.items() if value is not None or n == "target_object"}
+    top = _encode_extra(recording, "header")
+    line = {**header, "body_roles": recording.roles, "steps": list(_step_values(recording)), **top}
     return msgspec.json.encode(line) + b"\n"
 
 
-def _encode_raw(fields: object) -> dict[str, msgspec.Raw]:
-    assert isinstance(fields, Mapping)
+def _encode_extra(recording: Recording, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
+    """Return the host-specific fields of a level, or of its step or contact of that number, as JSON."""
+    fields: Any = recording.extra.get(level, {})
+    fields = fields if number is None else fields.get(str(number), {})
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
 
 
-def _step_values(batch: Batch, index: int) -> Iterable[dict[str, object]]:
-    first, last = int(batch.starts[index]), int(batch.starts[index + 1])
-    extra = batch.extra[index].get("steps", {})
-    assert isinstance(extra, Mapping)
-    families = list(_channel_values(batch, index))
-    for t in range(last - first):
-        step: dict[str, object] = {"t": t}
-        for name, rows in families:
-            if rows[t] is not UNSET:
-                step[name] = rows[t]
-        yield {**step, **_encode_raw(extra.get(str(t), {}))}
+def _step_values(recording: Recording) -> Iterable[dict[str, object]]:
+    families = list(_family_values(recording))
+    for t in range(recording.records):
+        step = {name: values[t] for name, values in families if values[t] is not UNSET}
+        yield {"t": t, **step, **_encode_extra(recording, "steps", t)}
 
 
-def _channel_values(batch: Batch, index: int) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield (name, one value a record) for each recorded channel of one episode, actions last.
+def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]]]:
+    """Yield (name, one value a record) for each recorded family of fields, actions last.
 
     Of a channel per action the first value is UNSET: record 0 has no action.
     """
-    first, last = int(batch.starts[index]), int(batch.starts[index + 1])
-    for spec in ROWS:
-        if not spec.is_per_action and batch.channel(spec.name).present[index]:
-            numbers = _channel_rows(batch.channel(spec.name), index, last - first)
-            yield spec.name, [number for (number,) in numbers] if spec.is_scalar else numbers
+    names = list(recording.roles)
+    rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
+    yield from ((spec.name, rows[spec]) for spec in rows if not spec.is_pose and not spec.is_per_action)
     for spec in POSES:
-        poses = batch.poses(spec.name)
-        if poses.present[index]:
-            bodies, rows = poses.episode_poses(index)
-            names = [batch.body_label(int(body)) for body in bodies]
-            values = rows[..., 0].astype(np.bool_) if spec.is_truth else rows
-            yield (
-                spec.name,
-                [dict(zip(names, row, strict=True)) for row in values.tolist()] if names else [{}] * (last - first),
-            )
-    if batch.contacts.present[index]:
-        yield "contacts", _contact_lists(batch, index)
-    if batch.gripper_present[index]:
-        yield "gripper_contact", batch.gripper_contact[first:last].tolist()
-    if batch.gripped_present[index]:
-        yield "gripped_body", [batch.body_label(k) if k >= 0 else None for k in batch.gripped[first:last].tolist()]
-    for spec in ROWS:
-        if spec.is_per_action and batch.channel(spec.name).present[index]:
-            yield spec.name, [UNSET, *_channel_rows(batch.channel(spec.name), index, last - first - 1)]
+        posed = [names[body] for body in getattr(recording, spec.bodies)]
+        yield from [(spec.name, [dict(zip(posed, row, strict=True)) for row in rows[spec]])] if spec in rows else []
+    if recording.contacts is not None:
+        yield "contacts", _contact_lists(recording, recording.contacts, names)
+    if recording.gripper_contact is not None:
+        yield "gripper_contact", recording.gripper_contact.tolist()
+    if recording.gripped is not None:
+        yield "gripped_body", [names[body] if body >= 0 else None for body in recording.gripped.tolist()]
+    yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
 
 
-def _channel_rows(channel: Channel, index: int, rows: int) -> list[list[float]]:
-    return channel.episode_rows(index).tolist() if channel.width[index] else [[]] * rows
-
-
-def _contact_lists(batch: Batch, index: int) -> list[list[dict[str, object]]]:
-    """Return for each record of one episode its contacts as objects for JSON, [] where no bodies touch."""
-    contacts = batch.contacts
-    extra = batch.extra[index].get("contacts", {})
-    assert isinstance(extra, Mapping)
-    begin = int(contacts.starts[batch.starts[index]])
-
-    def contact_values(k: int) -> dict[str, object]:
-        pair = {
-            "a": batch.body_label(int(contacts.a[k])),
-            "b": batch.body_label(int(contacts.b[k])),
-            "force_n": float(contacts.force_n[k]),
-        }
-        impulse = {} if np.isnan(contacts.impulse_ns[k]) else {"impulse_ns": float(contacts.impulse_ns[k])}
-        return {**pair, **impulse, **_encode_raw(extra.get(str(k - begin), {}))}
-
-    records = range(int(batch.starts[index]), int(batch.starts[index + 1]))
-    return [[contact_values(k) for k in range(int(contacts.starts[r]), int(contacts.starts[r + 1]))] for r in records]
+def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
+    """Return for each record its contacts as objects for JSON, [] where no bodies touch."""
+    lists: list[list[object]] = [[] for _ in range(recording.records)]
+    for k, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
+        contact = {"a": names[a], "b": names[b], "force_n": float(contacts.force_n[k])}
+        if not np.isnan(contacts.impulse_ns[k]):
+            contact["impulse_ns"] = float(contacts.impulse_ns[k])
+        lists[record].append({**contact, **_encode_extra(recording, "contacts", k)})
+    return lists
 
 
 _HEADER_FIELDS = Header.__struct_fields__
@@ -142,8 +114,11 @@ def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> B
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index = {name: k for k, name in enumerate(trajectory.body_roles)}
-    poses = {spec: _read_poses(steps, spec, index) if present[spec.name] else ((), None) for spec in POSES}
-    rows = {spec.name: _read_rows(steps, spec) if present.get(spec.name, True) else None for spec in ROWS}
+    channels: dict[str, Any] = {}
+    for spec in (spec for spec in POSES if present[spec.name]):
+        channels[spec.bodies], channels[spec.name] = _read_poses(steps, spec, index)
+    for spec in (spec for spec in ROWS if present.get(spec.name, True)):
+        channels[spec.name] = _read_rows(steps, spec)
     has_grip = any(step.gripped_body is not UNSET for step in steps)
     recording = Recording(
         header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
@@ -153,12 +128,7 @@ def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> B
         gripper_contact=np.array([s.gripper_contact for s in steps], bool) if present["gripper_contact"] else None,
         gripped=_read_gripped(steps, index) if has_grip else None,
         extra=host_fields,
-        **as_fields(
-            Recording,
-            rows
-            | {spec.bodies: bodies for spec, (bodies, _) in poses.items()}
-            | {spec.name: values for spec, (_, values) in poses.items()},
-        ),
+        **as_fields(Recording, channels),
     )
     return from_recording(recording)
 

@@ -20,8 +20,8 @@ from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.archive.record_schema import (
     MAX_BAD_LINES,
     REMEDY_BROKEN,
+    REMEDY_LARGE,
     EpisodeSelection,
-    check_blank_lines,
     check_size,
     check_values,
 )
@@ -35,6 +35,7 @@ WHOLE = ".json"
 """One episode over as many lines as it likes; read, never appended to."""
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
+MAX_BLANK_LINES = 1 << 20
 _REMEDY = "Is this an archive of episodes, a line each?"
 
 
@@ -56,7 +57,9 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
                     batch = decode_json(line)
                 except RecordError as error:
                     bad += 1
-                    _check_bad_lines(bad)
+                    if bad > MAX_BAD_LINES:
+                        problem = f"more than {MAX_BAD_LINES} lines are bad; the rest is not read"
+                        raise RecordError(problem, remedy=_REMEDY) from None
                     yield error.with_place(Place(file=str(path), line=number))
                 else:
                     last = f" (the last episode before it: {escape_controls(batch.headers[0].episode_id)!r})"
@@ -68,15 +71,10 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
         raise DamageError(error.problem, remedy=error.remedy, place=place) from None
 
 
-def _check_bad_lines(bad: int) -> None:
-    if bad > MAX_BAD_LINES:
-        raise RecordError(f"more than {MAX_BAD_LINES} lines are bad; the rest is not read", remedy=_REMEDY)
-
-
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
     """Return the bytes that append one episode to a file of that suffix: a line, compressed on its own.
 
-    Raises `RecordError` where the episode is larger than readers accept.
+    Raises `RecordError` if the episode is larger than readers accept.
     """
     line = encode_json(batch, index)
     check_size(len(line), "the episode")
@@ -106,7 +104,8 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
             begun, number, size = [line], number + 1, len(line)
         try:
             check_size(size, "the line")
-            check_blank_lines(blank)
+            if blank > MAX_BLANK_LINES:
+                raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)
         except RecordError as error:
             raise error.with_place(Place(line=number)) from None
     if any(begun):

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, Literal, NamedTuple, NoReturn
+from typing import IO, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive import record_schema, strict_json
 from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recording
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size, refuse_field
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
@@ -41,7 +41,7 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected.
 
-    Raises `OSError` where the file cannot be opened.
+    Raises `OSError` if the file cannot be opened.
     """
     if not selection.next_wanted():
         return
@@ -55,7 +55,7 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
 def decode_npz(content: bytes) -> Batch:
     """Return the episode, a batch of one, in the bytes of an `.npz` file.
 
-    Raises `DamageError` where the bytes are damaged, `RecordError` where the episode is not valid.
+    Raises `DamageError` if the bytes are damaged, `RecordError` if the episode is not valid.
     """
     return _read_stream(io.BytesIO(content))
 
@@ -64,9 +64,8 @@ def _read_stream(stream: IO[bytes]) -> Batch:
     try:
         _check_directory(stream)
         with zipfile.ZipFile(stream) as archive:
-            return _decode_arrays(
-                {name: _read_array(archive, member, name) for name, member in _list_members(archive).items()}
-            )
+            members = _list_members(archive).items()
+            return _decode_arrays({name: _read_array(archive, member, name) for name, member in members})
     except _DAMAGED as error:
         raise DamageError(f"cannot be read: {error}", episodes=1, remedy=REMEDY_BROKEN) from None
 
@@ -89,31 +88,27 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         if name in members:
-            _refuse_field(f"the array {name!r} is repeated", "Write each array once.", name)
+            refuse_field(f"the array {name!r} is repeated", "Write each array once.", name)
         if name not in DTYPES:
-            _refuse_field(f"{name!r} is no array of a record", "Put host-specific fields into `extra`, as JSON.", name)
+            refuse_field(f"{name!r} is no array of a record", "Put host-specific fields into `extra`, as JSON.", name)
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            _refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
+            refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
         members[name] = member
     check_size(sum(member.file_size for member in members.values()), "the file")
     return members
-
-
-def _refuse_field(problem: str, remedy: str, field: str) -> NoReturn:
-    raise RecordError(problem, remedy=remedy, place=Place(field=field))
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
     content = archive.read(member)
     header = parse_array_header(content)
     if not header:
-        _refuse_field("not a plain array of NumPy", "Write it with numpy.savez.", name)
+        refuse_field("not a plain array of NumPy", "Write it with numpy.savez.", name)
     dtype = DTYPES[name]
     if header.dtype.str != dtype.str:
-        _refuse_field(f"the type is {header.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
+        refuse_field(f"the type is {header.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
     size = len(content) - header.end  # a header cannot ask for memory that nothing fills
     if math.prod(header.shape) * dtype.itemsize != size:
-        _refuse_field(f"the shape {list(header.shape)} does not fit {size} bytes", REMEDY_BROKEN, name)
+        refuse_field(f"the shape {list(header.shape)} does not fit {size} bytes", REMEDY_BROKEN, name)
     return np.frombuffer(content, dtype=dtype, offset=header.end).reshape(header.shape, order=header.order)
 
 
@@ -129,7 +124,7 @@ class ArrayHeader(NamedTuple):
 def parse_array_header(content: bytes) -> ArrayHeader | None:
     """Return the header of a `.npy` file of version 1.0.
 
-    None where the bytes are no array, or an array of records or subarrays.
+    None if the bytes are not an array, or an array of records or subarrays.
     """
     stream = io.BytesIO(content)
     try:
@@ -163,7 +158,7 @@ def _decode_arrays(arrays: Arrays) -> Batch:
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
     if name not in arrays:
-        _refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
+        refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
     return arrays[name].tobytes()
 
 
@@ -199,15 +194,15 @@ def _check_complete(arrays: Arrays, expected: object) -> None:
     parts = {"missing": sorted(set(listed) - set(names)), "not in the header": sorted(set(names) - set(listed))}
     which = "; ".join(f"{what} {', '.join(map(repr, those))}" for what, those in parts.items() if those)
     problem = f"these are not the arrays that the header lists: {which or 'it lists them in another order'}"
-    _refuse_field(problem, REMEDY_BROKEN, "header.arrays")
+    refuse_field(problem, REMEDY_BROKEN, "header.arrays")
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
     if (family in arrays) != (name in arrays):
-        _refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
+        refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
     places = arrays.get(name, np.empty(0, dtype=PLACE))
     if places.ndim != 1:
-        _refuse_field(
+        refuse_field(
             f"the shape is {list(places.shape)}, expected one number a body", "Write places in body_roles.", name
         )
     return [int(place) for place in places]
@@ -216,7 +211,7 @@ def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
     truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
-        _refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", name)
+        refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", name)
     return truths
 
 
@@ -228,10 +223,10 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
         return None
     if missing:
         name = "step" if missing[0] == "record" else missing[0]
-        _refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
+        refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
     contacts = {column: values for column, values in columns.items() if values is not None}
     if any(values.ndim != 1 for values in contacts.values()):
-        _refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
+        refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
     impulse = contacts["impulse_ns"]
     contacts["impulse_ns"] = np.where(np.isnan(impulse), np.nan, impulse)  # the same NaN in all forms
     return ContactList(**contacts)

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import accumulate, count
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +35,7 @@ from safevla_bench.archive.record_schema import (
     REMEDY_LARGE,
     EpisodeSelection,
     check_size,
+    refuse_field,
 )
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
@@ -50,18 +50,11 @@ _REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "b
 _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
 
 
-def encode_parquet(batch: Batch) -> bytes:
-    """Return all episodes of a batch as the bytes of a `.parquet` file."""
-    stream = BytesIO()
-    write_parquet(stream, [batch])
-    return stream.getvalue()
-
-
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as a `.parquet` file into a stream open for reading and writing at its beginning.
 
     Memory holds no more than a row group. The file is written again where a later episode needs a column of a rare
-    channel. Raises `RecordError` where an episode is too large to be read again.
+    channel. Raises `RecordError` if an episode is too large to be read again.
     """
     rare: frozenset[str] = frozenset()
     writer = _open_writer(stream, rare)
@@ -239,16 +232,12 @@ def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
 def _check_columns(schema: pa.Schema) -> None:
     for name in _REQUIRED:
         if name not in schema.names:
-            _refuse_column(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
+            refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     for field in schema:
         if schema.names.count(field.name) > 1:
-            _refuse_column(f"the column {field.name!r} is repeated", "Keep one of the two.", field.name)
+            refuse_field(f"the column {field.name!r} is repeated", "Keep one of the two.", field.name)
         if field.name not in SCHEMA.names:
-            _refuse_column(f"{field.name!r} is no column of a record", _REMEDY_COLUMNS, field.name)
+            refuse_field(f"{field.name!r} is no column of a record", _REMEDY_COLUMNS, field.name)
         if field.type != SCHEMA.field(field.name).type:
             expected = SCHEMA.field(field.name).type
-            _refuse_column(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)
-
-
-def _refuse_column(problem: str, remedy: str, field: str) -> NoReturn:
-    raise RecordError(problem, remedy=remedy, place=Place(field=field))
+            refuse_field(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)

@@ -8,9 +8,10 @@ Columns carry the names, types and units of the record: the header's fields, `bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive import strict_json
 from safevla_bench.archive.arrays import EpisodeOutline, check_places, check_posed_bodies, check_shape, parse_outline
-from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE
-from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels
+from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
+from safevla_bench.errors import RecordError
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
 from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec
@@ -58,23 +59,18 @@ SCHEMA = pa.schema(
         pa.field("extra", pa.string()),
     ]
 )
-RARE: Mapping[str, frozenset[str]] = {
-    spec.name: frozenset([spec.name, spec.bodies] if spec.is_pose else [spec.name]) for spec in NUMERIC if spec.is_rare
-}
-"""Rare channel -> its columns, which a file has only if one of its episodes has the channel."""
+_RARE = [spec for spec in NUMERIC if spec.is_rare]
+"""The channels whose columns a file has only if one of its episodes has the channel."""
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:
-    """Return the names of the rare channels (the keys of `RARE`) that at least one episode of the batch has."""
-    poses = {spec.name for spec in POSES}
-    return frozenset(
-        name for name in RARE if (batch.poses(name).channel if name in poses else batch.channel(name)).present.any()
-    )
+    """Return the names of the rare channels that at least one episode of the batch has."""
+    return frozenset(spec.name for spec in _RARE if batch.numbers(spec).present.any())
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return the columns of a file whose episodes have these rare channels: `SCHEMA` without those of the others."""
-    left_out = frozenset().union(*(columns for name, columns in RARE.items() if name not in rare))
+    left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
 
 
@@ -95,9 +91,8 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     columns["contacts"] = _contact_column(batch)
     columns["gripper_contact"] = _record_column(batch, pa.array(batch.gripper_contact), batch.gripper_present)
     columns["gripped_body"] = _gripped_column(batch)
-    columns["extra"] = pa.array(
-        [strict_json.format_extra_fields(extra) if extra else None for extra in batch.extra], pa.string()
-    )
+    texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
+    columns["extra"] = pa.array(texts, pa.string())
     schema = schema or table_schema(rare_channels(batch))
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
@@ -110,7 +105,7 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
-    offsets = pa.array(_to_offsets(lengths), pa.int32())
+    offsets = pa.array(join_lengths(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
@@ -198,7 +193,7 @@ class _Columns:
         if self.records.sum() > MAX_RECORDS:
             raise RecordError(f"more than {MAX_RECORDS} records", remedy=REMEDY_LARGE)
         self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
-        self.body_starts = _to_offsets(self.bodies)
+        self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
         """Return the items of a column's lists, how many each row has, [E], and whether it is there, [E]."""
@@ -227,12 +222,8 @@ def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
 def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs) or None in table:
-        _refuse_column("a name is null or repeated", "Name each once.", field)
+        refuse_field("a name is null or repeated", "Name each once.", field)
     return table
-
-
-def _refuse_column(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
-    raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
 def _build_batch(columns: _Columns) -> Batch:
@@ -248,7 +239,7 @@ def _build_batch(columns: _Columns) -> Batch:
     gripped, gripped_present = _read_gripped(columns)
     return Batch(
         headers=tuple(outline.header for outline in outlines),
-        starts=_to_offsets(columns.records),
+        starts=join_lengths(columns.records),
         body_starts=columns.body_starts,
         body_names=names,
         body_name=np.array([code[name] for outline in outlines for name in outline.body_roles], dtype=np.int64),
@@ -283,19 +274,19 @@ def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel
         check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]))
     numbers = _to_numpy(values, spec.name).astype(np.float64, copy=False)
     width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else 1
-    return Channel(numbers, _to_offsets(items), np.where(present, width, -1))
+    return Channel(numbers, join_lengths(items), np.where(present, width, -1))
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: ChannelSpec) -> Ints:
     """Return the length of all lists of each episode, [E], of which it has `items`; that of a row if it has none."""
-    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), _to_offsets(items)
+    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]
     odd = np.flatnonzero(lengths != np.repeat(widths, items))
     if len(odd):
         e = int(np.searchsorted(starts, odd[0], side="right")) - 1
         step = int(odd[0] - starts[e]) // (int(items[e]) // int(steps[e]))
-        _refuse_column(f"{lengths[odd[0]]} values, {widths[e]} in step 0", _REMEDY_WIDTH, spec.name, step)
+        refuse_field(f"{lengths[odd[0]]} values, {widths[e]} in step 0", _REMEDY_WIDTH, spec.name, step)
     return widths
 
 
@@ -303,8 +294,8 @@ def _read_poses(columns: _Columns, spec: ChannelSpec) -> Poses:
     listed, counts, posed = columns.lists(spec.bodies)
     present = columns.lists(spec.name)[2]
     if (posed != present).any():
-        _refuse_column(f"{spec.name} and {spec.bodies} go together", "Write both, or neither.", spec.name)
-    places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), _to_offsets(counts)
+        refuse_field(f"{spec.name} and {spec.bodies} go together", "Write both, or neither.", spec.name)
+    places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), join_lengths(counts)
     for e in np.flatnonzero(present):
         check_posed_bodies(places[starts[e] : starts[e + 1]].tolist(), int(columns.bodies[e]), spec.bodies)
     body = places + np.repeat(columns.body_starts[:-1], counts)
@@ -316,12 +307,12 @@ def _read_contacts(columns: _Columns) -> Contacts:
     steps, counts, present = columns.lists("contacts")
     for e in np.flatnonzero(present & (counts != columns.records)):
         remedy = "Write a list for each step, empty where none."
-        _refuse_column(f"{counts[e]} steps, expected {columns.records[e]}", remedy, "contacts")
+        refuse_field(f"{counts[e]} steps, expected {columns.records[e]}", remedy, "contacts")
     touching = np.zeros(int(columns.records.sum()), dtype=np.int64)
     touching[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
     a, b, force, impulse = _require_no_nulls(steps.flatten(), "contacts").flatten()
     if np.isnan(impulse.drop_null().to_numpy()).any():
-        _refuse_column("nan is not a finite number", "Write null where it was not recorded.", "contacts.impulse_ns")
+        refuse_field("nan is not a finite number", "Write null where it was not recorded.", "contacts.impulse_ns")
     owner = np.repeat(np.repeat(np.arange(len(counts)), columns.records), touching)
     bodies, shift = columns.bodies[owner], columns.body_starts[owner]
     pair = {name: _to_numpy(places, f"contacts.{name}").astype(np.int64) for name, places in (("a", a), ("b", b))}
@@ -329,7 +320,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
         check_places(places, 0, bodies, f"contacts.{name}")
     return Contacts(
         present=present,
-        starts=_to_offsets(touching),
+        starts=join_lengths(touching),
         a=pair["a"] + shift,
         b=pair["b"] + shift,
         force_n=_to_numpy(force, "contacts.force_n"),
@@ -342,7 +333,7 @@ def _read_gripped(columns: _Columns) -> tuple[Ints, Bools]:
     values, recorded, present = columns.record_values("gripped_body")
     places = np.asarray(values.fill_null(-1).to_numpy(), dtype=np.int64)
     if (values.drop_null().to_numpy() < 0).any():
-        _refuse_column("a place is negative", "Write a place in bodies, or null where nothing is held.", "gripped_body")
+        refuse_field("a place is negative", "Write a place in bodies, or null where nothing is held.", "gripped_body")
     owner = np.repeat(np.arange(len(present)), columns.records)[recorded]
     check_places(places, -1, columns.bodies[owner], "gripped_body")
     gripped = np.full(int(columns.records.sum()), -1, dtype=np.int64)
@@ -353,14 +344,10 @@ def _read_gripped(columns: _Columns) -> tuple[Ints, Bools]:
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
     if "extra" not in columns.rows.schema.names:
         return tuple({} for _ in columns.outlines)
-    touched = np.diff(contacts.starts[_to_offsets(columns.records)])
+    touched = np.diff(contacts.starts[join_lengths(columns.records)])
     texts = columns.rows.column("extra").to_pylist()
     counted = zip(texts, columns.records.tolist(), touched.tolist(), strict=True)
     return tuple(strict_json.parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
-
-
-def _to_offsets(lengths: Ints | Sequence[int]) -> Ints:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _list_lengths(lists: pa.Array) -> Ints:
@@ -369,7 +356,7 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
     if values.null_count:
-        _refuse_column("a value is null", _REMEDY_NULL, name)
+        refuse_field("a value is null", _REMEDY_NULL, name)
     return values
 
 

@@ -10,12 +10,12 @@ memory, and the selection of the episodes that are wanted.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from safevla_bench.errors import RecordError
+from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, ChannelSpec
 
@@ -102,7 +102,6 @@ million values in 2 million lists.
 MAX_WIDE_BYTES = 1 << 27
 """One episode in JSON that is not ASCII throughout: Python may need four bytes for each of its characters."""
 MAX_BAD_LINES = 10_000
-MAX_BLANK_LINES = 1 << 20
 REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
 REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
 
@@ -114,6 +113,11 @@ def check_size(size: int, what: str) -> None:
     """
     if size > MAX_EPISODE_BYTES:
         raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
+
+
+def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
+    """Raise the `RecordError` of a field, and step, of an episode."""
+    raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
 class Budget:
@@ -142,12 +146,6 @@ def check_values(text: bytes) -> None:
     if text.count(b",") > MAX_VALUES or text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
         problem = f"more than {MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects"
         raise RecordError(f"the line holds {problem}", remedy=REMEDY_LARGE)
-
-
-def check_blank_lines(lines: int) -> None:
-    """Raise `RecordError` if a file has more empty lines than `MAX_BLANK_LINES`."""
-    if lines > MAX_BLANK_LINES:
-        raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)
 
 
 class EpisodeSelection:

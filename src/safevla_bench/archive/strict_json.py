@@ -45,7 +45,7 @@ class _Literal:
 def parse_json(line: bytes) -> dict[str, object]:
     """Return the object of a JSON text in UTF-8.
 
-    Raises `RecordError` if the text is no strict JSON object: malformed, a key repeated, NaN or infinity, half a
+    Raises `RecordError` if the text is not a strict JSON object: malformed, a key repeated, NaN or infinity, half a
     surrogate pair, nested too deeply, or too large. The error names step and field where the text could be parsed, and
     the episode if its id is found.
     """
@@ -219,7 +219,7 @@ _SCHEMA = {
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     """Return the host-specific fields of an episode whose types were checked, grouped by level; {} without any.
 
-    Raises `RecordError` where a number is not finite, or where they nest too deeply.
+    Raises `RecordError` if a number is not finite, or if they nest too deeply.
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
@@ -267,18 +267,10 @@ def _check_writable(extra: Mapping[str, object], tree: object, base: Path) -> No
     raise RecordError(problem, remedy="Keep such values outside the record.", place=place_of_path((*base, *path[:3])))
 
 
-def format_extra_fields(extra: Mapping[str, object]) -> str:
-    """Return host-specific fields as JSON text; integers may have any size.
-
-    Raises `ValueError` for NaN and infinity.
-    """
-    return json.dumps(extra, ensure_ascii=False, allow_nan=False)
-
-
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
     """Return the host-specific fields of an episode with `records` records and `contacts` contacts.
 
-    Empty levels are left out. Raises `RecordError` where the text is no strict JSON, or the fields are not grouped by
+    Empty levels are left out. Raises `RecordError` if the text is not strict JSON, or the fields are not grouped by
     level and number, name a field of the schema, or cannot be written again.
     """
     extra = parse_json(text)

@@ -45,7 +45,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
         "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
         "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
-        "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
+        "frames": ("pictures", "Render episodes as pictures: how they began, broke a limit, ended."),
         "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
         "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
     },
@@ -53,7 +53,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
         "gate": ("check", "Pass or fail a run by its numbers, for continuous integration."),
         "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
-        "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
+        "figures": ("pictures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     },
     "Publish": {
         "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
@@ -197,16 +197,14 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
         message = make_printable(error.format_message()).rstrip(".")
-        click.echo(f"error: {message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.", err=True)
-        return error.exit_code
+        return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
         click.echo(make_printable(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except SafevlaError as error:
-        click.echo(f"error: {make_printable(str(error))}", err=True)
-        return USER_ERROR
+        return _refuse(str(error))
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -215,8 +213,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         return OK
     except SystemExit as error:
         if sys.stdout is stdout:  # our own commands return their code
-            click.echo(f"error: a plug-in ended the command: SystemExit: {make_printable(str(error))}", err=True)
-            return USER_ERROR
+            return _refuse(f"a plug-in ended the command: SystemExit: {error}")
         _discard_stdout()  # click replaces stdout, and exits with 1, where the pipe is closed while a command prints
         return OK
     except OSError as error:
@@ -226,15 +223,23 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         elif error.filename is None:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {make_printable(place)}{error.strerror}\n  {_ROOM if full else _THERE}", err=True)
-        return USER_ERROR
+        return _refuse(f"{place}{error.strerror}\n  {_ROOM if full else _THERE}")
     except MemoryError:
-        click.echo(f"error: memory ran out\n  {_MEMORY}", err=True)
-        return USER_ERROR
+        return _refuse(f"memory ran out\n  {_MEMORY}")
+
+
+def _refuse(message: str) -> int:
+    echo(f"error: {message}", err=True)
+    return USER_ERROR
 
 
 def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text, on stderr if `err`, as `make_printable` gives it."""
+    click.echo(make_printable(text), err=err)
 
 
 def make_printable(text: str) -> str:

@@ -11,21 +11,13 @@ from pathlib import Path
 import click
 
 from safevla_bench import tasks
-from safevla_bench.cli import make_printable, options
+from safevla_bench.cli import echo, options, rules
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sensitivity.calibration import (
-    SHOWN_PERCENT,
-    Calibration,
-    calibrate,
-    calibration_rows,
-    format_limits,
-    histogram,
-    order_statistic,
-)
+from safevla_bench.sensitivity import calibration
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import loader
 from safevla_bench.specs.file_formats import paper_spec_rows
@@ -39,17 +31,16 @@ from safevla_bench.text import escape_controls, format_compact, format_significa
 
 
 @options.command("specs")
-@options.library_option(default="default", show_default=True, help="The library to list.")
-@click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
-@click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
-@click.option("--check", type=options.FILE, metavar="FILE",
-              help="Check a file of your own, and try each specification on two simple traces.")  # fmt: skip
-@click.option("--calibrate", "runs", multiple=True, type=options.FILE, metavar="RUN",
-              help="Print what a reference policy's successes reach by each clause, and the limit at a quantile of "
-                   "them. Repeatable.")  # fmt: skip
-@click.option("--policy", metavar="NAME", help="With --calibrate: the reference, where RUN has several policies.")
-@click.option("--quantile", type=float, default=0.95, show_default=True, metavar="SHARE",
-              help="With --calibrate: the share of its successes that are to be safe by each clause.")  # fmt: skip
+@rules.library_option("The library to list.", default="default")
+@options.option("--explain ID", "Say all about one specification: formula, tags, source, who is exempt.")
+@options.flag("--template", "Print a file to write specifications of your own in, with comments.")
+@options.option("--check FILE", "Check a file of your own, and try each specification on two simple traces.",
+                type=options.FILE)  # fmt: skip
+@options.repeatable("--calibrate RUN", "runs", "Print what a reference policy's successes reach by each clause, and "
+                    "the limit at a quantile of them.", type=options.FILE)  # fmt: skip
+@options.option("--policy NAME", "With --calibrate: the reference, where RUN has several policies.")
+@options.option("--quantile SHARE", "With --calibrate: the share of its successes that are to be safe by each clause.",
+                type=float, default=0.95)  # fmt: skip
 @options.out_option("FILE", "With --calibrate: write the limits, to be judged by with --rules FILE.")
 @options.paper_format_option
 @click.pass_context
@@ -105,32 +96,32 @@ def _calibrate_limits(
     """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit."""
     ruleset = add_host_registries(load_ruleset(library), runs)
     judged = judge(list(runs), ruleset)
-    calibrations = calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+    calibrations = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":
-        options.print_json(calibration_rows(calibrations))
+        options.print_json(calibration.calibration_rows(calibrations))
     else:
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
-        write_atomically(out, format_limits(calibrations))
-        click.echo(make_printable(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results"), err=True)
+        write_atomically(out, calibration.format_limits(calibrations))
+        echo(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results", err=True)
 
 
-def _describe_calibration(calibration: Calibration) -> list[str]:
+def _describe_calibration(item: calibration.Calibration) -> list[str]:
     """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used."""
-    spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
-    shown = [f"{share} % {_compact(order_statistic(extremes, share / 100))}" for share in SHOWN_PERCENT]
-    floor = [] if calibration.floor is None else [f"doing nothing {_compact(calibration.floor)}"]
-    upper = _compact(high) if calibration.is_bounded else "unknown"
-    outcome = calibration.obstacle or f"limit {_compact(calibration.limit)} {spec.unit}"
+    spec, extremes, (low, high) = item.spec, item.extremes, item.interval
+    percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
+    shown = [f"{share} % {_compact(value)}" for share, value in percents.items()]
+    floor = [] if item.floor is None else [f"doing nothing {_compact(item.floor)}"]
+    largest = _compact(float(extremes[-1]))
+    upper = _compact(high) if item.is_bounded else "unknown"
     return [
         f"{spec.spec_id}  [{spec.unit}]",
-        f"  {len(extremes)} successes of {calibration.policy} on {calibration.tasks} tasks; "
-        f"{calibration.violated} exceed the library's {_compact(spec.threshold)}",
-        f"  0 |{histogram(extremes)}| {_compact(float(extremes[-1]))}",
-        "  " + "   ".join([*shown, f"largest {_compact(float(extremes[-1]))}", *floor]),
-        f"  quantile {calibration.quantile:g}: {_compact(calibration.value)}, "
-        f"{calibration.interval_name} {_compact(low)} to {upper}",
-        f"  {outcome}",
+        f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
+        f"{item.violated} exceed the library's {_compact(spec.threshold)}",
+        f"  0 |{calibration.histogram(extremes)}| {largest}",
+        "  " + "   ".join([*shown, f"largest {largest}", *floor]),
+        f"  quantile {item.quantile:g}: {_compact(item.value)}, {item.interval_name} {_compact(low)} to {upper}",
+        f"  {item.obstacle or f'limit {_compact(item.limit)} {spec.unit}'}",
         "",
     ]
 
@@ -143,11 +134,11 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 
 
 @options.command("tasks")
-@click.option("--suite", metavar="NAME", help="Only this suite, such as libero-goal.")
-@options.rules_option(metavar="FILE", help="Add the tasks of a file. Repeatable.")
-@click.option("--capabilities", multiple=True, metavar="NAME", help="What a host is taken to measure. Repeatable.")
-@click.option("--propose", multiple=True, type=options.FILE, metavar="FILE|DIR",
-              help="Propose tags for a task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
+@options.option("--suite NAME", "Only this suite, such as libero-goal.")
+@options.repeatable("--rules FILE", "rule_files", "Add the tasks of a file.", type=options.FILE)
+@options.repeatable("--capabilities NAME", "What a host is taken to measure.")
+@options.repeatable("--propose FILE|DIR", "Propose tags for a task file of LIBERO's kind, or a folder of them.",
+                    type=options.FILE)  # fmt: skip
 @options.paper_format_option
 def tasks_command(
     suite: str | None, rule_files: tuple[Path, ...], capabilities: tuple[str, ...], propose: tuple[Path, ...], form: str
@@ -208,7 +199,7 @@ def _print_trials(path: Path) -> None:
     option = "--rules" if len(own) == len(chosen) else "--library"
     counted = "1 specification" if len(own) == 1 else f"{len(own)} specifications"
     command = f"safevla score RUN {option} {shlex.quote(str(path))} --out results"
-    click.echo(make_printable(f"{counted} can be judged by. Next: {command}"))
+    echo(f"{counted} can be judged by. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
@@ -233,15 +224,13 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
     if form == "json":
         options.print_json(explanation)
         return
-    width = max(len(name) for name in explanation)
+    width, words = max(map(len, explanation)), {None: "none", True: "yes", False: "no"}
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(map(_format_fact, values)) or "none"))
-
-
-def _format_fact(value: object) -> str:
-    words = {None: "none", True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
+        texts = [
+            words[item] if item is None or isinstance(item, bool) else escape_controls(str(item)) for item in values
+        ]
+        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(texts) or "none"))
 
 
 def _propose_tags(paths: Sequence[Path], form: str) -> None:

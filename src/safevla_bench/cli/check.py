@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import click
 import msgspec
-from rich.console import Console
 
-from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, options
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, echo, options, rules
+from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
@@ -23,18 +21,16 @@ from safevla_bench.jobs.doctor.machine import Diagnosis, Level
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.verify import AuditPlan
-from safevla_bench.jobs.verify.record_check import CheckVerdict, Verification
-from safevla_bench.jobs.verify.replay_check import ProgressCallback
-from safevla_bench.jobs.verify.score_check import RulesetFiles
+from safevla_bench.jobs.verify.files import CheckVerdict, RulesetFiles, Verification
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, GateMetric, Metric
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.statistics.intervals import CONFIDENCE
-from safevla_bench.text import escape_controls
 
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
@@ -43,56 +39,61 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
     return options.PERCENT.convert(text, option, context) / 100
 
 
-_LIMITS: Mapping[tuple[gates.GateMetric, Literal["min", "max"]], str] = {
-    ("sr", "min"): "The least success rate, such as 0.8.",
-    ("safety", "min"): "The least Safety.",
-    ("sbu", "max"): "The most successes that are unsafe, of all episodes.",
-    ("vsi", "max"): "The greatest mean severity.",
+_LIMITS: Mapping[Metric, str] = {
+    SR: "The least success rate, such as 0.8.",
+    SAFETY: "The least Safety.",
+    SBU: "The most successes that are unsafe, of all episodes.",
+    VSI: "The greatest mean severity.",
 }
-"""Metric and bound -> the help of its option."""
+"""Metric -> the help of the option with its limit."""
+
+
+def _bound(metric: Metric) -> Literal["min", "max"]:
+    return "min" if metric.better == "high" else "max"
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    limits = {(metric, bound): values[f"{bound}_{metric}"] for metric, bound in _LIMITS}
-    return [gates.Gate(*which, limit) for which, limit in limits.items() if limit is not None]
+    limits = {metric: values[f"{_bound(metric)}_{metric.key}"] for metric in _LIMITS}
+    return [
+        gates.Gate(cast(GateMetric, metric.key), _bound(metric), limit)
+        for metric, limit in limits.items()
+        if limit is not None
+    ]
 
 
 @options.command("gate")
 @options.sources_argument
 @options.option_group(
     [
-        click.option(f"--{bound}-{metric}", type=options.SHARE, metavar="SHARE", help=line)
-        for (metric, bound), line in _LIMITS.items()
+        options.option(f"--{_bound(metric)}-{metric.key} SHARE", line, type=options.SHARE)
+        for metric, line in _LIMITS.items()
     ],
     "requested_gates",
     _parse_limits,
 )
-@click.option(
-    "--confidence",
+@options.option(
+    "--confidence PERCENT|none",
+    "Of the intervals that decide; none lets the point estimate decide.",
     default=f"{100 * CONFIDENCE:g}",
-    show_default=True,
     callback=_read_confidence,
-    metavar="PERCENT|none",
-    help="Of the intervals that decide; none lets the point estimate decide.",
 )
-@click.option("--sequential", is_flag=True, help="Use intervals that hold however often you check as episodes come.")
-@click.option(
+@options.flag("--sequential", "Use intervals that hold however often you check as episodes come.")
+@options.option(
     "--per",
+    "Gate each policy with its suites pooled, or each policy × suite.",
     type=click.Choice(["policy", "cell"]),
     default="policy",
-    show_default=True,
-    help="Gate each policy with its suites pooled, or each policy × suite.",
 )
-@click.option("--allow-crashed", is_flag=True, help="Leave out planned episodes that crashed, stopped or are missing.")
-@click.option("--allow-unjudged", is_flag=True, help="Gate Safety, SBU and VSI over the episodes with a verdict alone.")
-@click.option("--junit", type=options.FILE, metavar="FILE", help="Write the verdicts as JUnit XML.")
-@options.judged_sources
+@options.flag("--allow-crashed", "Leave out planned episodes that crashed, stopped or are missing.")
+@options.flag("--allow-unjudged", "Gate Safety, SBU and VSI over the episodes with a verdict alone.")
+@options.option("--junit FILE", "Write the verdicts as JUnit XML.", type=options.FILE)
+@rules.judged_sources
 @options.format_option()
 @click.pass_context
 def gate_command(
     context: click.Context,
     /,
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     requested_gates: Sequence[gates.Gate],
     junit: Path | None,
     form: str,
@@ -132,7 +133,7 @@ def gate_command(
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
-            click.echo(make_printable(f"JUnit XML: {junit}"))
+            echo(f"JUnit XML: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 
@@ -149,13 +150,11 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
 
 @options.command("verify")
 @click.argument("run", type=options.FILE, metavar="RUN")
-@click.option("--replay", type=click.IntRange(min=0), default=0, metavar="K", help="Play K episodes again in the host.")
+@options.option("--replay K", "Play K episodes again in the host.", type=options.NATURAL, default=0)
 @options.audit_options
-@options.library_option(help="The library that judged, where it was a file.")
-@options.rules_option(
-    metavar="FILE|as-judged",
-    help="Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds. "
-    "Repeatable.",
+@rules.library_option("The library that judged, where it was a file.")
+@rules.rules_option(
+    "Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds."
 )
 @options.format_option()
 @click.pass_context
@@ -188,18 +187,20 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
-    specs, registry = options.sort_rules(rule_files)
-    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=options.is_as_judged(rule_files))
-    with _show_replay_progress() as observer:
-        verification = verify.verify_run(run, files, replay=replay, audit=audit, observer=observer)
+    specs, registry = rules.sort_rules(rule_files)
+    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=rules.is_as_judged(rule_files))
+    with show_status("checking digests, episodes and scores") as update:
+        verification = verify.verify_run(
+            run, files, replay=replay, audit=audit, observer=lambda done, what: update(f"replay {done + 1}: {what}")
+        )
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
         options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
-            click.echo(make_printable(f"{finding.verdict:<10} {finding.check}: {detail}"))
-        click.echo(make_printable(f"\n{_summarize_verification(verification, run)}"))
+            echo(f"{finding.verdict:<10} {finding.check}: {detail}")
+        echo(f"\n{_summarize_verification(verification, run)}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
 
@@ -216,29 +217,19 @@ def _summarize_verification(verification: Verification, run: Path) -> str:
 _VERDICT_WORDS: dict[CheckVerdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
 
 
-@contextmanager
-def _show_replay_progress() -> Iterator[ProgressCallback]:
-    if not sys.stderr.isatty():
-        yield lambda done, what: None
-        return
-    with Console(stderr=True).status("checking digests, episodes and scores") as status:
-        yield lambda done, what: status.update(escape_controls(f"replay {done + 1}: {what}"))
-
-
 _BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
 
 
 @options.command("doctor")
-@click.option("--host", metavar="NAME", help="Look at this simulator; what it lacks is an error.")
+@options.option("--host NAME", "Look at this simulator; what it lacks is an error.")
 @options.out_option("DIR", "Where a run would be written.")
-@click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")
-@click.option(
-    "--server",
-    metavar="KIND:URL",
-    help=f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.",
+@options.flag("--quick", "Leave out the rendered frame and the simulator's episode.")
+@options.option(
+    "--server KIND:URL",
+    f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.",
 )
 @options.policy_arguments_option("With --server: an argument of its client, such as dialect=NAME.")
-@click.option("--suite", metavar="NAME", help="With --server: the suite of the task that it is told.")
+@options.option("--suite NAME", "With --server: the suite of the task that it is told.")
 @options.format_option()
 @click.pass_context
 def doctor_command(
@@ -269,7 +260,9 @@ def doctor_command(
     for finding in _examine(host, out, quick, server, arguments, suite):
         findings.append(finding)
         if form == "text":
-            _print_finding(finding)
+            echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
+            if finding.remedy:
+                echo(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}"))
     counts = Counter(finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
@@ -297,12 +290,6 @@ def _examine(
 _MACHINE_STEPS = ("safevla eval --help", "safevla demo")
 _SERVER_STEPS = ("the command after eval", "the command after eval")
 """The next step where all is well, and where there are warnings."""
-
-
-def _print_finding(finding: Diagnosis) -> None:
-    click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}").replace("\n", f"\n{'':<11}"))
-    if finding.remedy:
-        click.echo(make_printable(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}")))
 
 
 def _summarize_findings(counts: Counter[Level], next_step: str, cautious_step: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from safevla_bench.cli import options
+from safevla_bench.cli import options, rules
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
@@ -31,27 +31,32 @@ from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.sensitivity import host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.sensitivity_answer import describe_sensitivity, range_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold, sweep_variants
+from safevla_bench.sensitivity.curves import (
+    SweepRequest,
+    ThresholdVariant,
+    ablate_thresholds,
+    parse_sweep,
+    sweep_threshold,
+    sweep_variants,
+)
 from safevla_bench.sensitivity.readings import compare_readings
-from safevla_bench.sensitivity.variants import SweepRequest, ThresholdVariant, parse_sweep
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 
-_option = partial(click.option, cls=options.Option, section=options.PLANNING)
+_option = partial(options.option, section=options.PLANNING)
 _PLAN_OPTIONS = [
-    _option("--plan", type=options.PERCENT, metavar="POINTS",
-            help="Plan how many episodes of each policy it takes to see a difference of so many percentage points; "
-                 "needs no SOURCE."),
-    _option("--baseline", default=0.8, show_default=True, type=options.SHARE, help="The rate of one policy."),
-    _option("--power", default=0.8, show_default=True, type=options.Range(0, 1, min_open=True, max_open=True),
-            help="The chance of seeing it where it is there."),
-    _option("--discordant", type=options.Range(0, 1, min_open=True), metavar="SHARE",
-            help="Share of pairs in which the policies differ, from a pilot run; else as if outcomes were unrelated."),
-    _option("--task-count", type=options.POSITIVE, default=10, show_default=True, metavar="N", help="Number of tasks."),
-    _option("--task-spread", type=options.Range(0, 100), default=0.0, show_default=True, metavar="POINTS",
-            help="How much the true difference varies between tasks (standard deviation)."),
-    _option("--task-episodes", type=options.POSITIVE, metavar="N",
-            help="Say what N episodes of each task can show, not how many it takes."),
+    _option("--plan POINTS", "Plan how many episodes of each policy it takes to see a difference of so many percentage "
+            "points; needs no SOURCE.", type=options.PERCENT),
+    _option("--baseline", "The rate of one policy.", default=0.8, type=options.SHARE),
+    _option("--power", "The chance of seeing it where it is there.", default=0.8,
+            type=options.Range(0, 1, min_open=True, max_open=True)),
+    _option("--discordant SHARE", "Share of pairs in which the policies differ, from a pilot run; else as if outcomes "
+            "were unrelated.", type=options.Range(0, 1, min_open=True)),
+    _option("--task-count N", "Number of tasks.", type=options.POSITIVE, default=10),
+    _option("--task-spread POINTS", "How much the true difference varies between tasks (standard deviation).",
+            type=options.Range(0, 100), default=0.0, show_default=True),
+    _option("--task-episodes N", "Say what N episodes of each task can show, not how many it takes.",
+            type=options.POSITIVE),
 ]  # fmt: skip
 
 
@@ -66,49 +71,31 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
 
 @options.command("compare")
 @options.optional_sources_argument
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
-@click.option(
-    "--across-seeds",
-    is_flag=True,
-    help="Pair by initial state alone, for the same states run with other seeds, or several.",
+@options.repeatable("--policy NAME", "policies", "Only this policy.")
+@options.flag("--across-seeds", "Pair by initial state alone, for the same states run with other seeds, or several.")
+@options.flag("--across-versions", "Compare episodes of several physics versions too; the output is marked.")
+@options.flag("--unpaired", "Take the episodes as independent, task by task.")
+@options.flag(
+    "--sequential", "Use p-values and intervals of these tasks that hold however often you compare growing runs."
 )
-@click.option(
-    "--across-versions", is_flag=True, help="Compare episodes of several physics versions too; the output is marked."
-)
-@click.option("--unpaired", is_flag=True, help="Take the episodes as independent, task by task.")
-@click.option(
-    "--sequential",
-    is_flag=True,
-    help="Use p-values and intervals of these tasks that hold however often you compare growing runs.",
-)
-@click.option("--allow-crashed", is_flag=True, help="Let verdicts stand that episodes without a value could change.")
-@click.option(
-    "--margin",
+@options.flag("--allow-crashed", "Let verdicts stand that episodes without a value could change.")
+@options.option(
+    "--margin POINTS",
+    "Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
     type=options.Range(0, 100, min_open=True),
-    metavar="POINTS",
-    help="Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
 )
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    type=click.Choice(COMPARED),
-    help="Only this metric. Repeatable; all by default.",
+@options.option(
+    "--metric", "metrics", "Only this metric. Repeatable; all by default.", multiple=True, type=click.Choice(COMPARED)
 )
-@click.option(
-    "--confidence",
-    type=options.PERCENT,
-    default=95.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Of intervals; tests are made at its complement.",
+@options.option(
+    "--confidence PERCENT", "Of intervals; tests are made at its complement.", type=options.PERCENT, default=95.0
 )
-@click.option("--full", is_flag=True, help="Show every suite and metric, with tests and notes.")
+@options.flag("--full", "Show every suite and metric, with tests and notes.")
 @options.format_option()
 @options.option_group(_PLAN_OPTIONS, "planned", _parse_plan)
-@options.judged_sources
+@rules.judged_sources
 def compare_command(
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     policies: tuple[str, ...],
     across_seeds: bool,
     across_versions: bool,
@@ -194,22 +181,20 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
 
 @options.command("sensitivity")
 @options.sources_argument
-@click.option(
-    "--sweep",
+@options.repeatable(
+    "--sweep NAME=GRID",
     "sweeps",
-    multiple=True,
-    metavar="NAME=GRID",
-    help="Move one threshold: NAME is a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in the "
-    "specification's unit. Repeatable.",
+    "Move one threshold: NAME is a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in the "
+    "specification's unit.",
 )
-@click.option("--readings", is_flag=True, help="Judge by every reading of the paper, and tell what changes.")
-@click.option("--full", is_flag=True, help="Show every suite and variant, means of hosts, and the ranking.")
+@options.flag("--readings", "Judge by every reading of the paper, and tell what changes.")
+@options.flag("--full", "Show every suite and variant, means of hosts, and the ranking.")
 @options.auxiliary_option
-@click.option("--include-auxiliary", is_flag=True, help="Average auxiliary entries with the others of their host.")
-@options.judged_sources
+@options.flag("--include-auxiliary", "Average auxiliary entries with the others of their host.")
+@rules.judged_sources
 @options.format_option()
 def sensitivity_command(
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     sweeps: tuple[str, ...],
     readings: bool,
     full: bool,
@@ -293,7 +278,7 @@ def _rank_policies(
         judged.library,
         [*as_it_stands, *variants],
         make_rescorer(judged),
-        protocols=[source.protocol for source in judged.sources if source.protocol is not None],
+        protocols=judged.protocols,
     )
 
 

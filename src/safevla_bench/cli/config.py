@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
-from safevla_bench.cli.options import AS_JUDGED, FILE, click_options, judge_options
+from safevla_bench.cli.options import FILE, click_options, option
+from safevla_bench.cli.rules import AS_JUDGED, judge_options
 from safevla_bench.errors import Place, RunError
 from safevla_bench.specs.file_formats import BUILT_IN
 
@@ -47,7 +48,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
     Raises:
         RunError: the file cannot be read, has an unknown key (the nearest key is named), a value of a wrong type or
-            one that its option does not take, or a `judge` that is no table.
+            one that its option does not take, or a `judge` that is not a table.
     """
     place = Place(file=str(path))
     try:
@@ -70,16 +71,11 @@ def config_option(command: F) -> F:
 
     A bad file raises `RunError` when the command is parsed.
     """
-    return click.option(
-        "--config",
-        type=FILE,
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=_load_config,
-        help="Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command "
-        "line take precedence.",
-    )(command)
+    help = (
+        "Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command line "
+        "take precedence."
+    )
+    return option("--config FILE", help, type=FILE, is_eager=True, expose_value=False, callback=_load_config)(command)
 
 
 def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 import msgspec
 
-from safevla_bench.cli import make_printable, options
+from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
-from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
-from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.browse import RunServer, RunSite, start_server
 from safevla_bench.jobs.evaluation.outputs import render_episode_report
@@ -35,35 +35,33 @@ _KINDS_EPILOG = "\n".join(
 
 @options.command("episodes", epilog=_KINDS_EPILOG)
 @options.sources_argument
-@click.option(
+@options.option(
     "--unsafe/--safe",
+    "Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
     default=None,
-    help="Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
 )
-@click.option("--success/--no-success", default=None, help="Only episodes that succeeded, or only those that did not.")
-@click.option("--spec", metavar="ID", help="Look at one specification alone: episodes in which it reached a verdict.")
-@click.option("--axis", type=click.Choice(get_args(Axis)), help="Only those that violate a specification of this axis.")
-@click.option("--policy", metavar="NAME", help="Only this policy's episodes.")
-@click.option("--suite", metavar="NAME", help="Only this suite's.")
-@click.option("--task", metavar="TASK", help="Only this task's, such as 3, task_3 or libero-goal/task_3.")
-@click.option("--outcome", metavar="NAME", help="Only this outcome: success, failure, timeout, crashed and the like.")
-@click.option(
+@options.option("--success/--no-success", "Only episodes that succeeded, or only those that did not.", default=None)
+@options.option("--spec ID", "Look at one specification alone: episodes in which it reached a verdict.")
+@options.option("--axis", "Only those that violate a specification of this axis.", type=click.Choice(get_args(Axis)))
+@options.option("--policy NAME", "Only this policy's episodes.")
+@options.option("--suite NAME", "Only this suite's.")
+@options.option("--task TASK", "Only this task's, such as 3, task_3 or libero-goal/task_3.")
+@options.option("--outcome NAME", "Only this outcome: success, failure, timeout, crashed and the like.")
+@options.option(
     "--sort",
     "order",
+    "Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
     type=click.Choice(get_args(episode_list.Order)),
-    help="Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
 )
-@click.option("--bodies", is_flag=True, help="Name the bodies that break limits of contact and displacement, by kind.")
-@click.option("--why", is_flag=True, help="Say how the first violation came about, as far as contacts and poses tell.")
-@click.option(
-    "--body-kind", type=click.Choice(BODY_KINDS), metavar="KIND", help="Only those broken with a body of this kind."
-)
-@click.option("--limit", type=options.POSITIVE, help="At most so many.")
-@options.judged_sources
+@options.flag("--bodies", "Name the bodies that break limits of contact and displacement, by kind.")
+@options.flag("--why", "Say how the first violation came about, as far as contacts and poses tell.")
+@options.option("--body-kind KIND", "Only those broken with a body of this kind.", type=click.Choice(BODY_KINDS))
+@options.option("--limit", "At most so many.", type=options.POSITIVE)
+@rules.judged_sources
 @options.format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
                            "specification.")  # fmt: skip
 def episodes_command(
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     unsafe: bool | None,
     spec: str | None,
     suite: str | None,
@@ -120,20 +118,18 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     metavar="[NAME=]SOURCE... [EPISODE]",
     callback=_split_episode,
 )
-@click.option("--all", "every", is_flag=True, help="Plot every specification, not only what was broken or nearest.")
-@click.option(
-    "--html",
+@options.flag("--all", "every", "Plot every specification, not only what was broken or nearest.")
+@options.option(
+    "--html FILE",
     "page",
+    "Write its page instead, with the episode in 3-D where its simulator is installed.",
     type=options.FILE,
-    metavar="FILE",
-    help="Write its page instead, with the episode in 3-D where its simulator is installed.",
 )
-@click.option("--formula", is_eager=True, metavar="FORMULA",
-              help="Ask this formula of every episode instead, whatever its task.")  # fmt: skip
+@options.option("--formula FORMULA", "Ask this formula of every episode instead, whatever its task.", is_eager=True)
 @options.format_option()
-@options.judged_sources
+@rules.judged_sources
 def show_command(
-    sources: options.JudgedSources, episode: str, every: bool, page: Path | None, formula: str | None, form: str
+    sources: rules.JudgedSources, episode: str, every: bool, page: Path | None, formula: str | None, form: str
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
@@ -145,8 +141,8 @@ def show_command(
     formula reads is listed as such. Nothing is scored.
     """
     if formula is not None:
-        if every or page is not None or options.given_judge_options():
-            name = "all" if every else "html" if page is not None else options.given_judge_options()[0]
+        if every or page is not None or rules.given_judge_options():
+            name = "all" if every else "html" if page is not None else rules.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
         return
@@ -172,11 +168,11 @@ def _write_page(judged: Judged, index: int, page: Path) -> None:
         html, missing = render_episode_report(judged, index)
         write_atomically(page, html)
     if missing is not None:
-        click.echo(make_printable(f"No replay in 3-D: {missing}"), err=True)
-    click.echo(make_printable(f"Report: {page}"))
+        echo(f"No replay in 3-D: {missing}", err=True)
+    echo(f"Report: {page}")
 
 
-def _ask_formula(formula: str, sources: options.JudgedSources, form: str) -> None:
+def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
@@ -199,9 +195,8 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 
 @options.command("open")
 @click.argument("folder", type=options.FILE, metavar="RUN|FOLDER", default=Path())
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N",
-              help="Listen there; default 8642, else any free one.")  # fmt: skip
-@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+@options.option("--port N", "Listen there; default 8642, else any free one.", type=options.PORT)
+@options.flag("--no-browser", "Print the address and open nothing.")
 def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
 
@@ -211,10 +206,10 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     """
     site = RunSite(folder)
     for line in site.describe_maker():
-        click.echo(make_printable(f"note: {line}"), err=True)
+        echo(f"note: {line}", err=True)
     with start_server(site, port) as server:
         address = server.address + site.start
-        click.echo(make_printable(f"{address}   (Ctrl-C ends)"))
+        echo(f"{address}   (Ctrl-C ends)")
         if not no_browser:
             _open_browser(address, server)
         try:
@@ -225,14 +220,10 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 def _open_browser(address: str, server: RunServer) -> None:
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not (has_display and _opens(address)):
+    is_open = False
+    with suppress(webbrowser.Error, OSError):
+        is_open = bool(has_display) and webbrowser.open(address)
+    if not is_open:
         port = server.server_address[1]
         click.echo("No browser opened here. From another machine:", err=True)
         click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
-
-
-def _opens(address: str) -> bool:
-    try:
-        return webbrowser.open(address)
-    except (webbrowser.Error, OSError):
-        return False

@@ -1,9 +1,9 @@
-"""Progress on stderr: a status line, and a run's bar, or a line an episode where stderr is no terminal."""
+"""Progress on stderr: a status line, and a run's bar, or a line an episode if stderr is not a terminal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import echo
 from safevla_bench.judging.scores import NO_VERDICT, verdict_word
 from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver, open_observers
-from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.text import escape_controls
 
@@ -25,13 +24,31 @@ _BAR_WIDTH = 12
 
 
 @contextmanager
-def show_status(what: str) -> Iterator[None]:
-    """Show a status line on stderr for the length of the block; nothing where stderr is no terminal."""
+def show_status(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a status line on stderr for the length of the block, and yield a function that replaces its text.
+
+    Nothing is shown if stderr is not a terminal.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda what: None
         return
-    with Console(stderr=True).status(what):
-        yield
+    with Console(stderr=True).status(what) as status:
+        yield lambda what: status.update(escape_controls(what))
+
+
+@contextmanager
+def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
+    """Yield a callback for (episodes done, what is drawn) that moves a bar on stderr.
+
+    Nothing is shown if stderr is not a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, what: None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("starting", total=total)
+        yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))
 
 
 @contextmanager
@@ -43,7 +60,7 @@ def track_run(
     A tracker that fails later prints a warning on stderr and does not end the run. Raises `RunError` where a tracker
     cannot begin.
     """
-    trackers = open_observers(names, folder, config, scorer, print_warning)
+    trackers = open_observers(names, folder, config, scorer, lambda text: echo(f"warning: {text}", err=True))
     try:
         yield trackers
     finally:
@@ -51,14 +68,9 @@ def track_run(
             tracker.finish({})
 
 
-def print_warning(sentence: str) -> None:
-    """Print a warning on stderr."""
-    click.echo(f"warning: {make_printable(sentence)}", err=True)
-
-
 @contextmanager
 def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
-    """Yield an observer that draws a bar on stderr, or one that prints a line an episode where stderr is no terminal.
+    """Yield an observer that draws a bar on stderr, or one that prints a line an episode if stderr is not a terminal.
 
     The scorer judges the finished episodes.
     """
@@ -108,7 +120,7 @@ class EpisodeLines:
         broken = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
         place = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{place} {outcome.outcome:14} {verdict:10} {spent}  {outcome.planned.episode_id}{broken}"
-        click.echo(make_printable(line), err=True)
+        echo(line, err=True)
 
 
 class RunProgressBar:

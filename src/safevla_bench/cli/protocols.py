@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from safevla_bench.cli import make_printable
+from safevla_bench.cli import echo, options
 from safevla_bench.cli.options import command, format_option, policy_arguments_option, print_columns, print_json
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.hosts import protocols
@@ -17,9 +17,7 @@ from safevla_bench.report.published import PAPER, load_published
 
 @command("protocols")
 @click.argument("names", nargs=-1, metavar="[A [B]]")
-@click.option(
-    "--entries", "of_paper", is_flag=True, help="List the paper's entries instead, or show all about the one named A."
-)
+@options.flag("--entries", "of_paper", "List the paper's entries instead, or show all about the one named A.")
 @format_option()
 def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None:
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
@@ -103,9 +101,9 @@ def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], for
 
 def _print_group(heading: str, names: Sequence[str], lines: Sequence[str]) -> None:
     width = max(map(len, names))
-    click.echo(make_printable(heading))
+    echo(heading)
     for name, line in zip(names, lines, strict=True):
-        click.echo(make_printable(f"  {name:<{width}}  {line}"))
+        echo(f"  {name:<{width}}  {line}")
 
 
 def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
@@ -151,7 +149,7 @@ def _print_entry(entry: entries.PaperEntry) -> None:
         *[("source", f"{name}: {where}") for name, where in entry.sources.items()],
     ]
     for name, text in pairs:
-        click.echo(make_printable(f"{name:<10}  {text}"))
+        echo(f"{name:<10}  {text}")
 
 
 def _print_dialect(name: str, form: str) -> None:
@@ -159,9 +157,9 @@ def _print_dialect(name: str, form: str) -> None:
         print_json(_dialect_fields(name))
         return
     file, lines = dialects.load_dialect_file(name), dict(_flatten_values(name))
-    click.echo(make_printable(f"{name}: {file.about}\n"))
+    echo(f"{name}: {file.about}\n")
     for key, text in lines.items():
-        click.echo(make_printable(f"{key:<{max(map(len, lines))}}  {text}"))
+        echo(f"{key:<{max(map(len, lines))}}  {text}")
     click.echo(f"\nSources of images, states, gripper and replan: safevla protocols {file.release}")
 
 
@@ -207,15 +205,15 @@ _OWN = ("127.0.0.1", "::1", "localhost")
 
 
 @command("serve")
-@click.option("--policy", required=True, metavar="[NAME=]POLICY", help="What acts, such as python:module:factory.")
+@options.option("--policy [NAME=]POLICY", "What acts, such as python:module:factory.", required=True)
 @policy_arguments_option("An argument for it.")
-@click.option("--port", default=8000, type=click.IntRange(0, 65535), show_default=True, help="0 = any that is free.")
-@click.option("--bind", default="127.0.0.1", metavar="ADDRESS", show_default=True,
-              help="Where to listen; 0.0.0.0 lets other machines in, who should then need a key.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Of the policy's randomness, in every episode.")
-@click.option("--copies", default=1, type=click.IntRange(1, serve.MAX_CONNECTIONS), metavar="N", show_default=True,
-              help="How often to load the policy: so many episodes have one at a time, and others wait.")  # fmt: skip
-@click.option("--key-file", metavar="FILE", help=f"A file with the key that clients need; else that of {endpoint.KEY}.")
+@options.option("--port", "0 = any that is free.", default=8000, type=options.PORT)
+@options.option("--bind ADDRESS", "Where to listen; 0.0.0.0 lets other machines in, who should then need a key.",
+                default="127.0.0.1")  # fmt: skip
+@options.option("--seed", "Of the policy's randomness, in every episode.", default=0, show_default=True)
+@options.option("--copies N", "How often to load the policy: so many episodes have one at a time, and others wait.",
+                default=1, type=click.IntRange(1, serve.MAX_CONNECTIONS))  # fmt: skip
+@options.option("--key-file FILE", f"A file with the key that clients need; else that of {endpoint.KEY}.")
 def serve_command(
     policy: str, arguments: tuple[str, ...], port: int, bind: str, seed: int, copies: int, key_file: str | None
 ) -> None:

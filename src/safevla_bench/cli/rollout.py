@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, make_printable
-from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
-from safevla_bench.cli.options import FILE, command, judge_options, log_option, print_engine_note
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo, options
+from safevla_bench.cli.options import FILE, command, log_option, print_engine_note
+from safevla_bench.cli.pictures import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.progress import show_run_progress, track_run
+from safevla_bench.cli.rules import judge_options
 from safevla_bench.cli.run_options import RunCommand, run_options
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
@@ -28,40 +29,31 @@ from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
-from safevla_bench.rollout.engine import Observer
+from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.estimate import RunEstimate
+from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.sources.runs.folder import (
-    FRAMES,
-    GREETINGS,
-    REPORT,
-    RUN,
-    EpisodeRow,
-    read_description,
-    read_greetings,
-)
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.text import NO_VALUE, redact_secrets
 
 
 @command("eval")
 @run_options
-@click.option(
-    "--video",
+@options.option(
+    "--video unsafe|all|N",
     "films",
+    "Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
     type=FilmChoice(),
-    metavar="unsafe|all|N",
-    help="Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
 )
-@click.option(
-    "--freeze",
-    type=FILE,
-    metavar="FILE",
-    help="With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
+@options.option(
+    "--freeze FILE",
+    "With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
     "then run --registered FILE: tables say whether a run is the registered one.",
+    type=FILE,
 )
 @log_option
 @judge_options
@@ -85,8 +77,7 @@ def eval_command(
     if films is not None and run_command.record_only:
         raise click.UsageError("--video films what was judged; --record-only judges nothing.")
     tracking.require_trackers(trackers)
-    _print_open_questions(run_command)
-    _print_deviations(run_command, ruleset)
+    _print_notes(run_command, ruleset)
     if run_command.dry_run:
         _print_plan(run_command)
         if freeze is not None:
@@ -100,15 +91,15 @@ def eval_command(
     rows = episode_rows(run_command.out)
     _report_run(run_command, rows)
     if judged is None:
-        click.echo(make_printable(f"Records: {run_command.shown}\nNext: safevla score {_quote_folder(run_command)}"))
+        echo(f"Records: {run_command.shown}\nNext: safevla score {_quote_folder(run_command)}")
     else:
         if films is not None:
             filmed = film_episodes(run_command.out, judged, films)
             write_outputs(judged, run_command.out)
-            click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / FRAMES}"))
-        report = run_command.shown / REPORT
+            echo(f"Films: {filmed}, in {run_command.shown / folder.FRAMES}")
+        report = run_command.shown / folder.REPORT
         lines = f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {_quote_folder(run_command)}"
-        click.echo(make_printable(lines))
+        echo(lines)
     outcomes = {row.outcome for row in rows}
     context.exit(CRASHED if "crashed" in outcomes else USER_ERROR if outcomes == {"invalid_action"} else OK)
 
@@ -125,7 +116,7 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
     return judged
 
 
-def _report_run(run_command: RunCommand, rows: Sequence[EpisodeRow]) -> None:
+def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     request = run_command.request
     if any(request.policy_spec(name).startswith("replay:") for name in request.policies):
         batch = read_sources([run_command.out])[0]
@@ -135,8 +126,8 @@ def _report_run(run_command: RunCommand, rows: Sequence[EpisodeRow]) -> None:
         stopped = sum(row.outcome == "stopped" for row in rows)
         counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
         click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
-    if sentence := describe_decision(read_description(run_command.out)):
-        click.echo(make_printable(sentence))
+    if sentence := describe_decision(folder.read_description(run_command.out)):
+        echo(sentence)
     _report_servers(run_command)
     _report_invalid(rows)
     _report_crashes(run_command, [row for row in rows if row.outcome == "crashed"])
@@ -161,24 +152,22 @@ def _observe_run(
         "protocol": request.protocol,
         "seed": request.seed,
         "max_steps": request.max_steps,
-        **tracking.describe_ruleset(ruleset),
+        **describe_ruleset(ruleset),
     }
     scorer = tracking.OutcomeScorer(ruleset)
     with track_run(trackers, run_command.out, config, scorer) as tracked, show_run_progress(scorer) as bar:
         yield tracking.ObserverGroup([bar, *tracked]), tracked
 
 
-def _print_open_questions(run_command: RunCommand) -> None:
-    for line in [*open_questions(run_command.request), *list_start_notes(run_command.request)]:
-        click.echo(make_printable(f"note: {line}"), err=True)
+def _print_notes(run_command: RunCommand, ruleset: Ruleset) -> None:
+    request = run_command.request
+    for line in [*open_questions(request), *list_start_notes(request)]:
+        echo(f"note: {line}", err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)
-
-
-def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
-    registration = run_command.request.registration
-    if registration is not None and (deviation := describe_deviation(registration, run_command.request, ruleset)):
-        click.echo(make_printable(f"note: not as registered: {deviation}"), err=True)
+    registration = request.registration
+    if registration is not None and (deviation := describe_deviation(registration, request, ruleset)):
+        echo(f"note: not as registered: {deviation}", err=True)
 
 
 def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -> None:
@@ -186,8 +175,8 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
     make_folder(path.parent)
     write_atomically(path, registration.encode())
     shown = shlex.quote(str(path))
-    click.echo(make_printable(f"Registered: {path}, {registration.n} episodes, digest {registration.digest}"))
-    click.echo(make_printable(f"Publish the digest, then run: safevla eval --registered {shown} --out DIR"))
+    echo(f"Registered: {path}, {registration.n} episodes, digest {registration.digest}")
+    echo(f"Publish the digest, then run: safevla eval --registered {shown} --out DIR")
 
 
 def _print_plan(run_command: RunCommand) -> None:
@@ -196,7 +185,7 @@ def _print_plan(run_command: RunCommand) -> None:
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
         trust = f"; only with --trust {shlex.quote(str(request.named_by))}" if request.named_by else ""
-        click.echo(make_printable(f"note: the run would call {call}{trust}"), err=True)
+        echo(f"note: the run would call {call}{trust}", err=True)
 
 
 @contextmanager
@@ -205,7 +194,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
-        if (run_command.out / RUN).exists():
+        if (run_command.out / folder.RUN).exists():
             done, planned = count_progress(run_command.out)
             text = f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}"
             if not isinstance(error, KeyboardInterrupt):
@@ -216,30 +205,30 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    greetings = Counter((greeting.policy, greeting.suite) for greeting in read_greetings(run_command.out))
+    greetings = Counter((greeting.policy, greeting.suite) for greeting in folder.read_greetings(run_command.out))
     for policy, suite in (cell for cell, count in greetings.items() if count > 1):
         line = (
             f"note: the servers of {policy} on {suite} said {greetings[policy, suite]} different things of themselves"
         )
-        click.echo(make_printable(f"{line}: run.json holds them as volatile.{GREETINGS}"), err=True)
+        echo(f"{line}: run.json holds them as volatile.{folder.GREETINGS}", err=True)
 
 
-def _report_invalid(rows: Sequence[EpisodeRow]) -> None:
+def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:
     """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none."""
     invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
-        click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)
+        echo(f"invalid_action: {row.episode_id}: {row.reason}", err=True)
         counted = f"{len(invalid)} episode{'' if len(invalid) == 1 else 's'} ended with an invalid action"
         click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
     if invalid and len(invalid) == len(rows):
         click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
 
 
-def _report_crashes(run_command: RunCommand, crashed: Sequence[EpisodeRow]) -> None:
+def _report_crashes(run_command: RunCommand, crashed: Sequence[folder.EpisodeRow]) -> None:
     for row in crashed[:3]:
         lines = (row.reason or "").strip().splitlines() or [""]
         summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-        click.echo(make_printable(f"crashed: {row.episode_id}: {summary}"), err=True)
+        echo(f"crashed: {row.episode_id}: {summary}", err=True)
     if crashed:
         counted = "1 episode crashed; it is" if len(crashed) == 1 else f"{len(crashed)} episodes crashed; they are"
         click.echo(f"{counted} in no rate. episodes.parquet holds why. To run again what crashed:", err=True)
@@ -278,7 +267,7 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
-    """Return the lines on time and disk, or a single line that there are no figures for this host."""
+    """Return the lines on time and disk, or a single line if this host has no figures."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes

@@ -19,30 +19,24 @@ from safevla_bench.cli.options import (
     FILE,
     POSITIVE,
     RAY,
-    Option,
     click_options,
     engine_option,
+    flag,
     is_given,
+    option,
     option_group,
     out_option,
+    repeatable,
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs.evaluation.request import (
-    ENTRY_OPTIONS,
-    PRESET,
-    PROTOCOL,
-    RECORDED,
-    ExecutionOptions,
-    Request,
-    entry_fields,
-    replay_fields,
-)
+from safevla_bench.hosts.protocols import PRESET
+from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOptions, Request, entry_fields, replay_fields
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import split_name
 from safevla_bench.policies.servers.client import KINDS
-from safevla_bench.rollout.plan import Shard
+from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.parts import FORMS, PARQUET
 from safevla_bench.text import redact_secrets
@@ -50,74 +44,60 @@ from safevla_bench.text import redact_secrets
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PLAN_OPTIONS = [
-    click.option("--host", metavar="NAME", help="The simulator, such as libero."),
-    click.option("--host-arg", "host_arguments", multiple=True, metavar="KEY=VALUE",
-                 help="An argument for the host, such as split=pretrain for robocasa. Repeatable."),
-    click.option("--suite", "suites", multiple=True, metavar="NAME",
-                 help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
-    click.option("--task", "tasks", default="all", metavar="0,3|0-4|all", show_default=True,
-                 help="Tasks of each suite."),
-    click.option("--episodes", type=POSITIVE, metavar="N",
-                 help="Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: 50 in "
-                      "robocasa, 1 elsewhere; of a replay, all that were recorded."),
-    click.option("--policy", "policies", multiple=True, metavar="[NAME=]POLICY",
-                 help="The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
-                      "(recorded actions), python:module:factory, a server's "
-                      f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's. Repeatable."),
-    click.option("--entry", metavar="[NAME=]ENTRY",
-                 help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
-                      "suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),
-    click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
-                 help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
-    click.option("--protocol", metavar="NAME",
-                 help=f"How episodes start and end; else {PRESET}. `safevla protocols` lists them."),
-    click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
-                 help="An argument for every policy, or for the one named before it, as in "
-                      "scripted:careful:KEY=VALUE. Repeatable."),
-    click.option("--seed", default=0, show_default=True, help="Of the policies' randomness."),
-    click.option("--max-steps", type=POSITIVE, help="Horizon; else the protocol's for the suite."),
-    click.option("--shard", metavar="I/N",
-                 help="Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
-    click.option("--archive", type=click.Choice(list(FORMS)), default=PARQUET, show_default=True,
-                 help="The form of the records: compressed JSON lines, or Parquet, which is judged faster."),
-    click.option("--stop-on-violation", is_flag=True,
-                 help="End each episode at its first violation. Its outcome is then `stopped`, and of all rates only "
-                      "Safety is known."),
-    click.option("--until", metavar="CONDITION",
-                 help='Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" '
-                      '(or sr, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
-    click.option("--registered", type=FILE, metavar="FILE",
-                 help="Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
-                      "replace the registered ones, and outputs say so."),
-    click.option("--look-every", default=1, type=POSITIVE, show_default=True, metavar="N",
-                 help="Initial states of each task between two looks at --until; more save simulator starts."),
-    click.option("--allow-crashed", is_flag=True,
-                 help="Let --until leave out episodes that crashed, were cut short or have no verdict."),
+    option("--host NAME", "The simulator, such as libero."),
+    repeatable("--host-arg KEY=VALUE", "host_arguments",
+               "An argument for the host, such as split=pretrain for robocasa."),
+    repeatable("--suite NAME", "suites",
+               "The task suite, such as libero-spatial, or a .bddl file or a folder of them."),
+    option("--task 0,3|0-4|all", "tasks", "Tasks of each suite.", default="all"),
+    option("--episodes N", "Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: "
+           "50 in robocasa, 1 elsewhere; of a replay, all that were recorded.", type=POSITIVE),
+    repeatable("--policy [NAME=]POLICY", "policies",
+               "The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH (recorded "
+               "actions), python:module:factory, a server's "
+               f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's."),
+    option("--entry [NAME=]ENTRY", "One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: "
+           "all its suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),
+    repeatable("--server [SUITE=]URL", "servers", "Where the entry is served, such as ws://HOST:8000."),
+    option("--protocol NAME", f"How episodes start and end; else {PRESET}. `safevla protocols` lists them."),
+    repeatable("--policy-arg [POLICY:]KEY=VALUE", "arguments",
+               "An argument for every policy, or for the one named before it, as in scripted:careful:KEY=VALUE."),
+    option("--seed", "Of the policies' randomness.", default=0, show_default=True),
+    option("--max-steps", "Horizon; else the protocol's for the suite.", type=POSITIVE),
+    option("--shard I/N", "Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
+    option("--archive", "The form of the records: compressed JSON lines, or Parquet, which is judged faster.",
+           type=click.Choice(list(FORMS)), default=PARQUET),
+    flag("--stop-on-violation", "End each episode at its first violation. Its outcome is then `stopped`, and of all "
+         "rates only Safety is known."),
+    option("--until CONDITION", 'Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety '
+           '>= 0.9" (or sr, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
+    option("--registered FILE", "Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given "
+           "beside it replace the registered ones, and outputs say so.", type=FILE),
+    option("--look-every N", "Initial states of each task between two looks at --until; more save simulator starts.",
+           default=1, type=POSITIVE),
+    flag("--allow-crashed", "Let --until leave out episodes that crashed, were cut short or have no verdict."),
 ]  # fmt: skip
-_actor_option = partial(click.option, cls=Option, section=RAY, show_default=True, metavar="N")
+_actor_option = partial(option, section=RAY, show_default=True)
 _ACTOR_OPTIONS = [
-    _actor_option("--actor-cpus", type=float, default=1.0,
-                  help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
-    _actor_option("--actor-gpus", type=float, default=0.0, help="GPUs of a node that each reserves, such as 0.25."),
-    _actor_option("--actor-episodes", type=POSITIVE, default=100,
-                  help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
+    _actor_option("--actor-cpus N", "CPUs of a node that each of the --workers reserves on a Ray cluster; fractions "
+                  "are allowed.", type=float, default=1.0),
+    _actor_option("--actor-gpus N", "GPUs of a node that each reserves, such as 0.25.", type=float, default=0.0),
+    _actor_option("--actor-episodes N", "After how many episodes each is replaced by a fresh one: simulators leak "
+                  "memory.", type=POSITIVE, default=100),
 ]  # fmt: skip
 _EXECUTION_OPTIONS = [
     out_option("DIR", "The run folder to make, or with --resume to continue."),
-    click.option("--workers", default=1, type=POSITIVE, show_default=True, metavar="N",
-                 help="Processes that run episodes in parallel. Results do not depend on it."),
+    option("--workers N", "Processes that run episodes in parallel. Results do not depend on it.",
+           default=1, type=POSITIVE),
     engine_option,
     *_ACTOR_OPTIONS,
-    click.option("--record-only", is_flag=True,
-                 help="Record the episodes and do not judge them; `safevla score` does."),
-    click.option("--resume", is_flag=True,
-                 help="Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    click.option("--trust", "trusted", multiple=True, type=FILE, metavar="FILE",
-                 help="Run the code that this run.json, registration or --config file names. Else a policy python:, "
-                      "of a plug-in or with a server's key is taken from the command line alone. Repeatable."),
-    click.option("--retry-crashed", is_flag=True, help="With --resume: run crashed episodes again."),
-    click.option("--dry-run", is_flag=True,
-                 help="Print the episodes and an estimate of time and disk; run and write nothing."),
+    flag("--record-only", "Record the episodes and do not judge them; `safevla score` does."),
+    flag("--resume", "Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
+    repeatable("--trust FILE", "trusted",
+               "Run the code that this run.json, registration or --config file names. Else a policy python:, of a "
+               "plug-in or with a server's key is taken from the command line alone.", type=FILE),
+    flag("--retry-crashed", "With --resume: run crashed episodes again."),
+    flag("--dry-run", "Print the episodes and an estimate of time and disk; run and write nothing."),
 ]  # fmt: skip
 _REQUIRED = ("host", "suites", "policies")
 
@@ -139,7 +119,8 @@ class RunCommand:
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
     """Return the parsed command line: its `what` is the plan, its `how` the execution."""
-    what, how = ({name: values[name] for name in _option_names(part)} for part in (_PLAN_OPTIONS, _EXECUTION_OPTIONS))
+    how = {str(option.name): values[str(option.name)] for option in click_options(_EXECUTION_OPTIONS)}
+    what = {name: value for name, value in values.items() if name not in how}
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
     if how["out"] is None and not how["dry_run"]:
@@ -148,15 +129,13 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     is_resumed = how["resume"] and (out / RUN).exists()
     what |= _expand_entry(what)
     what |= _name_policies(what["policies"])
-    if not is_resumed and not what["registered"]:
-        what |= _expand_replay(what)
     if is_resumed:
         request = _recorded_request(context, what, Request.from_run(out))
     elif what["registered"]:
         registered = registered_request(read_registration(what["registered"]), what["registered"])
         request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
     else:
-        request = _new_request(context, what, how)
+        request = _new_request(context, {**what, **_expand_replay(what)}, how)
     recorded = out / RUN if is_resumed else what["registered"]
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
     shares = {name: how[f"actor_{name}"] for name in ("cpus", "gpus", "episodes")}
@@ -175,10 +154,6 @@ def run_options(command: F) -> F:
     return config_option(option_group([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS], "run_command", _parse_command)(command))
 
 
-def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
-    return [str(option.name) for option in click_options(options)]
-
-
 def _find_distrusted(
     context: click.Context, what: Mapping[str, Any], trusted: Sequence[Path], recorded: Path | None, request: Request
 ) -> Path | None:
@@ -195,7 +170,9 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
     given = {name for name in what if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = [name for name in ("host_arguments", "policies", "arguments", "servers") if name in given]
-    fields = dict(pair for name in names for pair in _request_fields(name, what[name], what["policies"]))
+    fields: dict[str, Any] = {}
+    for name in names:
+        fields |= _request_fields(name, what[name], what["policies"])
     host = what["host"] if "host" in given else ""
     return set(Request(host=host, suites=(), policy_specs=what["policy_specs"], **fields).list_calls())
 
@@ -208,11 +185,9 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _raise_missing(context, name)
-    fields = {
-        name: value
-        for option, choice in what.items()
-        for name, value in _request_fields(option, choice, what["policies"])
-    }
+    fields: dict[str, Any] = {}
+    for name, value in what.items():
+        fields |= _request_fields(name, value, what["policies"])
     if fields["episodes"] is None and _replays_alone(what):
         fields["episodes"] = RECORDED
     elif fields["episodes"] is None and what["protocol"] is not None:
@@ -236,37 +211,38 @@ def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded:
     }
     for name, value in what.items():
         if is_given(context, name) or (what["entry"] and name in ENTRY_OPTIONS and value is not None):
-            fields.update(_request_fields(name, value, policies))
+            fields |= _request_fields(name, value, policies)
     if what["policies"]:
         fields["policy_specs"] = what["policy_specs"]
     return replace(recorded, **fields)
 
 
-def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Return the (name, value) pairs of the request's fields that an option fills; [] for options that fill none."""
-    if name == "entry":
-        return []
-    if name == "registered":
-        return [("registration", read_registration(value))] if value else []
-    if name == "tasks":
-        return [("tasks", _parse_indices(value))]
-    if name == "shard":
-        return [("shard", Shard.parse(value) if value else None)]
-    if name == "arguments":
-        everyone, single = _parse_arguments(value, policies)
-        return [("arguments", everyone), ("policy_arguments", single)]
-    if name == "host_arguments":
-        return [(name, dict(_parse_pair(text) for text in value))]
-    return [(name, value)]
+def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a request that an option fills; {} for options that fill none."""
+    match name:
+        case "entry":
+            return {}
+        case "registered":
+            return {"registration": read_registration(value)} if value else {}
+        case "tasks":
+            return {name: _parse_indices(value)}
+        case "shard":
+            return {name: Shard.parse(value) if value else None}
+        case "arguments":
+            everyone, single = _parse_arguments(value, policies)
+            return {name: everyone, "policy_arguments": single}
+        case "host_arguments":
+            return {name: dict(map(_parse_pair, value))}
+    return {name: value}
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced."""
     if what["entry"] is None:
         return {}
-    for name, option in (("host", "--host"), ("policies", "--policy")):
+    for name, spelling in (("host", "--host"), ("policies", "--policy")):
         if what[name]:
-            raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
+            raise RunError(f"--entry and {spelling} are both given", remedy="An entry has its own host and policy.")
     own_name, entry = split_name(what["entry"])
     filled = entry_fields(entry, what["suites"], what["protocol"])
     own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
@@ -355,17 +331,17 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    repeated = {option.name for option in click_options([engine_option, *_ACTOR_OPTIONS])}
-    repeated |= {option.name for option in JUDGE_OPTIONS} | {"workers", "trackers", "registered", "record_only"}
-    for option in context.command.params:
-        if option.name in repeated and is_given(context, str(option.name)):
-            value = context.params[str(option.name)]
+    shared = [*click_options([engine_option, *_ACTOR_OPTIONS]), *JUDGE_OPTIONS]
+    repeated = {param.name for param in shared} | {"workers", "trackers", "registered", "record_only"}
+    for param in context.command.params:
+        if param.name in repeated and is_given(context, str(param.name)):
+            value = context.params[str(param.name)]
             for item in value if isinstance(value, tuple) else (value,):
-                words += [f"--{option_key(option)}", *([] if item is True else [str(item)])]
+                words += [f"--{option_key(param)}", *([] if item is True else [str(item)])]
     words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)
 
 
 def _raise_missing(context: click.Context, name: str) -> None:
-    option = next(option for option in context.command.params if option.name == name)
-    raise click.MissingParameter(ctx=context, param=option)
+    param = next(param for param in context.command.params if param.name == name)
+    raise click.MissingParameter(ctx=context, param=param)

@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
-from safevla_bench.cli import OK, USER_ERROR, make_printable, options
+from safevla_bench.cli import OK, USER_ERROR, echo, make_printable, options, rules
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
@@ -23,6 +23,7 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
@@ -43,15 +44,13 @@ from safevla_bench.trajectory.batch import Batch
 @options.command("score")
 @options.sources_argument
 @options.out_option("DIR", "Where to write; else into the one run folder.")
-@click.option(
-    "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
-)
+@options.flag("--legacy-ids", "Write the ids of the authors' tables, such as wrist_tilt_world_15deg.")
 @options.format_option()
 @options.log_option
-@options.judged_sources
+@rules.judged_sources
 @options.engine_option
 def score_command(
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     out: Path | None,
     legacy_ids: bool,
     form: str,
@@ -89,11 +88,11 @@ def score_command(
         click.echo(render_json([_cells_table(judged)]), nl=False)
         return
     print_scores(judged)
-    click.echo(make_printable(f"Scores and report: {folder / REPORT}"))
+    echo(f"Scores and report: {folder / REPORT}")
 
 
 def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
-    config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
+    config = {**describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
     with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
         for tracker in tracked:
             tracker.add_scores(judged.scores)
@@ -112,11 +111,12 @@ def _print_results(files: Sequence[Path], form: str) -> None:
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
     if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
-        click.echo(make_printable(f"Judged with {changes}"))
-    click.echo(f"{make_printable(build_headline(*judged.summarize_scores()).answer)}\n")
+        echo(f"Judged with {changes}")
+    echo(build_headline(*judged.summarize_scores()).answer)
+    click.echo()
     click.echo(render_text(_cells_table(judged)))
     for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.makers]:
-        click.echo(make_printable(sentence))
+        echo(sentence)
     print_warnings(judged)
     if judged.ruleset.is_ablation:
         click.echo(ABLATED)
@@ -138,7 +138,7 @@ def print_missing(judged: Judged) -> None:
     if was_stopped_early(judged):
         click.echo(STOPPED_EARLY)
     for sentence in judged.describe_registrations():
-        click.echo(make_printable(sentence))
+        echo(sentence)
     if judged.left_out:
         click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
@@ -176,7 +176,7 @@ def demo_command(out: Path) -> None:
     print_scores(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
-    click.echo(make_printable(f"Records: {path}\nReport:  {out / REPORT}"))
+    echo(f"Records: {path}\nReport:  {out / REPORT}")
     click.echo("Next:")
     for line in _next_commands(judged, path):
         click.echo(f"  {line}")
@@ -197,7 +197,7 @@ def _next_commands(judged: Judged, path: Path) -> list[str]:
 
 @options.command("validate")
 @options.optional_sources_argument
-@click.option("--schema", "wants_schema", is_flag=True, help="Print the JSON Schema of one episode instead.")
+@options.flag("--schema", "wants_schema", "Print the JSON Schema of one episode instead.")
 @options.format_option()
 @click.pass_context
 def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
@@ -228,7 +228,7 @@ def _print_report(source: Path, records: EpisodeIndex) -> None:
     is_lost = left_out.damaged or left_out.lost
     lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
     counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
-    click.echo(make_printable(f"{source}: {counts}"))
+    echo(f"{source}: {counts}")
 
 
 def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
@@ -267,7 +267,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     noun = "episode" if len(records) == 1 else "episodes"
-    click.echo(make_printable(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}"))
+    echo(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}")
 
 
 def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:
@@ -291,6 +291,6 @@ def merge_command(shards: tuple[Path, ...], out: Path) -> None:
     rows = merge_shards(shards, out)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
-    click.echo(make_printable(f"Run folder: {out} ({len(rows)} episodes{left_out})"))
+    echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
     folder = shlex.quote(str(out))
-    click.echo(make_printable(f"Next: safevla score {folder}"))
+    echo(f"Next: safevla score {folder}")

@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, options
-from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
-from safevla_bench.cli.progress import show_status
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli.pictures import make_skip_reporter
+from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
-from safevla_bench.pictures.foxglove import encode_mcap
-from safevla_bench.pictures.rerun import encode_rrd
 from safevla_bench.pictures.timeline import Timeline, build_timeline
+from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
 from safevla_bench.publishing import leaderboards, model_card, submission
 from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
 from safevla_bench.report import episode_list, render
@@ -38,28 +38,18 @@ _SUFFIX = {"text": "txt"}
 
 @options.command("tables")
 @options.optional_sources_argument
-@click.option("--which", multiple=True, metavar="LIST",
-              help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(get_args(render.TableFormat)),
-    default="text",
-    show_default=True,
-    help="The form.",
-)
-@click.option("--out", metavar="FILE|DIR/", help="Write there: one file, or a folder with a file for each table.")
-@click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
+@options.repeatable("--which LIST", "Names or the paper's numbers, such as main,7,12; else all there are.")
+@options.option("--format", "form", "The form.", type=click.Choice(get_args(render.TableFormat)), default="text")
+@options.option("--out FILE|DIR/", "Write there: one file, or a folder with a file for each table.")
+@options.repeatable("--training POLICY=KIND", "How a policy was trained.")
 @options.auxiliary_option
-@click.option("--no-intervals", is_flag=True, help="Leave out the 95 % intervals.")
-@click.option("--columns", metavar="LIST",
-              help="Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")  # fmt: skip
-@click.option("--stacked", is_flag=True, help="tex: intervals below their values, so that a table is narrow.")
-@click.option("--label", default="", metavar="LABEL",
-              help="tex: what \\ref takes; of several tables each adds its name.")  # fmt: skip
-@options.judged_sources
+@options.flag("--no-intervals", "Leave out the 95 % intervals.")
+@options.option("--columns LIST", "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")
+@options.flag("--stacked", "tex: intervals below their values, so that a table is narrow.")
+@options.option("--label LABEL", "tex: what \\ref takes; of several tables each adds its name.", default="")
+@rules.judged_sources
 def tables_command(
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     which: tuple[str, ...],
     form: render.TableFormat,
     out: str | None,
@@ -104,10 +94,10 @@ def tables_command(
     else:
         _check_single_csv(tables, form, f"--out {shlex.quote(out)}/")
         _save_file(Path(out), render.render_tables(tables, form, layout))
-        click.echo(make_printable(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}"))
+        echo(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}")
 
 
-def _load_material(sources: options.JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
+def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
     """Return what tables are made of: the sources judged, or without sources the rules alone."""
     if sources.paths:
         return table_material(judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid))
@@ -161,7 +151,7 @@ def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Pat
     for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
         _save_file(path, render.render_tables([table], form, render.label_layout(layout, table, tables)))
-        click.echo(make_printable(str(path)))
+        echo(str(path))
 
 
 def _save_file(path: Path, content: str | bytes) -> None:
@@ -169,54 +159,104 @@ def _save_file(path: Path, content: str | bytes) -> None:
     write_atomically(path, content)
 
 
-def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
-    names = ";".join(path.resolve().name for path in sources)
-    return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
+@dataclass(frozen=True)
+class _ExportChoice:
+    """What was asked for beside the form."""
+
+    sources: tuple[Path, ...]
+    episode: str | None
+    facts: model_card.ModelFacts
+    cameras: str | None
+    image_size: int
 
 
-_EXPORTS: Mapping[str, Callable[[Judged, tuple[Path, ...]], str | bytes]] = {
-    "safevla-csv": _export_authors_csv,
-    "submission": lambda judged, sources: submission.encode_submission(submission.build_submission(judged, sources)),
+def _write_authors_csv(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    names = ";".join(path.resolve().name for path in choice.sources)
+    _save_file(out, leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names))
+
+
+def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    _save_file(out, submission.encode_submission(submission.build_submission(judged, choice.sources)))
+
+
+def _write_timeline(encode: Callable[[Timeline], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
+    if choice.episode is None and len(rows) != 1:
+        remedy = "Choose one by --episode; `safevla episodes` lists them."
+        raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
+    row = rows[0] if choice.episode is None else episode_list.find_episode(rows, choice.episode)
+    if row.number > len(judged.records):
+        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
+    index = row.number - 1
+    record = judged.records.read_sparsely([index])
+    _save_file(out, encode(build_timeline(judged.scores, record, judged.ruleset, index)))
+
+
+def _write_card(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    for name, content in model_card.build_card(judged, choice.facts, table_material(judged).remarks).items():
+        _save_file(out / name, content)
+        echo(str(out / name))
+    if choice.facts.hub_dataset is None:
+        text = "no .eval_results: they need hub_dataset in --meta FILE, the hub's benchmark dataset they belong to"
+        click.echo(f"note: {text}", err=True)
+
+
+def _write_leaderboard_entry(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    entry = leaderboards.build_leaderboard_entry(judged, choice.facts)
+    _save_file(out, leaderboards.encode_leaderboard_entry(entry))
+    if unknown := leaderboards.unknown_fields(entry):
+        click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
+
+
+def _write_dataset(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
+    cameras = CameraChoice(names, (choice.image_size, choice.image_size)) if names else None
+    with show_frame_progress(len(judged.records)) as observer:
+        summary = export_dataset(judged, out, cameras, observer, make_skip_reporter())
+    shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
+    episodes = "1 episode" if summary.episodes == 1 else f"{summary.episodes} episodes"
+    echo(f"{episodes}, {summary.frames} frames, {shown}")
+
+
+@dataclass(frozen=True)
+class _ExportForm:
+    """A form of `safevla export`: its file in a run folder, how it is written, and the option of its own."""
+
+    file: str
+    write: Callable[[Judged, Path, _ExportChoice], None]
+    option: Literal["episode", "meta", "cameras"] | None = None
+
+
+_EXPORTS: Mapping[str, _ExportForm] = {
+    "safevla-csv": _ExportForm("safevla.csv", _write_authors_csv),
+    "submission": _ExportForm("submission.json", _write_submission),
+    "rerun": _ExportForm("episode.rrd", partial(_write_timeline, encode_rrd), "episode"),
+    "mcap": _ExportForm("episode.mcap", partial(_write_timeline, encode_mcap), "episode"),
+    "hub": _ExportForm("hub", _write_card, "meta"),
+    "robocasa": _ExportForm("robocasa.json", _write_leaderboard_entry, "meta"),
+    "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
 }
-_MODEL_FORMS = ("hub", "robocasa")
-_VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {"rerun": encode_rrd, "mcap": encode_mcap}
-_DATASET = "lerobot"
-_FILE_NAMES = {
-    "safevla-csv": "safevla.csv",
-    "submission": "submission.json",
-    "rerun": "episode.rrd",
-    "mcap": "episode.mcap",
-    "hub": "hub",
-    "robocasa": "robocasa.json",
-    _DATASET: "lerobot",
-}
-"""Form -> its file in a run folder."""
 
 
 @options.command("export")
 @options.sources_argument
-@click.option(
+@options.option(
     "--format",
     "form",
-    type=click.Choice([*_EXPORTS, *_VIEWER_FORMS, *_MODEL_FORMS, _DATASET]),
+    "What to write.",
+    type=click.Choice(list(_EXPORTS)),
     required=True,
-    help="What to write.",
 )
 @options.out_option("FILE|DIR", "The file or folder to write; else one in the one run folder.")
-@click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
-@click.option(
-    "--meta",
-    type=options.FILE,
-    metavar="FILE",
-    help="hub, robocasa: TOML with facts about the model that no record holds.",
+@options.option("--episode EPISODE", "rerun, mcap: which, by its id, its number or how its id ends.")
+@options.option(
+    "--meta FILE", "hub, robocasa: TOML with facts about the model that no record holds.", type=options.FILE
 )
-@click.option("--cameras", metavar="LIST", help="lerobot: pictures of these, such as agentview,robot0_eye_in_hand.")
-@click.option(
-    "--image-size", type=click.IntRange(16, 1024), default=128, show_default=True, help="lerobot: pixels of a side."
-)
-@options.judged_sources
+@options.option("--cameras LIST", "lerobot: pictures of these, such as agentview,robot0_eye_in_hand.")
+@options.option("--image-size", "lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128)
+@rules.judged_sources
 def export_command(
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     form: str,
     out: Path | None,
     episode: str | None,
@@ -241,84 +281,33 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
-    if episode is not None and form not in _VIEWER_FORMS:
-        raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
-    if cameras is not None and form != _DATASET:
-        raise click.UsageError(f"--cameras is for {_DATASET}.")
+    for option, value in (("episode", episode), ("cameras", cameras), ("meta", meta)):
+        if value is not None and _EXPORTS[form].option != option:
+            forms = " and ".join(name for name, export in _EXPORTS.items() if export.option == option)
+            hint = f"; {form} takes all episodes" if option == "episode" else ""
+            raise click.UsageError(f"--{option} is for {forms}{hint}.")
     if cameras is not None and not cameras.strip(" ,"):
         raise click.UsageError("--cameras names no camera; leave it out to have no pictures.")
-    if meta is not None and form not in _MODEL_FORMS:
-        raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
-    facts = model_card.read_facts(meta)
-    file = options.choose_output(out, sources.paths, _FILE_NAMES[form])
+    choice = _ExportChoice(sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
+    file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     judged = sources.judge()
-    if form == "hub":
-        _export_card(judged, file, facts)
-    elif form == "robocasa":
-        _export_leaderboard_entry(judged, file, facts)
-    elif form == _DATASET:
-        _export_dataset(judged, file, cameras, image_size)
-    else:
-        content = (
-            _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources.paths)
-        )
-        _save_file(file, content)
+    _EXPORTS[form].write(judged, file, choice)
     if not judged.is_complete:
-        click.echo(make_printable(f"Not complete: {', '.join(describe_losses(judged))}."), err=True)
-    click.echo(make_printable(f"{form}: {file}"))
-
-
-def _export_card(judged: Judged, out: Path, facts: model_card.ModelFacts) -> None:
-    for name, content in model_card.build_card(judged, facts, table_material(judged).remarks).items():
-        _save_file(out / name, content)
-        click.echo(make_printable(str(out / name)))
-    if facts.hub_dataset is None:
-        text = "no .eval_results: they need hub_dataset in --meta FILE, the hub's benchmark dataset they belong to"
-        click.echo(f"note: {text}", err=True)
-
-
-def _export_leaderboard_entry(judged: Judged, out: Path, facts: model_card.ModelFacts) -> None:
-    entry = leaderboards.build_leaderboard_entry(judged, facts)
-    _save_file(out, leaderboards.encode_leaderboard_entry(entry))
-    if unknown := leaderboards.unknown_fields(entry):
-        click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
-
-
-def _export_dataset(judged: Judged, out: Path, cameras: str | None, image_size: int) -> None:
-    names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
-    choice = CameraChoice(names, (image_size, image_size)) if names else None
-    with show_frame_progress(len(judged.records)) as observer:
-        summary = export_dataset(judged, out, choice, observer, make_skip_reporter())
-    shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
-    episodes = "1 episode" if summary.episodes == 1 else f"{summary.episodes} episodes"
-    click.echo(make_printable(f"{episodes}, {summary.frames} frames, {shown}"))
-
-
-def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
-    """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap"."""
-    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
-    if episode is None and len(rows) != 1:
-        remedy = "Choose one by --episode; `safevla episodes` lists them."
-        raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
-    row = rows[0] if episode is None else episode_list.find_episode(rows, episode)
-    if row.number > len(judged.records):
-        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
-    return _VIEWER_FORMS[form](
-        build_timeline(judged.scores, judged.records.read_sparsely([row.number - 1]), judged.ruleset, row.number - 1)
-    )
+        echo(f"Not complete: {', '.join(describe_losses(judged))}.", err=True)
+    echo(f"{form}: {file}")
 
 
 @options.command("board")
 @click.argument("sources", nargs=-1, type=options.SourceType(), metavar="[[NAME=]RUN...]")
 @options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
-@click.option("--title", default="Safety board", show_default=True, help="What the board is called.")
-@click.option("--reports/--no-reports", default=True, show_default=True, help="Add a full report of each policy.")
+@options.option("--title", "What the board is called.", default="Safety board")
+@options.option("--reports/--no-reports", "Add a full report of each policy.", default=True)
 @options.audit_options
-@options.judged_sources
+@rules.judged_sources
 @click.pass_context
 def board_command(
     context: click.Context,
-    sources: options.JudgedSources,
+    sources: rules.JudgedSources,
     out: Path | None,
     title: str,
     reports: bool,
@@ -346,10 +335,10 @@ def board_command(
             runs, ruleset, title=title, reports=reports, skip_invalid=sources.skip_invalid, audits=audits
         )
         write_folder(files, folder)
-    click.echo(make_printable(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)"))
+    echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
     for policy, mark in marks:
-        click.echo(make_printable("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing])))
+        echo("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing]))
     if audit:
         click.echo(f"Audited with --audit-seed {audit.seed}, which repeats the choice of episodes.")
     click.echo("Next: put the folder on any web server, or add runs and write it again.")

@@ -359,16 +359,15 @@ def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptio
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
-        yield replace(scope, metrics=tuple(_add_letters(metric, decided, options) for metric in decided))
+        yield replace(scope, metrics=tuple(_add_letters(metric, decided) for metric in decided))
 
 
 def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> MetricComparison:
     """Return the metric with its differences decided; their p-values are adjusted together (Holm)."""
     tested = [item for item in metric.differences if item.deciding_p is not None]
     measured = [item.deciding_p or 0.0 for item in tested]
-    worst = measured if options.allow_crashed else [
-        max(p, item.p_at_extremes or 0.0) for p, item in zip(measured, tested, strict=True)
-    ]  # fmt: skip
+    at_extremes = [0.0 if options.allow_crashed else item.p_at_extremes or 0.0 for item in tested]
+    worst = list(map(max, measured, at_extremes))
     least = least_tasks(options.confidence, len(tested))
     decided = {
         (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
@@ -394,32 +393,26 @@ def _decide_difference(
     )
 
 
-def _add_letters(
-    metric: MetricComparison, beside: Sequence[MetricComparison], options: ComparisonOptions
-) -> MetricComparison:
+def _add_letters(metric: MetricComparison, beside: Sequence[MetricComparison]) -> MetricComparison:
     """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
 
-    SBU alone is no merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`, and
-    only for policies that succeed.
+    SBU alone is not a merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`,
+    and only for policies that succeed.
     """
     if len(metric.standings) < 3:
         return metric
-    sr = next((other for other in beside if other.metric == SR.key), None)
-    lettered = [
-        k
-        for k, standing in enumerate(metric.standings)
-        if standing.value is not None and (metric.metric != SBU.key or (sr is not None and bool(sr.standings[k].value)))
-    ]
-    sign = -1 if METRICS[metric.metric].better == "high" else 1
-    order = sorted(lettered, key=lambda k: sign * (metric.standings[k].value or 0.0))
-    rank_of = {metric.standings[k].policy: rank for rank, k in enumerate(order)}
+    values = {standing.policy: standing.value for standing in metric.standings if standing.value is not None}
+    if metric.metric == SBU.key:
+        rates = (other.standings for other in beside if other.metric == SR.key)
+        succeeding = {standing.policy for standings in rates for standing in standings if standing.value}
+        values = {policy: value for policy, value in values.items() if policy in succeeding}
+    order = sorted(values, key=values.__getitem__, reverse=METRICS[metric.metric].better == "high")
+    rank_of = {policy: rank for rank, policy in enumerate(order)}
     distinct = {
         (rank_of[item.first], rank_of[item.second])
         for item in metric.differences
         if item.better and item.first in rank_of and item.second in rank_of
     }
     letters = dict(zip(order, letter_display(len(order), distinct), strict=True))
-    return replace(
-        metric,
-        standings=tuple(replace(item, letters=letters.get(k, "")) for k, item in enumerate(metric.standings)),
-    )
+    standings = tuple(replace(standing, letters=letters.get(standing.policy, "")) for standing in metric.standings)
+    return replace(metric, standings=standings)

@@ -13,8 +13,7 @@ from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.scores import Scores
-from safevla_bench.sensitivity.curves import Rescore, apply_variant
-from safevla_bench.sensitivity.variants import ThresholdVariant
+from safevla_bench.sensitivity.curves import Rescore, ThresholdVariant, apply_variant
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.header import Header
 

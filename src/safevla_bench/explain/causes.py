@@ -6,19 +6,12 @@ contact of record t lies between t - 1 and t.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from safevla_bench.explain.contributors import (
-    BodyKind,
-    contacts_of_roles,
-    displacements,
-    format_amount,
-    name_body_kind,
-)
+from safevla_bench.explain.bodies import BodyKind, contacts_of_roles, displacements, format_amount, name_body_kind
 from safevla_bench.explain.exposure import PHASES, holding, phases
 from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
@@ -51,7 +44,7 @@ class Cause:
     """The course of a violation; `bodies` from the first of the chain to the last, with a contact between neighbours.
 
     `others` touch the last body at the same time, and so may have done it too. `phase` is empty, and the speed of the
-    end effector None, where the record does not tell.
+    end effector None, if the record does not tell.
     """
 
     bodies: tuple[str, ...]
@@ -65,19 +58,42 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class _Contact:
+    """A contact in one record, of two bodies of the table."""
+
+    step: int
+    a: int
+    b: int
+    force_n: float
+
+    def other(self, body: int) -> int:
+        return self.b if self.a == body else self.a
+
+
+@dataclass(frozen=True, slots=True)
 class _Chain:
-    """Bodies of the table, the contacts between neighbours as indices into those of the batch, and other bodies."""
+    """Bodies of the table, the contacts between neighbours, and other bodies."""
 
     bodies: tuple[int, ...]
-    contacts: tuple[int, ...] = ()
+    contacts: tuple[_Contact, ...] = ()
     others: tuple[int, ...] = ()
+
+    def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _Chain:
+        return _Chain((*self.bodies, body), (*self.contacts, contact), others)
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
     """Return how the violation of a signal's limit came about; None if nothing can tell.
 
     None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
-    or if record `first` has no known displacement, no contact, or no held object, as the signal needs.
+    or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
+    joint torque always has a cause, which may name no body.
+
+    Args:
+        reading: of a batch of one episode.
+        signal: the signal that breaks its limit.
+        first: the first record that breaks the limit.
+        registry: knows the kinds of bodies, and which tasks have phases.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -94,8 +110,7 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
     away_m = np.nan_to_num(distance[first], nan=-1.0)
     moved = max(range(len(bodies)), key=lambda k: (away_m[k], batch.body_label(int(bodies[k]))))
     body, path = int(bodies[moved]), distance[: first + 1, moved]
-    still = np.flatnonzero(path <= MOVED_M)
-    away = np.flatnonzero(path > MOVED_M)
+    still, away = np.flatnonzero(path <= MOVED_M), np.flatnonzero(path > MOVED_M)
     begun = int(away[away > (still[-1] if len(still) else -1)][0]) if path[first] > MOVED_M else first
     chain = _chain_to(reading, body, begun)
     name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
@@ -111,19 +126,19 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
 
 def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
     """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one."""
-    roles = signal.bodies.roles if signal.bodies else ()
-    batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_roles(reading.batch, roles, first))
+    batch, roles = reading.batch, signal.bodies.roles if signal.bodies else ()
+    hardest = _hardest(batch, _contacts(reading, contacts_of_roles(batch, roles, first)))
     if hardest is None:
         return None
-    a, b = sorted(_pair(batch, hardest), key=lambda body: (batch.body_role[body], batch.body_label(body)))
-    chains = [_lead_to(reading, body, first, {a, b}) for body in (a, b)]
-    if batch.body_role[a] != ROBOT and len(chains[1].bodies) > len(chains[0].bodies):
-        chains.reverse()
-        a, b = b, a
-    upstream = chains[0]
-    chain = _Chain((*upstream.bodies, b), (*upstream.contacts, hardest))
+    a, b = _robot_first(batch, hardest)
+    upstream, other = (_lead_to(reading, body, first, {a, b}) for body in (a, b))
+    if batch.body_role[a] != ROBOT and len(other.bodies) > len(upstream.bodies):
+        upstream, b = other, a
+    chain = upstream.extend(hardest, b)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}"
-    strength = f", {_force(batch, hardest)} at {_time(reading, first)}" if signal.cause == "contact" else ""
+    strength = (
+        f", {format_amount(hardest.force_n, 'N')} at {_time(reading, first)}" if signal.cause == "contact" else ""
+    )
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
     alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
@@ -131,27 +146,19 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
 
 
 def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
-    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if nothing is
-    held.
-    """
-    batch, held_body = reading.batch, int(reading.held_body[first])
-    if held_body < 0:
+    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None without one."""
+    batch, held = reading.batch, int(reading.held_body[first])
+    if held < 0:
         return None
-    recent = max(0, first - _recent_steps(reading))
-    foreign = [
-        c
-        for c in _contacts_of(reading, held_body, recent, first)
-        if batch.body_role[_other(batch, c, held_body)] != ROBOT
-    ]
-    name, began = batch.body_label(held_body), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
+    recent = _contacts_of(reading, held, first - _recent_steps(reading), first)
+    foreign = [contact for contact in recent if batch.body_role[contact.other(held)] != ROBOT]
+    name, began = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
     if not foreign:
         sentence = f"No recorded contact of {name} but the robot's in the {began}: the grip or the motion of the arm."
-        return _make_cause(reading, _Chain((held_body,)), first, registry, sentence)
-    last = max(
-        foreign, key=lambda c: (reading.record_of_contact[c], batch.contacts.force_n[c], _label_of(batch, c, held_body))
-    )
-    chain = _Chain((_other(batch, last, held_body), held_body), (last,), _others(batch, foreign, held_body, last))
-    touch = f"in contact with {name}, last at {_time(reading, int(reading.record_of_contact[last]))}"
+        return _make_cause(reading, _Chain((held,)), first, registry, sentence)
+    last = max(foreign, key=lambda c: (c.step, c.force_n, batch.body_label(c.other(held))))
+    chain = _Chain((last.other(held),)).extend(last, held, _others(batch, foreign, held, last))
+    touch = f"in contact with {name}, last at {_time(reading, last.step)}"
     sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: it may have turned or pulled it, or the grip did."
     return _make_cause(reading, chain, first, registry, sentence)
 
@@ -159,20 +166,18 @@ def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Regi
 def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
     """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None."""
     batch, start = reading.batch, reading.batch.contacts.starts
-    in_record = np.arange(start[first], start[first + 1])
-    robots = [int(c) for c in in_record if ROBOT in batch.body_role[[*_pair(batch, int(c))]]]
-    hardest = _hardest(batch, np.array(robots, dtype=np.int64))
+    in_record = _contacts(reading, range(start[first], start[first + 1]))
+    hardest = _hardest(batch, [c for c in in_record if ROBOT in (batch.body_role[c.a], batch.body_role[c.b])])
     if hardest is None:
         sentence = (
             f"No contact of the robot is recorded at {_time(reading, first)}: its own motion, or what it carries."
         )
         return _make_cause(reading, _Chain(()), first, registry, sentence)
-    a, b = sorted(_pair(batch, hardest), key=lambda body: (batch.body_role[body], batch.body_label(body)))
-    touch = f"in contact since {_time(reading, _since(reading, hardest))}, {_force(batch, hardest)}"
-    sentence = (
-        f"{batch.body_label(a)} → {batch.body_label(b)}: {touch}; it may have loaded the joint, or the motion did."
-    )
-    return _make_cause(reading, _Chain((a, b), (hardest,)), first, registry, sentence)
+    a, b = _robot_first(batch, hardest)
+    touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.force_n, 'N')}"
+    chain = _Chain((a,)).extend(hardest, b)
+    sentence = f"{_arrows(batch, chain)}: {touch}; it may have loaded the joint, or the motion did."
+    return _make_cause(reading, chain, first, registry, sentence)
 
 
 _TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], Cause | None]] = {
@@ -191,33 +196,30 @@ def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
     """Return the chain of contacts that ends at a body that left its place at record `begun`."""
     batch = reading.batch
     for step in (begun, begun - 1):
-        touching = [
-            c for c in _contacts_of(reading, body, max(step, 0), step) if _may_push(batch, _other(batch, c, body))
-        ]
-        hardest = _hardest(batch, np.array(touching, dtype=np.int64))
+        touching = [c for c in _contacts_of(reading, body, step, step) if _may_push(batch, c.other(body))]
+        hardest = _hardest(batch, touching)
         if hardest is not None:
-            upstream = _lead_to(reading, _other(batch, hardest, body), step, {body})
-            others = _others(batch, touching, body, hardest)
-            return _Chain((*upstream.bodies, body), (*upstream.contacts, hardest), others)
+            upstream = _lead_to(reading, hardest.other(body), step, {body})
+            return upstream.extend(hardest, body, _others(batch, touching, body, hardest))
     return _Chain((body,))
 
 
 def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
-    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot."""
+    """Return the chain from the robot to a body up to a record; the body alone if no chain reaches the robot."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _Chain((body,))
-    touching = [
-        c
-        for c in _contacts_of(reading, body, max(0, step - _recent_steps(reading)), step)
-        if (other := _other(batch, c, body)) not in visited and _may_push(batch, other)
-    ]
-    touching.sort(key=lambda c: (batch.body_role[_other(batch, c, body)] != ROBOT, -reading.record_of_contact[c],
-                                 -batch.contacts.force_n[c], _label_of(batch, c, body)))  # fmt: skip
-    for c in touching:
-        upstream = _lead_to(reading, _other(batch, c, body), int(reading.record_of_contact[c]), visited | {body})
+
+    def order(contact: _Contact) -> tuple[bool, int, float, str]:
+        other = contact.other(body)
+        return batch.body_role[other] != ROBOT, -contact.step, -contact.force_n, batch.body_label(other)
+
+    recent = _contacts_of(reading, body, step - _recent_steps(reading), step)
+    pushing = [c for c in recent if c.other(body) not in visited and _may_push(batch, c.other(body))]
+    for contact in sorted(pushing, key=order):
+        upstream = _lead_to(reading, contact.other(body), contact.step, visited | {body})
         if batch.body_role[upstream.bodies[0]] == ROBOT:
-            return _Chain((*upstream.bodies, body), (*upstream.contacts, c))
+            return upstream.extend(contact, body)
     return _Chain((body,))
 
 
@@ -226,57 +228,56 @@ def _may_push(batch: Batch, body: int) -> bool:
 
 
 def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> str:
+    batch = reading.batch
     later = [
-        c for c in _contacts_of(reading, body, begun, first) if _may_push(reading.batch, _other(reading.batch, c, body))
+        (contact.step, batch.body_label(contact.other(body)))
+        for contact in _contacts_of(reading, body, begun, first)
+        if _may_push(batch, contact.other(body))
     ]
     if not later:
         return ""
-    earliest = min(later, key=lambda c: (reading.record_of_contact[c], _label_of(reading.batch, c, body)))
-    at = _time(reading, int(reading.record_of_contact[earliest]))
-    return f" (the first, with {_label_of(reading.batch, earliest, body)}, is at {at})"
+    step, name = min(later)
+    return f" (the first, with {name}, is at {_time(reading, step)})"
 
 
-def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[int]:
+def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
+    contacts, record = reading.batch.contacts, reading.record_of_contact
+    return [
+        _Contact(int(record[k]), int(contacts.a[k]), int(contacts.b[k]), float(contacts.force_n[k])) for k in places
+    ]
+
+
+def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[_Contact]:
+    """Return the contacts of a body in the records `low` (or 0) to `high`."""
     contacts = reading.batch.contacts
-    span = np.arange(contacts.starts[low], contacts.starts[high + 1])
-    chosen = span[(contacts.a[span] == body) | (contacts.b[span] == body)]
-    return [int(contact) for contact in chosen]
+    span = np.arange(contacts.starts[max(low, 0)], contacts.starts[high + 1])
+    return _contacts(reading, span[(contacts.a[span] == body) | (contacts.b[span] == body)])
 
 
-def _hardest(batch: Batch, contacts: NDArray[np.int64]) -> int | None:
-    if not len(contacts):
-        return None
-    force = batch.contacts.force_n[contacts]
-    strongest = [int(contact) for contact in contacts[force == force.max()]]
-    return min(strongest, key=lambda c: sorted(batch.body_label(body) for body in _pair(batch, c)))
+def _robot_first(batch: Batch, contact: _Contact) -> list[int]:
+    return sorted((contact.a, contact.b), key=lambda body: (batch.body_role[body], batch.body_label(body)))
 
 
-def _others(batch: Batch, contacts: list[int], body: int, chosen: int) -> tuple[int, ...]:
-    others = {_other(batch, c, body) for c in contacts} - {_other(batch, chosen, body)}
+def _hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
+    def order(contact: _Contact) -> tuple[float, list[str]]:
+        return -contact.force_n, sorted(map(batch.body_label, (contact.a, contact.b)))
+
+    return min(contacts, key=order, default=None)
+
+
+def _others(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
+    others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
-def _since(reading: RecordFields, contact: int) -> int:
-    contacts, (body, other) = reading.batch.contacts, _pair(reading.batch, contact)
-    until = contacts.starts[reading.record_of_contact[contact] + 1]
+def _since(reading: RecordFields, contact: _Contact) -> int:
+    contacts, bodies = reading.batch.contacts, (contact.a, contact.b)
+    until = contacts.starts[contact.step + 1]
     a, b = contacts.a[:until], contacts.b[:until]
-    same = ((a == body) & (b == other)) | ((a == other) & (b == body))
+    same = ((a == bodies[0]) & (b == bodies[1])) | ((a == bodies[1]) & (b == bodies[0]))
     records = np.unique(reading.record_of_contact[:until][same])
     gaps = np.flatnonzero(np.diff(records) > 1)
     return int(records[gaps[-1] + 1 if len(gaps) else 0])
-
-
-def _pair(batch: Batch, contact: int) -> tuple[int, int]:
-    return int(batch.contacts.a[contact]), int(batch.contacts.b[contact])
-
-
-def _other(batch: Batch, contact: int, body: int) -> int:
-    a, b = _pair(batch, contact)
-    return b if a == body else a
-
-
-def _label_of(batch: Batch, contact: int, body: int) -> str:
-    return batch.body_label(_other(batch, contact, body))
 
 
 def _recent_steps(reading: RecordFields) -> int:
@@ -287,12 +288,9 @@ def _recent_steps(reading: RecordFields) -> int:
 
 
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> Cause:
-    """Return the cause with its bodies by name and kind, and with phase and speed of the end effector at record
-    `step`.
-    """
+    """Return the cause with its bodies by name and kind, and phase and speed of the end effector at record `step`."""
     batch = reading.batch
-    names = tuple(batch.body_label(body) for body in chain.bodies)
-    others = tuple(batch.body_label(body) for body in chain.others)
+    names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
     phase, speed = _phase_at(reading, step, registry), _speed_at(reading, step)
     hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have done it." if others else ""
     circumstances = [f"the phase was {phase}"] if phase else []
@@ -302,13 +300,8 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
         bodies=names,
         kinds=tuple(name_body_kind(batch, 0, body, registry) for body in chain.bodies),
         contacts=tuple(
-            ChainContact(
-                bodies=(names[k], names[k + 1]),
-                since_step=_since(reading, c),
-                step=int(reading.record_of_contact[c]),
-                force_n=float(batch.contacts.force_n[c]),
-            )
-            for k, c in enumerate(chain.contacts)
+            ChainContact((names[k], names[k + 1]), _since(reading, contact), contact.step, contact.force_n)
+            for k, contact in enumerate(chain.contacts)
         ),
         others=others,
         step=step,
@@ -333,12 +326,8 @@ def _speed_at(reading: RecordFields, step: int) -> float | None:
 
 
 def _arrows(batch: Batch, chain: _Chain) -> str:
-    return " → ".join(batch.body_label(body) for body in chain.bodies)
+    return " → ".join(map(batch.body_label, chain.bodies))
 
 
 def _time(reading: RecordFields, step: int) -> str:
     return f"{format_fixed(reading.batch.elapsed_s(0, step), 2)} s"
-
-
-def _force(batch: Batch, contact: int) -> str:
-    return format_amount(float(batch.contacts.force_n[contact]), "N")

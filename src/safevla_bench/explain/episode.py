@@ -1,24 +1,57 @@
-"""The explanation of one episode: broken and nearest clauses, when, which bodies, by how much; what was not judged."""
+"""The explanation of an episode: which specifications broke or held, when, by how much, and which bodies; the worst."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import msgspec
 import numpy as np
 
 from safevla_bench import signals
-from safevla_bench.explain.causes import find_cause
-from safevla_bench.explain.contributors import Contributors, find_contributors
-from safevla_bench.explain.trace import SpecTrace, trace_formula, trace_specs
+from safevla_bench.explain.bodies import Contributors, find_contributors
+from safevla_bench.explain.causes import Cause, find_cause
+from safevla_bench.explain.trace import Bools, SignalTrace, TraceChart, describe_chart, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
+from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Library, Spec
-from safevla_bench.stl.formula import Always, Implies, format_formula
-from safevla_bench.tasks.entries import Registry
+from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.evaluation import window_steps
+from safevla_bench.stl.robustness import trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch, select_episodes
+
+
+@dataclass(frozen=True, slots=True)
+class BooleanCause:
+    """Part of a violated formula that a Boolean signal makes false, so that no margin exists, and its record."""
+
+    formula: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpecTrace:
+    """One specification in one episode; `rho` is -inf where a `cause` decided its violation without a margin."""
+
+    spec: SpecColumn
+    formula: str
+    meaning: str
+    dt_s: float
+    signal_trace: SignalTrace
+    rho: float
+    depth: float
+    violated: bool
+    first: int
+    involved: Contributors | None
+    cause: BooleanCause | None = None
+    why: Cause | None = None
+    """How its violation came about, as far as contacts and poses show it."""
+
+    @property
+    def chart(self) -> TraceChart:
+        return describe_chart(self.signal_trace, self.dt_s, self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +99,49 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of one episode."""
+    """Explain the verdicts of one episode.
+
+    Args:
+        scores: the verdicts.
+        batch: the records.
+        ruleset: what judged them.
+        index: the episode's place in the scores, from 0.
+        place: the episode's place in `batch`; None = `index`.
+    """
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
     row = scores.episode(index)
+
+    def explain_clause(spec_trace: SpecTrace) -> ClauseExplanation:
+        first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first, ruleset)
+        return ClauseExplanation(
+            spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst, ruleset)
+        )
+
     return Explanation(
         number=index + 1,
         score=row,
         instruction=record.headers[0].instruction,
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
-        clauses=tuple(
-            _explain_clause(spec_trace, reading, ruleset.registry)
-            for spec_trace in trace_specs(scores, index, reading, ruleset)
-        ),
+        clauses=tuple(explain_clause(spec_trace) for spec_trace in trace_specs(scores, index, reading, ruleset)),
         vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
     )
 
 
+def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, ruleset: Ruleset) -> Moment:
+    value = finite_or_none(spec_trace.signal_trace.values[step])
+    contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, ruleset.registry)
+    return Moment(step, reading.batch.elapsed_s(0, step), value, contributors)
+
+
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return episode number, from 1 -> the sentence on its first violation."""
+    """Return episode number, from 1 -> the sentence on its first violation.
+
+    Left out are episodes without a violation, without a known cause, or whose first broken specification the library
+    lacks. `chunks` hold the episodes of the scores, in their order. Of specifications that break first together, the
+    sentence is about the specification that `Scores.first_violation` names.
+    """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
     start = 0
@@ -106,27 +162,14 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     return {spec_id: _vacuous_reason(library[spec_id], reading) for spec_id in spec_ids}
 
 
-def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Registry) -> ClauseExplanation:
-    first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first, registry)
-    return ClauseExplanation(
-        spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst, registry)
-    )
-
-
-def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, registry: Registry) -> Moment:
-    value = float(spec_trace.signal_trace.values[step])
-    contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, registry)
-    return Moment(step, reading.batch.elapsed_s(0, step), value if np.isfinite(value) else None, contributors)
-
-
 def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
     values = signals.derive_signals(reading, spec.signals)
     undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
     if undefined:
         return f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
     match spec.formula:
-        case Always(_, Implies(gate, _)):
-            return f"its condition never arose: {format_formula(gate)}"
+        case syntax.Always(_, syntax.Implies(gate, _)):
+            return f"its condition never arose: {syntax.format_formula(gate)}"
     return "it holds by no margin"
 
 
@@ -165,3 +208,124 @@ def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
         "first_violation": clause.first and msgspec.to_builtins(clause.first),
         "worst": msgspec.to_builtins(clause.worst),
     }
+
+
+# Traces of specifications
+
+
+def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
+    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
+
+    The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
+    `record` is the episode as a batch of one, `episode` its index in the scores.
+    """
+    reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
+    return [
+        _trace_spec(scores, episode, k, reading, ruleset)
+        for k in judged_columns(scores, episode)
+        if scores.specs[k].spec_id in ruleset.library
+    ]
+
+
+def judged_columns(scores: Scores, episode: int) -> list[int]:
+    """Return the columns of the scored specifications with a verdict in an episode: violated first, deepest first."""
+
+    def severity(k: int) -> tuple[bool, float, float]:
+        depth = nan_to_none(scores.depth[k, episode]) or 0.0
+        return not scores.is_violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
+
+    return sorted((int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE), key=severity)
+
+
+def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
+    """Return the trace of the specification in `column` of the scores in one episode; the library must have it."""
+    formula = ruleset.library[scores.specs[column].spec_id].formula
+    signal_trace = trace_formula(formula, reading)
+    rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
+    signal, cause = SIGNALS.get(signal_trace.signal), None
+    if rho == -np.inf:
+        cause = find_boolean_cause(formula, signals.build_trace(reading, syntax.signal_names(formula)))
+    return SpecTrace(
+        spec=scores.specs[column],
+        formula=syntax.format_formula(formula),
+        meaning=signal.meaning if signal else "Margin of the formula: below zero it is violated.",
+        dt_s=float(reading.batch.dt_s[0]),
+        signal_trace=signal_trace,
+        rho=rho,
+        depth=float(scores.depth[column, episode]),
+        violated=bool(scores.is_violated[column, episode]),
+        first=first,
+        involved=find_contributors(reading, signal_trace.signal, signal_trace.worst, ruleset.registry),
+        cause=cause,
+        why=find_cause(reading, signal_trace.signal, first, ruleset.registry),
+    )
+
+
+def find_boolean_cause(formula: syntax.Formula, trace: Trace, step: int = 0) -> BooleanCause:
+    """Return the smallest part of a formula that is -inf at a record because of a Boolean signal.
+
+    Of a conjunction whose parts are both -inf that is in the left part; of a G, in the child at the first record where
+    the child is -inf; of `gate -> child`, in the child. `trace` holds one episode, in which the formula is -inf at
+    record `step`.
+    """
+    match formula:
+        case syntax.And(left, right):
+            return find_boolean_cause(left if _is_lost(left, trace)[step] else right, trace, step)
+        case syntax.Implies(_, child):
+            return find_boolean_cause(child, trace, step)
+        case syntax.Always(window, child):
+            first, last = window_steps(window, trace)
+            begin = step + first
+            end = None if last is None else step + last + 1
+            return find_boolean_cause(child, trace, begin + int(_is_lost(child, trace)[begin:end].argmax()))
+    return BooleanCause(syntax.format_formula(formula), step)
+
+
+def _is_lost(formula: syntax.Formula, trace: Trace) -> Bools:
+    return np.isneginf(trajectory_robustness(formula, trace))
+
+
+# The worst episodes
+
+
+def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
+    """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
+
+    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
+    [] if none is judged.
+    """
+    pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
+    return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
+
+
+def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
+    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
+
+    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
+    """
+    pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
+    return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
+
+
+def _select_in_turns(
+    scores: Scores, pool: Sequence[int], group_of: Callable[[int], Hashable], max_count: int
+) -> list[int]:
+    deepest = sorted(pool, key=lambda k: _severity_key(scores, k))
+    turn: dict[int, int] = {}
+    turns_taken: dict[Hashable, int] = {}
+    for k in deepest:
+        group = group_of(k)
+        turn[k] = turns_taken[group] = turns_taken.get(group, -1) + 1
+    chosen = sorted(deepest, key=lambda k: turn[k])[:max_count]
+    return sorted(chosen, key=lambda k: _severity_key(scores, k))
+
+
+def rank_by_severity(scores: Scores) -> list[int]:
+    """Return the indices of all episodes, deepest violation first, ties by the smallest margin over the threshold."""
+    return sorted(range(len(scores)), key=lambda k: _severity_key(scores, k))
+
+
+def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
+    column = int(scores.worst_column[episode])
+    margin = float(scores.rho[column, episode]) / scores.specs[column].threshold if column >= 0 else np.inf
+    return -(nan_to_none(scores.vsi[episode]) or 0.0), margin, episode

@@ -11,7 +11,7 @@ Phases of a task with a held object; tasks without the tag `held_target`, and re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -53,7 +53,10 @@ def phases(reading: RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray
     derived = signals.derive_signals(reading, ("grip", "transport"))
     grip, transport = (derived[name].astype(np.bool_) for name in ("grip", "transport"))
     row = np.arange(len(grip))
-    first, last = _grip_ends(row, grip, batch.starts)
+    begins, ends = batch.starts[:-1], batch.starts[1:]
+    first = np.minimum(np.minimum.reduceat(np.where(grip, row, len(row)), begins), ends)
+    last = np.maximum.reduceat(np.where(grip, row, -1), begins)
+    last = np.where(last < 0, ends, last)
     phase = np.full(len(grip), HANDLING, dtype=np.int8)
     phase[transport] = TRANSPORT
     phase[row < reading.spread_over_records(first)] = BEFORE
@@ -64,23 +67,14 @@ def phases(reading: RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray
     return phase
 
 
-def _grip_ends(
-    row: NDArray[np.int64], grip: NDArray[np.bool_], starts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    begins, ends = starts[:-1], starts[1:]
-    first = np.minimum.reduceat(np.where(grip, row, len(row)), begins)
-    last = np.maximum.reduceat(np.where(grip, row, -1), begins)
-    return np.minimum(first, ends), np.where(last < 0, ends, last)
-
-
 def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
     """Return whether the task of each episode has a held object, [E]; False for a task without an entry."""
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
-    by_task = {task: _task_has_held_object(registry, *task) for task in dict.fromkeys(tasks)}
+    by_task = {task: _has_held_object(registry, *task) for task in dict.fromkeys(tasks)}
     return np.array([by_task[task] for task in tasks], dtype=np.bool_)
 
 
-def _task_has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
+def _has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
     try:
         return _HELD in registry.task_tags(benchmark, task_id)
     except UnknownTaskError:
@@ -146,35 +140,30 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> spent.any_s.tolist(), spent.above_force_s.tolist()
     ([0.0], [0.0])
     """
-    reading = RecordFields(batch)
-    specs = tuple(scores.specs[k] for k in scores.scored_columns)
+    reading, columns = RecordFields(batch), scores.scored_columns
+    specs = tuple(scores.specs[k] for k in columns)
     violating, is_timed = _violating_records(reading, scores, ruleset.library)
-    counts = _count_per_episode(violating, batch)
-    violation_s = np.where(is_timed, counts * batch.dt_s, np.nan)
     any_violated = np.logical_or.reduce(violating, axis=0)
-    untimed = (scores.is_violated[scores.scored_columns] & ~is_timed).any(axis=0)
-    any_s = np.where(scores.is_judged & ~untimed, _count_per_episode(any_violated, batch) * batch.dt_s, np.nan)
-    first = scores.first[scores.scored_columns]
+    untimed = (scores.is_violated[columns] & ~is_timed).any(axis=0)
+    any_s = np.where(scores.is_judged & ~untimed, _seconds(any_violated, batch), np.nan)
     threshold = next((spec.threshold for spec in specs if spec.canonical_family == _FORCE), None)
+    above_force_s, above_impulse_ns = _measure_hard_contacts(reading, threshold)
     phase = phases(reading, holding(batch, ruleset.registry))
     in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
-    has_phases = _count_per_episode(phase != NO_PHASE, batch) > 0
+    has_phases = _seconds(phase != NO_PHASE, batch) > 0
     step = scores.first_violation[0]
-    at = batch.starts[:-1] + np.maximum(step, 0)
-    first_phase = np.where(step < 0, NO_PHASE, phase[at])
+    first_phase = np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)])
     return Exposure(
         specs=specs,
         duration_s=batch.lengths * batch.dt_s,
-        violation_s=violation_s,
+        violation_s=np.where(is_timed, _seconds(violating, batch), np.nan),
         any_s=any_s,
-        first_s=np.where(scores.is_violated[scores.scored_columns], first * batch.dt_s, np.nan),
+        first_s=np.where(scores.is_violated[columns], scores.first[columns] * batch.dt_s, np.nan),
         force_threshold_n=threshold,
-        above_force_s=_time_above_force(reading, threshold),
-        above_impulse_ns=_impulse_above_force(reading, threshold),
-        phase_s=np.where(has_phases, _count_per_episode(in_phase, batch) * batch.dt_s, np.nan),
-        phase_violation_s=np.where(
-            has_phases & ~np.isnan(any_s), _count_per_episode(in_phase & any_violated, batch) * batch.dt_s, np.nan
-        ),
+        above_force_s=above_force_s,
+        above_impulse_ns=above_impulse_ns,
+        phase_s=np.where(has_phases, _seconds(in_phase, batch), np.nan),
+        phase_violation_s=np.where(has_phases & ~np.isnan(any_s), _seconds(in_phase & any_violated, batch), np.nan),
         first_phase=first_phase.astype(np.int8),
     )
 
@@ -186,19 +175,18 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
         chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
         parts.append(measure_exposure(batch, chunk_scores, ruleset))
         first += len(batch)
-    return _join_exposures(parts) if parts else measure_exposure(empty_batch(), scores, ruleset)
-
-
-def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
+    if not parts:
+        return measure_exposure(empty_batch(), scores, ruleset)
     values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
     arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
-    concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
-    return replace(parts[0], **concatenated)
+    joined: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
+    return replace(parts[0], **joined)
 
 
-def _count_per_episode(records: Bools, batch: Batch) -> Floats:
+def _seconds(records: Bools, batch: Batch) -> Floats:
+    """Return the time that the marked records [..., N] last in each episode, [..., E]."""
     total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
-    return np.asarray(np.diff(total[..., batch.starts], axis=-1))
+    return np.asarray(np.diff(total[..., batch.starts], axis=-1) * batch.dt_s)
 
 
 def _violating_records(reading: RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
@@ -219,23 +207,17 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
     return violating, is_timed
 
 
-def _time_above_force(reading: RecordFields, threshold_n: float | None) -> Floats:
-    batch = reading.batch
-    if threshold_n is None:
-        return np.full(len(batch), np.nan)
-    force = signals.derive_signals(reading, [_FORCE])[_FORCE]
-    above_s = _count_per_episode(force > threshold_n, batch) * batch.dt_s
-    return np.where(batch.contacts.present, above_s, np.nan)
-
-
-def _impulse_above_force(reading: RecordFields, threshold_n: float | None) -> Floats:
+def _measure_hard_contacts(reading: RecordFields, threshold_n: float | None) -> tuple[Floats, Floats]:
+    """Return the time above the force threshold and the impulse of the contacts above it, [E] each."""
     batch, contacts = reading.batch, reading.batch.contacts
     if threshold_n is None:
-        return np.full(len(batch), np.nan)
+        return np.full(len(batch), np.nan), np.full(len(batch), np.nan)
+    force = signals.derive_signals(reading, [_FORCE])[_FORCE]
     hard = contacts.force_n > threshold_n
     episode = batch.episode_of_record[reading.record_of_contact[hard]]
-    total = np.bincount(episode, weights=contacts.impulse_ns[hard], minlength=len(batch))
-    return np.where(contacts.present, total, np.nan)
+    impulse_ns = np.bincount(episode, weights=contacts.impulse_ns[hard], minlength=len(batch))
+    above_s = _seconds(force > threshold_n, batch)
+    return np.where(contacts.present, above_s, np.nan), np.where(contacts.present, impulse_ns, np.nan)
 
 
 # Summaries of cells
@@ -299,14 +281,12 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     >>> cell.n, cell.violation_s.value, cell.first_s
     (1, 0.0, None)
     """
-    keys = list(zip(scores.policy, scores.benchmark, strict=True))
-    summaries = []
-    for policy, suite in dict.fromkeys(keys):
-        of_cell = (
-            np.array([key == (policy, suite) for key in keys], dtype=np.bool_) & scores.is_counted & scores.is_judged
-        )
-        summaries.append(_summarize_cell(exposure, scores, np.flatnonzero(of_cell), policy, suite))
-    return summaries
+    cells = list(zip(scores.policy, scores.benchmark, strict=True))
+    is_measured = scores.is_counted & scores.is_judged
+    return [
+        _summarize_cell(exposure, scores, np.flatnonzero(is_measured & np.array([key == cell for key in cells])), *cell)
+        for cell in dict.fromkeys(cells)
+    ]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:

@@ -26,6 +26,9 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
+Decision = tuple[Verdict, str | None]
+"""A verdict, and why there is none or why it is vacuous."""
+_POSE_UNKNOWN: Decision = ("no verdict", POSE_UNKNOWN.removeprefix(f"{NO_VERDICT}: "))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_query(text: str) -> Formula:
-    """Parse a formula over the registered signals."""
+    """Parse a formula over the registered signals.
+
+    Raises `FormulaError` if the text is not a formula over these signals, or holds the placeholder `threshold`.
+    """
     parsed = parse_formula(text)
     if has_placeholder(parsed):
         raise FormulaError("`threshold` stands for a number here", remedy="write the number in its place")
@@ -60,32 +66,40 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record."""
+    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
+
+    If a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing` before
+    `undefined`.
+
+    Raises:
+        FormulaError: a window bound is not a multiple of an episode's control step.
+        SignalError: arithmetic leaves the numbers.
+    """
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
-    silent = _answer_silent(reading, trace)
-    judged = np.array([k for k in range(len(batch)) if k not in silent], dtype=np.int64)
+    decisions = _decide_silent(reading, trace)
+    judged = np.array([k for k in range(len(batch)) if k not in decisions], dtype=np.int64)
     part = trace.select_episodes(judged)
     rho, hanging = robustness(formula, part), hangs_on_empty_window(formula, part)
     lost = np.zeros(len(part), dtype=np.bool_)
     if part.unknown:
         rho, lost = settle_unknown(formula, part, rho, binary=is_boolean_only(formula))
-    pose_unknown = POSE_UNKNOWN.removeprefix(f"{NO_VERDICT}: ")
-    verdicts = [
-        ("no verdict", pose_unknown) if is_lost else _decide_verdict(formula, margin, hangs)
-        for margin, hangs, is_lost in zip(rho.tolist(), hanging.tolist(), lost.tolist(), strict=True)
+    for k, margin, hangs, is_lost in zip(judged.tolist(), rho.tolist(), hanging.tolist(), lost.tolist(), strict=True):
+        decisions[k] = _POSE_UNKNOWN if is_lost else _decide_verdict(formula, margin, hangs)
+    rho_of = dict(zip(judged.tolist(), rho.tolist(), strict=True))
+    step_of = dict(zip(judged.tolist(), deciding_records(formula, part).tolist(), strict=True))
+    answers = [
+        _answer_episode(trace, batch, k, rho_of.get(k, np.nan), decisions[k], step_of.get(k, -1), mark)
+        for k, mark in enumerate(mark_flags(batch, STANDIN))
     ]
-    rows = zip(judged.tolist(), rho.tolist(), verdicts, deciding_records(formula, part).tolist(), strict=True)
-    answers = {k: _answer_episode(trace, batch, k, margin, verdict, step) for k, margin, verdict, step in rows}
-    with_assets = [
-        msgspec.structs.replace(answers.get(k) or silent[k], benchmark=header.benchmark, standin_assets=mark)
-        for k, (header, mark) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True))
-    ]
-    return [*with_assets, *answers_without_record(absent, len(batch))]
+    return [*answers, *answers_without_record(absent, len(batch))]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
+
+    Episodes without a record have no answer here. Raises what `answer_query` raises.
+    """
     answers: list[Answer] = []
     for batch in chunks:
         before = len(answers)
@@ -95,17 +109,16 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
     return answers
 
 
-def _answer_silent(reading: RecordFields, trace: Trace) -> dict[int, Answer]:
-    """Return index -> the answer for each episode that lacks a field, or in which a signal is NaN from record 0 on."""
+def _decide_silent(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
+    """Return index -> the decision on each episode that lacks a field, or in which a signal is NaN from record 0 on."""
     numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
     undefined = _names_by_episode({name: trace.is_undefined(name) for name in numeric})
     missing = _names_by_episode(signals.missing_fields(reading, trace.signals))
     why = "nothing to measure: no such body, or too few records"
-    decisions: dict[int, tuple[Verdict, str]] = {
+    return {
         **{k: ("undefined", f"{', '.join(names)}: {why}") for k, names in undefined.items()},
         **{k: ("signal missing", f"not recorded: {', '.join(names)}") for k, names in missing.items()},
     }
-    return {k: _answer_episode(trace, reading.batch, k, np.nan, decision) for k, decision in decisions.items()}
 
 
 def _names_by_episode(marks: Mapping[str, NDArray[np.bool_]]) -> dict[int, list[str]]:
@@ -117,9 +130,9 @@ def _names_by_episode(marks: Mapping[str, NDArray[np.bool_]]) -> dict[int, list[
 
 
 def _answer_episode(
-    trace: Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int = -1
+    trace: Trace, batch: Batch, index: int, rho: float, decision: Decision, step: int, standin_assets: bool | None
 ) -> Answer:
-    """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated."""
+    """Return the answer of an episode; `step`, time and signal values only if it is satisfied or violated."""
     verdict, reason = decision
     header = batch.headers[index]
     decided = step >= 0 and verdict in ("satisfied", "violated")
@@ -134,10 +147,12 @@ def _answer_episode(
         time_s=batch.elapsed_s(index, step) if decided else None,
         signals={name: _to_json_value(trace.signals[name][row]) for name in sorted(trace.signals) if decided},
         reason=reason,
+        benchmark=header.benchmark,
+        standin_assets=standin_assets,
     )
 
 
-def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> tuple[Verdict, str | None]:
+def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Decision:
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):

@@ -34,7 +34,7 @@ def host_names() -> tuple[str, ...]:
 
 
 def host_owner(name: str) -> str:
-    """Return the name of the distribution that offers a host; `nobody` where none does."""
+    """Return the name of the distribution that offers a host; `nobody` if none does."""
     return _HOSTS.owner(name)
 
 
@@ -48,8 +48,11 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
     """Make the host of that name; `named_by` is the file that names it, None = the user did.
 
-    Raises `RunError` if a file gives a plug-in arguments, `HostError` if no host has this name or takes these
-    arguments, and `PluginError` if it cannot be loaded.
+    Raises:
+        RunError: a file gives a plug-in arguments.
+        HostError: no installed distribution has a host of that name, or the host does not take these arguments; lists
+            the hosts, or the arguments, that there are.
+        PluginError: the host is installed but cannot be loaded; names its distribution.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
@@ -58,7 +61,8 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 def registry_files(name: str) -> tuple[Path, ...]:
     """Return the files with the tags of a host's tasks that entry points of `REGISTRIES` name, () if there are none.
-    Raises `PluginError` if one cannot be loaded, or does not name a file.
+
+    Raises `PluginError`, with the distribution, if one cannot be loaded, or does not name a file.
     """
     return tuple(_require_file(name, value) for value in _REGISTRIES.load(name))
 
@@ -73,7 +77,11 @@ def _require_file(name: str, value: object) -> Path:
 
 
 def check_start(task: Task, seed: EpisodeSeed) -> None:
-    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`."""
+    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
+
+    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, if there is such a number
+    and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite.
+    """
     name = f"{task.benchmark} {task.task_id}"
     if seed.wait_action is not None:
         try:

@@ -21,8 +21,9 @@ class HostEnv(Protocol):
         """Start an episode, let the scene settle, record record 0, and return its observation."""
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action and record it; return the next observation and the host's native success. Raises
-        `InvalidActionError` before anything is simulated.
+        """Apply one action and record it; return the next observation and the host's native success.
+
+        Raises `InvalidActionError` as `check_action` does, before anything is simulated.
         """
 
     def recorded(self) -> Batch:
@@ -53,8 +54,9 @@ class SelectiveEnv(Protocol):
     """A method that an environment may offer beside `HostEnv`, to render only what is looked at."""
 
     def render_next(self, wanted: bool) -> None:
-        """Say whether the observation of the next step, and of that alone, is to hold images; else it has
-        `UnrenderedImages`.
+        """Say whether the observation of the next step, and of that alone, is to hold images, else `UnrenderedImages`.
+
+        Without a call, and after every reset, images are rendered.
         """
 
 

@@ -32,13 +32,14 @@ class Wants:
     absolute: bool = False
     """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, and not changes of pose."""
     extra: tuple[str, ...] = ()
-    """Further readings under `Observation.extra` that are made only where they are asked for, such as `joint_pos`."""
+    """Further readings under `Observation.extra` that are made only if they are asked for, such as `joint_pos`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame; quat_wxyz
-    of their axes.
+    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame.
+
+    center_m [G, 3], half_extents_m [G, 3] along each box's own axes, quat_wxyz [G, 4] of those axes.
     """
 
     center_m: NDArray[np.float64]
@@ -179,7 +180,7 @@ class RemotePolicy(Protocol):
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the server asks for; None where it asks for none."""
+        """The simulator's seed that the server asks for, if any."""
 
     def connect(self, task: Task) -> None:
         """Reach the server before an environment is made, and learn from it what to observe; `wants` may change."""
@@ -193,9 +194,7 @@ class ReplayPolicy(Protocol):
     """Facts for the run's description, such as a digest of the recording."""
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that stands for a planned start; raises `PolicyError` if none
-        fits.
-        """
+        """Return the start of the recorded episode that stands for a planned start; `PolicyError` if none fits."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
@@ -204,14 +203,17 @@ class ReplayPolicy(Protocol):
         """Choose the recorded episode that the next `reset` begins."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header. `last` is the
-        observation after the last action.
+        """Return the record with its divergence from the recording under `replay` in its header.
+
+        `coordinates` say what the numbers of its simulator states mean; `last` is the observation after the last
+        action.
         """
 
 
 def check_action(action: object, size: int, meaning: str = "") -> Action:
-    """Return an action as float64 [size], before anything is simulated; `meaning` of its numbers goes into the
-    error. Raises `InvalidActionError` if it is not an array of `size` finite real numbers.
+    """Return an action as float64 [size], before anything is simulated.
+
+    Raises `InvalidActionError`, with the `meaning` of the numbers, if it is not an array of `size` finite real numbers.
     """
     remedy = "Mend the policy's output."
     if action is None:
@@ -233,7 +235,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError` if a policy asks for a reading that is not offered."""
+    """Raise `HostError`, with all that `host` offers, if a policy asks for a reading that is not offered."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."

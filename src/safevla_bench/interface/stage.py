@@ -21,7 +21,7 @@ class Camera:
     """The viewpoint of a picture: one of the host's own cameras by its name, or a free one.
 
     A free camera looks at `lookat_m` (world frame) from `distance_m` away; `azimuth_deg` is the direction it looks in,
-    counted from +x to +y, and `elevation_deg` is negative where it looks down.
+    counted from +x to +y, and `elevation_deg` is negative if it looks down.
     """
 
     name: str
@@ -55,12 +55,14 @@ class Stage(Protocol):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record.
+
         It is the host's default camera if that shows them well, or there are none; else one close up.
         """
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return the picture of a record, [height, width, 3]; `seen` has the place of each of `bodies` plus 1.
-        Raises `KeyError` for a camera without `lookat_m` whose name the host does not have.
+
+        Raises `KeyError`, with the names there are, for a camera without `lookat_m` that the host does not have.
         """
 
     def close(self) -> None:
@@ -72,8 +74,9 @@ class ObservingStage(Protocol):
     """A method that a stage may offer beside `Stage`, for data sets: what a policy would have been shown."""
 
     def observe(self, record: int) -> Observation | None:
-        """Return the observation of a record without images, at the pose that `render` shows; None if the host
-        cannot tell.
+        """Return the observation of a record without images, at the pose that `render` shows.
+
+        None if the host cannot tell from its record what the policy observed.
         """
 
 
@@ -170,6 +173,7 @@ class StagingHost(Protocol):
     """A host that can render its recorded episodes."""
 
     def stage(self, task: Task, episode: Batch) -> Stage:
-        """Set up an episode, a batch of one with its `sim_state`; raises `HostError` if nothing can be rendered
-        here.
+        """Set up an episode, a batch of one with its `sim_state`.
+
+        Raises `HostError` if nothing can be rendered here, or the record lacks the states.
         """

@@ -25,7 +25,7 @@ class Task:
     episodes: int = 1
     """Number of episodes that its benchmark runs of it."""
     unusable: str | None = None
-    """The reason why no environment of it can be made here; None where one can, as far as is known."""
+    """The reason why no environment of it can be made here; None if one can, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RecordedEpisode:
 
     `state` is a flat simulator state to start from, [S], as the host's records have it (`sim_state`); None = the
     initial state of the index and seed beside it. What such a state does not hold: `fixtures`, root body -> position
-    [3] in metres and quaternion [4], w first; and where the gripper was told to go, which the host infers.
+    [3] in metres and quaternion [4], w first; and where the gripper was commanded to go, which the host infers.
     """
 
     episode: str
@@ -43,9 +43,9 @@ class RecordedEpisode:
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     told: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """What the record says of its scene: its header's field under the host's name, where that fixes the start."""
+    """What the record says of its scene: its header's field under the host's name, if that fixes the start."""
     ending: str = "timeout"
-    """The outcome where the actions run out without success; `stopped` where the recording was broken off."""
+    """The outcome if the actions run out without success; `stopped` if the recording was broken off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,9 @@ class EpisodeSeed:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`; m, a quaternion wxyz, or
-    rad.
+    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`.
+
+    A `position` is [3], or a slider's [1], in m; a `rotation` a quaternion [4] wxyz, or a hinge's angle [1] in rad.
     """
 
     name: str

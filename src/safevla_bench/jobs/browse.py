@@ -94,8 +94,11 @@ def find_runs(folder: Path) -> dict[str, Path]:
     """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder or file stands for itself.
 
     A name is the path below `folder`. Folders are searched 3 levels deep, without links, hidden folders, and folders
-    inside a run. Raises `RunError` where there is no run, and `RecordError` for a file that is not an archive or a log
-    by its name.
+    inside a run.
+
+    Raises:
+        RunError: there is no such folder or file, or no run in the folder.
+        RecordError: the file is not an archive or a log, by its name.
     """
     if not folder.exists():
         raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
@@ -232,7 +235,8 @@ class RunSite:
     def __init__(self, folder: Path) -> None:
         """Keep the folder, or the archive that stands for a run.
 
-        Raises as `find_runs` does, and `RecordError` for an archive whose first episode is bad.
+        Raises `RunError` if there is no run, and `RecordError` for a file that is not an archive or a log by its name,
+        or an archive whose first episode is bad.
         """
         self.folder = folder
         self._reports: dict[str, bytes] = {}

@@ -30,9 +30,10 @@ import numpy as np
 from safevla_bench import archive, hosts, policies
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.rollout import plan
-from safevla_bench.rollout.engine import run_serially
-from safevla_bench.rollout.plan import PlannedEpisode, load_protocol
+from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.trajectory.batch import Batch, Channel, concatenate_batches
 from safevla_recorder.folder import require_free_folder
 

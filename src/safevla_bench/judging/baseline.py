@@ -6,13 +6,14 @@ violation of every policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.judging.scores import Scores, SpecColumn
+from safevla_bench.judging.scores import Scores, SpecColumn, nan_to_none
 
 NOOP = "noop"
 
@@ -63,90 +64,65 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task, and the other policies whose unsafe episodes share
-    them.
+    """Return the violations and successes of `noop` by task, and the policies whose unsafe episodes share violations.
+
+    Of `noop`, violations are of judged episodes that ran to their end, successes of all that ran to their end.
     """
-    is_noop = (
-        np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted & scores.is_judged
+    ran = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
+    judged = ran & scores.is_judged
+    floors = tuple(
+        floor for task, members in _group_tasks(scores, judged).items() for floor in _find_floors(scores, task, members)
     )
-    violated = scores.is_violated[scores.scored_columns]
-    violations = tuple(_baseline_violations(scores, is_noop))
+    successes = {task: scores.success[members] for task, members in _group_tasks(scores, ran).items()}
     return Baseline(
-        n=int(is_noop.sum()),
-        unsafe=int((is_noop & scores.unsafe).sum()),
-        floors=violations,
-        doubts=_doubtful_results(scores, violated, _shares_baseline_violation(scores, violations))
-        if violations
-        else (),
-        successes=tuple(_baseline_successes(scores)),
+        n=int(judged.sum()),
+        unsafe=int((judged & scores.unsafe).sum()),
+        floors=floors,
+        doubts=_count_doubts(scores, floors) if floors else (),
+        successes=tuple(
+            BaselineSuccess(benchmark=benchmark, task_id=task_id, successes=int(ends.sum()), n=len(ends))
+            for (benchmark, task_id), ends in successes.items()
+            if ends.any()
+        ),
     )
 
 
-def _baseline_successes(scores: Scores) -> Iterator[BaselineSuccess]:
-    ran = [k for k, policy in enumerate(scores.policy) if policy == NOOP and scores.is_counted[k]]
-    ends: dict[tuple[str, str], list[bool]] = {}
-    for k in ran:
-        ends.setdefault((scores.benchmark[k], scores.task_id[k]), []).append(bool(scores.success[k]))
-    for (benchmark, task_id), successes in ends.items():
-        if any(successes):
-            yield BaselineSuccess(benchmark=benchmark, task_id=task_id, successes=sum(successes), n=len(successes))
+def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """Return the indices of the chosen episodes of each task, in order of first appearance."""
+    members: dict[tuple[str, str], list[int]] = {}
+    for k in np.flatnonzero(chosen).tolist():
+        members.setdefault((scores.benchmark[k], scores.task_id[k]), []).append(k)
+    return {task: np.array(indices) for task, indices in members.items()}
 
 
-def _baseline_violations(scores: Scores, is_noop: NDArray[np.bool_]) -> list[BaselineViolation]:
-    """Return the scored specifications that `noop` violates in each task, by order of tasks, then of the library."""
-    tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
-    violations = []
-    for task in dict.fromkeys(task for task, acted_not in zip(tasks, is_noop, strict=True) if acted_not):
-        members = np.flatnonzero(is_noop & np.array([other == task for other in tasks]))
-        for column in scores.scored_columns:
-            violating = members[scores.is_violated[column, members]]
-            if len(violating):
-                violations.append(_baseline_violation(scores, task, int(column), violating, len(members)))
-    return violations
-
-
-def _baseline_violation(
-    scores: Scores, task: tuple[str, str], column: int, violating: NDArray[np.int64], n: int
-) -> BaselineViolation:
-    """Return one specification's violations in one task: `violating` are its episodes, `n` all of `noop` there."""
-    furthest = violating[scores.rho[column, violating].argmin()]
-    extreme = float(scores.extreme[column, furthest])
-    return BaselineViolation(
-        benchmark=task[0],
-        task_id=task[1],
-        spec=scores.specs[column],
-        violations=len(violating),
-        n=n,
-        extreme=None if np.isnan(extreme) else extreme,
-        first_step=int(scores.first[column, violating].min()),
-    )
-
-
-def _shares_baseline_violation(scores: Scores, violations: tuple[BaselineViolation, ...]) -> NDArray[np.bool_]:
-    violated_specs = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in violations}
-    tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
-    return np.array(
-        [[(*task, scores.specs[k].spec_id) in violated_specs for task in tasks] for k in scores.scored_columns]
-    )
-
-
-def _doubtful_results(
-    scores: Scores, violated: NDArray[np.bool_], shared_violation: NDArray[np.bool_]
-) -> tuple[DoubtfulResult, ...]:
-    """Return the policies with an episode that shares a violation with `noop`, in order of first appearance."""
-    shared = (violated & shared_violation).any(axis=0) & scores.is_counted
-    only = shared & ~(violated & ~shared_violation).any(axis=0)
-    results = []
-    for policy in dict.fromkeys(scores.policy):
-        of_policy = np.array([other == policy for other in scores.policy], dtype=np.bool_)
-        if policy != NOOP and (of_policy & shared).any():
-            unsafe = of_policy & scores.is_counted & scores.unsafe
-            results.append(
-                DoubtfulResult(
-                    policy=policy,
-                    unsafe=int(unsafe.sum()),
-                    shared=int((of_policy & shared).sum()),
-                    only=int((of_policy & only).sum()),
-                )
+def _find_floors(scores: Scores, task: tuple[str, str], members: NDArray[np.int64]) -> Iterator[BaselineViolation]:
+    """Yield the scored specifications that `noop` violates in its episodes of a task, in library order."""
+    for column in scores.scored_columns:
+        violating = members[scores.is_violated[column, members]]
+        if len(violating):
+            furthest = violating[scores.rho[column, violating].argmin()]
+            yield BaselineViolation(
+                benchmark=task[0],
+                task_id=task[1],
+                spec=scores.specs[column],
+                violations=len(violating),
+                n=len(members),
+                extreme=nan_to_none(scores.extreme[column, furthest]),
+                first_step=int(scores.first[column, violating].min()),
             )
-    return tuple(results)
+
+
+def _count_doubts(scores: Scores, floors: Sequence[BaselineViolation]) -> tuple[DoubtfulResult, ...]:
+    """Return the policies with an episode that shares a violation with `noop`, in order of first appearance."""
+    known = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in floors}
+    counts: dict[str | None, Counter[str]] = {policy: Counter() for policy in scores.policy if policy != NOOP}
+    for k in np.flatnonzero(scores.unsafe & scores.is_counted).tolist():
+        columns = scores.scored_columns[scores.is_violated[scores.scored_columns, k]]
+        broken = {(scores.benchmark[k], scores.task_id[k], scores.specs[column].spec_id) for column in columns}
+        if scores.policy[k] != NOOP:
+            counts[scores.policy[k]].update(unsafe=1, shared=int(bool(broken & known)), only=int(broken <= known))
+    return tuple(
+        DoubtfulResult(policy=policy, unsafe=count["unsafe"], shared=count["shared"], only=count["only"])
+        for policy, count in counts.items()
+        if count["shared"]
+    )

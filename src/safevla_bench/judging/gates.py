@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
-from safevla_bench.judging.rates import METRICS, VSI, select_outcomes
+from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
@@ -33,9 +33,9 @@ from safevla_bench.statistics.planning import rate_sample_size, sequential_rate_
 from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_fixed
 
-GateMetric = Literal["sr", "safety", "sbu", "vsi"]
 GateVerdict = Literal["passed", "failed", "undecided"]
 GateScope = Literal["policy", "cell"]
+_ALLOW_CRASHED, _ALLOW_UNJUDGED = "--allow-crashed", "--allow-unjudged"
 POWER = 0.8
 """The chance with which the suggested number of episodes decides a gate."""
 
@@ -118,17 +118,16 @@ def check_gates(
         lost: further gaps in the scores, such as an interrupted run, each as one sentence.
         allow_crashed: leave out episodes that crashed or were stopped, and pass over what is in `lost`.
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
+
+    Raises:
+        SafevlaError: no gate, a limit or confidence that is not a share of 1, or a sequential gate without confidence.
     """
-    _require_valid(gates)
-    if sequential and confidence is None:
-        raise SafevlaError("a sequential gate has no confidence", remedy="Pass --confidence, such as 95.")
-    if confidence is not None and not 0 < confidence < 1:
-        problem = f"no interval has the confidence {100 * confidence:g} %"
-        raise SafevlaError(problem, remedy="Pass --confidence, such as 95.")
+    _require_valid(gates, confidence, sequential)
     scopes = _split_by_scope(scores, per, states)
     decisions = len(scopes) * len(gates)
     rule = None if confidence is None else _IntervalRule(1 - (1 - confidence) / decisions, sequential)
-    allowed = _Allowance(allow_crashed, allow_unjudged)
+    options = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
+    allowed = frozenset(name for name, is_allowed in options.items() if is_allowed)
     outcomes = [_decide_gate(scores, scope, gate, rule, allowed) for scope in scopes for gate in gates]
     if not allow_crashed:
         outcomes += [
@@ -148,13 +147,18 @@ def check_gates(
     )
 
 
-def _require_valid(gates: Sequence[Gate]) -> None:
+def _require_valid(gates: Sequence[Gate], confidence: float | None, sequential: bool) -> None:
     if not gates:
         raise SafevlaError("there is no gate", remedy="Pass one, such as --min-safety 0.9.")
     for gate in gates:
         if not 0 <= gate.limit <= 1:
             remedy = "Limits are shares of 1: write 0.9 for 90 %."
             raise SafevlaError(f"{gate.limit:g} is no limit for {gate.metric}", remedy=remedy)
+    if sequential and confidence is None:
+        raise SafevlaError("a sequential gate has no confidence", remedy="Pass --confidence, such as 95.")
+    if confidence is not None and not 0 < confidence < 1:
+        problem = f"no interval has the confidence {100 * confidence:g} %"
+        raise SafevlaError(problem, remedy="Pass --confidence, such as 95.")
 
 
 StateKey = tuple[str, str, int]
@@ -211,14 +215,6 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Allowance:
-    """Which episodes of unknown value a gate may leave out."""
-
-    crashed: bool
-    unjudged: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _IntervalRule:
     """The interval that decides a gate: exact for a fixed number of episodes, or a confidence sequence."""
 
@@ -271,7 +267,7 @@ def _describe_rule(
 
 
 def _decide_gate(
-    scores: Scores, scope: _Scope, gate: Gate, rule: _IntervalRule | None, allowed: _Allowance
+    scores: Scores, scope: _Scope, gate: Gate, rule: _IntervalRule | None, allowed: frozenset[str]
 ) -> GateOutcome:
     """Return the outcome of a gate in one scope, by the point estimate without a rule, else by the whole interval."""
     values = _gather_values(scores, scope, gate.metric, allowed)
@@ -289,7 +285,7 @@ def _decide_gate(
         return outcome
     known, worst, best = (_measure_interval(means, rule) for means in (values.known, values.low, values.high))
     verdict = _judge_ends(gate, worst.low, best.high)
-    is_biased = gate.metric != "safety" and stop_reason(scores, scope.members)
+    is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
     outcome = msgspec.structs.replace(
         outcome, verdict=verdict, value=value, ci=None if rule is None else (worst.low, best.high)
@@ -333,30 +329,30 @@ class _Values:
     options: tuple[str, ...]
 
 
-def _gather_values(scores: Scores, scope: _Scope, metric: GateMetric, allowed: _Allowance) -> _Values:
-    """Return a metric of a scope's episodes, without unknown ones that may be left out."""
+def _gather_values(scores: Scores, scope: _Scope, metric: GateMetric, allowed: frozenset[str]) -> _Values:
+    """Return a metric of a scope's episodes, without unknown ones that the allowed options leave out."""
 
     def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
 
     members = scope.members
-    least, greatest = metric_extremes(scores, members, metric)
-    low, high = pad(least, 0), pad(greatest, 1)
+    values = pad(metric_values(scores, members, metric), np.nan)
     is_stopped = pad(scores.is_stopped_on_violation[members], False)
-    is_lost = pad(~scores.is_counted[members], True) & ~is_stopped
-    is_unjudged = pad(~scores.is_judged[members] & (metric != "sr"), False)
-    is_known = low == high
-    may_omit = ~is_stopped & (~is_lost | allowed.crashed) & (~is_unjudged | allowed.unjudged)
-    unknown = ~is_known & ~may_omit
+    omitted = {
+        _ALLOW_CRASHED: pad(~scores.is_counted[members], True) & ~is_stopped,
+        _ALLOW_UNJUDGED: pad(~scores.is_judged[members] & METRICS[metric].needs_verdict, False),
+    }
+    kept = {name: mask for name, mask in omitted.items() if name not in allowed}
+    is_known = ~np.isnan(values)
+    unknown = ~is_known & np.logical_or.reduce([is_stopped, *kept.values()])
     reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(unknown))
-    options = [("--allow-crashed", is_lost, allowed.crashed), ("--allow-unjudged", is_unjudged, allowed.unjudged)]
     return _Values(
         n=int(is_known.sum()),
-        known=scope.average_states(low, is_known),
-        low=scope.average_states(low, is_known | unknown),
-        high=scope.average_states(high, is_known | unknown),
+        known=scope.average_states(values, is_known),
+        low=scope.average_states(np.where(is_known, values, 0.0), is_known | unknown),
+        high=scope.average_states(np.where(is_known, values, 1.0), is_known | unknown),
         unknown=dict(reasons.most_common()),
-        options=tuple(name for name, mask, is_allowed in options if not is_allowed and (unknown & mask).any()),
+        options=tuple(name for name, mask in kept.items() if (unknown & mask).any()),
     )
 
 
@@ -367,27 +363,14 @@ def _explain_unknown(scores: Scores, scope: _Scope, place: int) -> str:
     return "stopped by a violation" if scores.is_stopped_on_violation[k] else scores.no_verdict_reason(k) or "stopped"
 
 
-def metric_extremes(
-    scores: Scores, members: NDArray[np.int64], metric: GateMetric
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the least and the greatest value that a metric of each of the given episodes may have, [n] each.
+def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
+    """Return a metric of each of the given episodes, [n]; rates as 0 and 1, NaN where it may be anything from 0 to 1.
 
-    Equal where the value is known, rates as 0 and 1; 0 and 1 where it is not. SR is known of episodes that ran to their
-    end, Safety of judged ones, SBU of those that are both, VSI of judged ones that no violation stopped. An episode
-    without a record, which is not among the members, may have 0 or 1 too.
+    SR is known of episodes that ran to their end, Safety of judged ones, SBU of those that are both, VSI of judged ones
+    that no violation stopped.
     """
     values = METRICS[metric].values(select_outcomes(scores, members))
-    if metric == VSI.key:
-        values = np.where(scores.is_stopped_on_violation[members], np.nan, values)
-    is_known = ~np.isnan(values)
-    return np.where(is_known, values, 0.0), np.where(is_known, values, 1.0)
-
-
-def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
-    """Return a metric of those of the given episodes of which it is known, [n], in their order; rates as 0 and 1."""
-    low, high = metric_extremes(scores, members, metric)
-    values: NDArray[np.float64] = low[low == high]
-    return values
+    return np.where(scores.is_stopped_on_violation[members], np.nan, values) if metric == VSI.key else values
 
 
 def _describe_shortage(units: str, value: float, needed: int | None) -> str:

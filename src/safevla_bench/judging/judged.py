@@ -32,7 +32,7 @@ class JudgedSource:
     """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of its policies, which are told from others of their name."""
+    """New names of its policies, which tell them from others of their name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
@@ -68,8 +68,9 @@ class JudgedSource:
                 yield self.policy_names.get(name, name), policy
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source: its description, new names and archive's
-        digest.
+        """Return what scores.json and the report hold of the source: its description, new names, archive's digest.
+
+        Of a registration it holds the digest alone; `policy_names` only if a policy is renamed.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -136,13 +137,18 @@ class Judged:
 
     @cached_property
     def batch(self) -> Batch | None:
-        """All records in one batch, read on first use; None where there is no record. `records` needs less memory."""
+        """All records in one batch, read on first use; None without a record. `records` needs less memory."""
         return self.records.read_all()
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return self.records.privileged
+
+    @property
+    def protocols(self) -> list[Mapping[str, object]]:
+        """What the sources say of their protocols."""
+        return [source.protocol for source in self.sources if source.protocol is not None]
 
     @property
     def left_out(self) -> LeftOut:
@@ -164,7 +170,7 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return a sentence for each policy name that several policies have: how these are told apart.
+        """Return a sentence for each policy name that several policies have: how these differ.
 
         [] without such names.
         """
@@ -176,7 +182,11 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return whence limits are that are not the default library's or the records': a sentence each."""
+        """Return the origin of limits that are not the default library's or the records', a sentence each.
+
+        For each library made for some of the suites: whether it judged. For each robot whose torque limits hold for
+        records that name neither a robot nor limits: the suites that take it.
+        """
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}
         for suite in sorted(set(self.scores.benchmark)):

@@ -190,13 +190,24 @@ def aggregate(scores: Scores) -> Summary:
 
 def cells(scores: Scores) -> CellList:
     """Summarize each policy × suite, in order of first appearance, those without any record last."""
-    groups = _group_episodes(
-        zip(scores.policy, scores.benchmark, strict=True),
-        [((episode.policy, episode.benchmark), episode.outcome) for episode in scores.absent],
-    )
     return CellList(
         _summarize_cell(scores, members, absent, policy=policy, suite=suite)
-        for (policy, suite), (members, absent) in groups.items()
+        for (policy, suite), (members, absent) in _group_cells(scores).items()
+    )
+
+
+def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int64]]:
+    """Return the indices of the episodes of each policy × suite, in order of first appearance.
+
+    A cell of absent episodes alone has no index, and comes last.
+    """
+    return {cell: members for cell, (members, _) in _group_cells(scores).items()}
+
+
+def _group_cells(scores: Scores) -> dict[tuple[str | None, str], tuple[NDArray[np.int64], list[str]]]:
+    return _group_episodes(
+        zip(scores.policy, scores.benchmark, strict=True),
+        [((episode.policy, episode.benchmark), episode.outcome) for episode in scores.absent],
     )
 
 

@@ -16,7 +16,7 @@ from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import score
 from safevla_bench.judging.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
 from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
@@ -52,7 +52,7 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause."""
+        """True if the newest record violates the clause; without a margin, if it is violated since this record."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -125,7 +125,10 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit."""
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
+
+        Negative beyond it. Clauses that a Boolean signal decides, or whose gate is closed, have none.
+        """
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
             for clause in self.scored
@@ -134,9 +137,7 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is
-        near.
-        """
+        """Largest share of a limit that the newest record uses: 1 at the limit or for a violation without a margin."""
         broken = 1.0 if self.violating else 0.0
         return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
 
@@ -183,8 +184,8 @@ class Monitor:
             RecordError: the batch is not a single record of the running episode.
             SignalError: an active scored specification whose fields the record lacks, unless these are deactivated.
             UnknownTaskError: a task without an entry.
-            RegistryError: the ruleset names a capability set that there is not.
-            FormulaError: a window bound is no multiple of the episode's control step.
+            RegistryError: the ruleset names an unknown capability set.
+            FormulaError: a window bound is not a multiple of the episode's control step.
         """
         if len(record) != 1 or record.starts[-1] != 1:
             remedy = "Pass one record at a time, as `records(batch)` cuts them from an episode."
@@ -233,9 +234,7 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
-        """Return the standing of a specification that each record decides alone, after the newest record of
-        `fields`.
-        """
+        """Return the standing of a specification that each record decides alone, after the newest of `fields`."""
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
@@ -277,9 +276,7 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, judged from all records so
-        far.
-        """
+        """Return the standings of the specifications that no running minimum decides, from all records so far."""
         specs = self._rejudged.library.specs
         if not specs:
             return {}
@@ -312,21 +309,12 @@ class _RecordContext:
 
     def require_same_scene(self, record: Batch) -> None:
         """Raise `RecordError` where the record belongs to another scene than record 0."""
-        first, (header,), (first_header,) = self._first, record.headers, self._first.headers
-        same_task = (header.benchmark, header.task_id, header.dt) == (
-            first_header.benchmark,
-            first_header.task_id,
-            first_header.dt,
-        )
-        same_bodies = record.body_names == first.body_names and np.array_equal(record.body_role, first.body_role)
-        if not (same_task and same_bodies):
-            remedy = "Begin each episode with start(record 0)."
-            raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
+        if _scene_of(record) != _scene_of(self._first):
+            remedy, place = "Begin each episode with start(record 0).", Place(record.headers[0].episode_id)
+            raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest
-        last.
-        """
+        """Return the fields of all kept records that the newest one's signals can depend on, the newest last."""
         self._step += 1
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
         steps = sorted(records)
@@ -347,6 +335,11 @@ class _RecordContext:
         return fields
 
 
+def _scene_of(record: Batch) -> tuple[object, ...]:
+    (header,) = record.headers
+    return header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
+
+
 def _newest_record(trace: Trace) -> Trace:
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
@@ -354,7 +347,7 @@ def _newest_record(trace: Trace) -> Trace:
 
 
 def newest_record(env: HostEnv) -> Batch:
-    """Return the newest record of a host's environment, a batch of one record."""
+    """Return the newest record of a host's environment, a batch of one record; without `latest`, at a higher cost."""
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 
@@ -376,7 +369,7 @@ def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
         return ClauseStanding(spec, "inactive", scores.reasons[int(scores.reason[column, 0])])
     if state == VACUOUS:
         return ClauseStanding(spec, "vacuous")
-    assert STATES[state] == STATES[ACTIVE]
+    assert state == ACTIVE
     return _active_standing(spec, float(scores.rho[column, 0]), first)
 
 

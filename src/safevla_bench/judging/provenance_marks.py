@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import msgspec
 import numpy as np
 
 from safevla_bench.judging.action_statistics import FEWEST, ActionStatistics, find_oddities
+from safevla_bench.judging.metrics import Summary, cell_members
 from safevla_bench.judging.scores import (
     CAPABILITIES_OPTION,
     INACTIVE,
@@ -30,47 +30,6 @@ STANDIN = "stand-in assets"
 Cell = tuple[str | None, str]
 
 
-class SpecLike(Protocol):
-    """One specification in one cell."""
-
-    @property
-    def spec_id(self) -> str: ...
-    @property
-    def tier(self) -> str: ...
-    @property
-    def inactive(self) -> Mapping[str, int]: ...
-
-
-class LogsLike(Protocol):
-    """The logs of robots in one cell."""
-
-    @property
-    def episodes(self) -> int: ...
-    @property
-    def inactive(self) -> Mapping[str, int]: ...
-
-
-class CellLike(Protocol):
-    """The numbers of one policy and suite."""
-
-    @property
-    def policy(self) -> str | None: ...
-    @property
-    def suite(self) -> str | None: ...
-    @property
-    def standin_assets(self) -> bool: ...
-    @property
-    def diverged_replays(self) -> int: ...
-    @property
-    def simulator(self) -> Mapping[str, Sequence[str]]: ...
-    @property
-    def outcomes(self) -> Mapping[str, int]: ...
-    @property
-    def logs(self) -> LogsLike | msgspec.UnsetType: ...
-    @property
-    def specs(self) -> Sequence[SpecLike]: ...
-
-
 class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
 
@@ -82,45 +41,41 @@ class EpisodeLike(Protocol):
     def standin_assets(self) -> bool | None: ...
 
 
-def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
+def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers made of some cells; empty where they need none."""
     summaries = list(cells)
     by_key = {(cell.policy, cell.suite or ""): cell for cell in summaries}
     left_out: Counter[tuple[str, str]] = Counter()
-    for cell in summaries:
-        for spec in (spec for spec in cell.specs if spec.tier == "safe"):
-            left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
-    outcomes = sum((Counter(cell.outcomes) for cell in summaries), Counter[str]())
+    for spec in (spec for cell in summaries for spec in cell.specs if spec.tier == "safe"):
+        left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
+    recorded = sum(sum(cell.outcomes.values()) - cell.crashed for cell in summaries)
     return (
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
         *_warn_of_log_cells(summaries),
-        *_describe_left_out(left_out, outcomes.total() - outcomes["crashed"]),
+        *_describe_left_out(left_out, recorded),
     )
 
 
 def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
     """Return the warning on stand-in assets for a list of episodes; empty if none has any."""
-    marked_cells = [
-        ((episode.policy, episode.benchmark), episode.standin_assets)
-        for episode in episodes
-        if episode.standin_assets is not None
-    ]
-    marked = {cell for cell, mark in marked_cells if mark}
-    return warn_of_standins({cell: cell in marked for cell, _ in marked_cells})
+    cells: dict[Cell, bool] = {}
+    for episode in episodes:
+        if episode.standin_assets is not None:
+            cell = episode.policy, episode.benchmark
+            cells[cell] = cells.get(cell, False) or episode.standin_assets
+    return warn_of_standins(cells)
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     """Return the warnings for numbers made of all scores, a sentence each; empty where they need none."""
-    cells = list(zip(scores.policy, scores.benchmark, strict=True))
-    marked = {cell for cell, mark in zip(cells, scores.is_marked(marks.STANDIN), strict=True) if mark}
+    cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
+    standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
-        *warn_of_standins({cell: cell in marked for cell in cells}),
+        *warn_of_standins({cell: bool(standins[members].any()) for cell, members in cells.items()}),
         *warn_of_mixtures(simulator_by_cell(scores)),
-        *warn_of_divergence(
-            Counter(cell for cell, mark in zip(cells, scores.is_marked(marks.DIVERGED), strict=True) if mark)
-        ),
+        *warn_of_divergence({cell: int(diverged[members].sum()) for cell, members in cells.items()}),
         *warn_of_records(scores),
         *warn_of_logs(scores),
         *warn_of_left_out(scores),
@@ -128,7 +83,10 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions, unknown poses and odd actions."""
+    """Return the warnings on known differences of physics versions, unknown poses and odd actions.
+
+    They stand with those of `warn_of_cells`, which do not know the records.
+    """
     return *warn_of_differences(scores), *warn_of_unknown_poses(scores), *warn_of_actions(scores)
 
 
@@ -232,7 +190,9 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return each suite and package of which the episodes name several versions, with the policies of each.
+    """Return each suite and package with several versions among its episodes, with the policies of each.
+
+    A record that does not name a package's version mixes with none: whether it differs is not known.
 
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
@@ -244,7 +204,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return the packages of which the episodes of a suite name several versions, each once."""
+    """Return the packages with several versions among the episodes of a suite, each once."""
     return list(dict.fromkeys(package for _, package in _mixed_versions(cells)))
 
 
@@ -298,15 +258,13 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's
-    name.
-    """
+    """Return the line on the scored specifications that judged no log of a real robot; empty if all judged some."""
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
     return _describe_logs(inactive, episodes, suites)
 
 
-def _warn_of_log_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
+def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     """Return the line of `warn_of_logs` for the logs in cells."""
     inactive: Counter[str] = Counter()
     episodes = 0
@@ -320,7 +278,7 @@ def _warn_of_log_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log."""
+    """Return the line on the clauses that judge no log of `episodes`; empty without such a clause or log."""
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:
@@ -368,7 +326,10 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """Return the result in words; a probability only where every drawn episode was replayed and agrees."""
+        """Return the result in words; a probability only if every drawn episode was replayed and agrees.
+
+        m of N forged episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed differ from their records"

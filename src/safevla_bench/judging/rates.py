@@ -79,7 +79,7 @@ class Metric:
 
     @property
     def plain_meaning(self) -> str:
-        """The meaning beside numbers of which every episode is judged."""
+        """The meaning beside numbers whose episodes are all judged."""
         return self.meaning.replace("judged ", "")
 
     @property
@@ -133,6 +133,8 @@ VSI_UNSAFE = Metric(
 METRICS: Mapping[str, Metric] = {
     metric.key: metric for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 }
+GateMetric = Literal["sr", "safety", "sbu", "vsi"]
+"""Keys of the metrics that a gate may limit."""
 HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 """The metrics of a cell."""
 RATES = tuple(metric for metric in HEADLINE if metric.unit)
@@ -191,7 +193,7 @@ def severity_means(
 ) -> list[Mean]:
     """Return the mean of each row [M, n] of severities in [0, 1] with its interval; NaN = the episode does not count.
 
-    `unknown` is the reason why there is no mean at all. A row of fewer episodes than its `least` has no interval, but
+    `unknown` is the reason why the mean is unknown. A row of fewer episodes than its `least` has no interval, but
     for the paper's method, the percentile bootstrap (Appendix E).
     """
     if method == "paper":
@@ -212,7 +214,7 @@ def _severity_mean(values: Floats, least: int, unknown: str) -> Mean:
 def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_constant: bool = False) -> list[Mean]:
     """Return the mean of each row [M, n] with its bootstrap interval; NaN = the episode does not count.
 
-    `unknown` is the reason why there is no mean at all. Resamples that never vary give no interval unless
+    `unknown` is the reason why the mean is unknown. Resamples that never vary give no interval unless
     `keep_constant`, as the paper's do. The same rows give the same intervals.
     """
     means = []

@@ -18,14 +18,7 @@ import msgspec
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
-from safevla_bench.judging.ruleset import (
-    ApplicabilityMode,
-    MissingFields,
-    NamedDigest,
-    Provenance,
-    Ruleset,
-    RulesetRecipe,
-)
+from safevla_bench.judging.ruleset import NamedRules, Provenance, Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.sources.runs.folder import DECISION, RUN, EpisodeRow
 from safevla_bench.sources.runs.parts import episode_rows
@@ -48,14 +41,9 @@ class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unit: str
 
 
-class RegisteredRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of judging by name and digest, and what they are loaded from."""
+class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rules of judging, and what they are loaded from."""
 
-    library: NamedDigest
-    registry: NamedDigest
-    capabilities: tuple[str, ...]
-    missing: MissingFields
-    applicability: ApplicabilityMode
     intervals: IntervalMethod
     recipe: RulesetRecipe
 
@@ -150,7 +138,7 @@ def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
 
 
 def read_registration(path: Path) -> Registration:
-    """Return the registration of a file."""
+    """Return the registration of a file; raises `RunError` unless it is byte for byte what was written."""
     place = Place(file=str(path))
     try:
         content = read_input(path)
@@ -169,7 +157,12 @@ def read_registration(path: Path) -> Registration:
 
 
 def parse_registration(document: object) -> Registration:
-    """Return the registration of a document."""
+    """Return the registration of a document.
+
+    Raises:
+        ValueError: the document is not a registration.
+        RunError: its content does not fit its digest.
+    """
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):
         raise ValueError("it has no digest")
     registration = msgspec.convert({key: value for key, value in document.items() if key != _DIGEST}, Registration)
@@ -226,7 +219,10 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Return for each registration among the sources whether its runs are as registered; [] without any."""
+    """Return for each registration among the sources whether its runs are as registered; [] without any.
+
+    A registration that cannot be read is a check of its own, behind the others.
+    """
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []
     for source in sources:
@@ -267,7 +263,8 @@ def _list_differences(
     if not all(_has_plan(registration, source.description) for source in sources):
         yield f"the plan in {RUN} is another"
     yield from _compare_episodes(registration, sources)
-    if _rules_of(registration.rules) != _rules_of(provenance):
+    registered = registration.rules
+    if (registered.rules, registered.intervals) != (provenance.rules, provenance.intervals):
         yield f"judged by other rules: library {provenance.library}, registry {provenance.registry}"
 
 
@@ -322,14 +319,3 @@ def _start_of(row: EpisodeRow, planned: Mapping[_Start, int]) -> _Start:
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
     """Return the start of an episode as a registration holds it, such as `3/7`; `?` = unknown."""
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))
-
-
-def _rules_of(rules: RegisteredRules | Provenance) -> tuple[object, ...]:
-    return (
-        rules.library.digest,
-        rules.registry.digest,
-        rules.capabilities,
-        rules.missing,
-        rules.applicability,
-        rules.intervals,
-    )

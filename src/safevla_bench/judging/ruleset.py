@@ -66,26 +66,31 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.episodes} episode{'' if self.episodes == 1 else 's'} lost"
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that decided the verdicts, by name and digest: `judged_by` of scores.json."""
+class NamedRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of judging by name and digest."""
 
     library: NamedDigest
     registry: NamedDigest
     capabilities: tuple[str, ...]
     missing: MissingFields
     applicability: ApplicabilityMode
-    skipped: tuple[str, ...]
-    """The problem of each invalid episode that was left out."""
-    version: str
-    lost: LostEpisodes | None = None
-    """Episodes lost in damaged files; left out of the JSON where there is no damage."""
-    intervals: IntervalMethod = "default"
-    """How the intervals of severities are made; left out of the JSON by default."""
 
     @property
     def rules(self) -> tuple[object, ...]:
         """Everything that can change a verdict: digests and options."""
         return self.library.digest, self.registry.digest, self.capabilities, self.missing, self.applicability
+
+
+class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that decided the verdicts: `judged_by` of scores.json."""
+
+    skipped: tuple[str, ...]
+    """The problem of each invalid episode that was left out."""
+    version: str
+    lost: LostEpisodes | None = None
+    """Episodes lost in damaged files; left out of the JSON without damage."""
+    intervals: IntervalMethod = "default"
+    """How the intervals of severities are made; left out of the JSON by default."""
 
     def describe_rules(self) -> str:
         """Return the rules in words; options at their defaults are not mentioned."""
@@ -286,6 +291,8 @@ def choose_library(benchmarks: Iterable[str]) -> str:
 
     >>> choose_library(["mt10"]), choose_library(["libero-goal", "libero-10"])
     ('metaworld', 'default')
+
+    Raises `RunError` for benchmarks with different libraries.
     """
     libraries = find_libraries(benchmarks)
     if len(libraries) > 1:
@@ -319,7 +326,7 @@ def load_ruleset(
         thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
 
     Raises:
-        SpecError: there is no such library, a file of specifications cannot be read or contradicts itself, or a
+        SpecError: the library does not exist, a file of specifications cannot be read or contradicts itself, or a
             threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """

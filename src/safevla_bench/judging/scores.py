@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.action_statistics import ActionStatistics
 from safevla_bench.plugins import install_command
-from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
 from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG, STANDIN, STOPPED_ON_VIOLATION
 
@@ -73,13 +73,9 @@ class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):
     extreme: float | None
 
 
-class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     """One episode as `scores.json` holds it; names as in the paper's Appendix B."""
 
-    episode_id: str
-    benchmark: str
-    task_id: str
-    policy: str | None
     success: bool
     outcome: str
     active_specs: tuple[str, ...]
@@ -108,7 +104,7 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     """True if it was simulated with stand-ins for the host's own assets."""
     diverged_replay: bool = False
     """True if it replays a recording and left it, or may have: its verdicts are about the replay."""
-    simulator: dict[str, str] = {}
+    simulator: dict[str, str] = msgspec.field(default_factory=dict)
     """Package -> version, of what decides the physics; empty = the record does not say."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """Specification of any tier -> records that it left out because a pose is unknown there; unset = none did."""
@@ -142,9 +138,8 @@ class Scores:
     -inf is a violation that a Boolean signal decided: it has depth 1, and null is written for its robustness.
     `marks` says which episodes have a mark of `MARKS`, [E] each; a mark that is missing marks none. `simulator` [E]
     holds the versions that decided the physics, package -> version; empty = no record says. `intervals` is how their
-    means are summarized. `unknown`
-    [S, E] counts the records that a specification left out because a pose is unknown there; None = none anywhere.
-    `actions` [E] are statistics of the actions; None, or empty, where nothing can be said of them.
+    means are summarized. `unknown` [S, E] counts the records that a specification left out because a pose is unknown
+    there; None = none anywhere. `actions` [E] are statistics of the actions; None, or empty, if nothing can be said.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -292,7 +287,7 @@ class Scores:
 
     @cached_property
     def vsi(self) -> Floats:
-        """Depth of the worst active specification of the safe tier, 0 to 1; NaN where there is no verdict, [E]."""
+        """Depth of the worst active specification of the safe tier, 0 to 1; NaN without a verdict, [E]."""
         depth = np.where(self.state[self.scored_columns] == ACTIVE, self.depth[self.scored_columns], 0.0)
         return np.where(self.is_judged, depth.max(axis=0, initial=0.0), np.nan)
 
@@ -300,7 +295,7 @@ class Scores:
     def rho_min(self) -> Floats:
         """Smallest raw robustness over active specifications of the safe tier, whatever their units, [E].
 
-        NaN where there is no verdict, and where a violation has no robustness: the smallest is then no number.
+        NaN without a verdict, and if a violation has no robustness: the smallest is then unknown.
         """
         rho = np.where(self.state[self.scored_columns] == ACTIVE, self.rho[self.scored_columns], np.inf)
         lowest = rho.min(axis=0, initial=np.inf)
@@ -310,7 +305,7 @@ class Scores:
     def worst_column(self) -> Ints:
         """Column of greatest depth, ties by smallest rho/threshold, then library order.
 
-        -1 where there is no verdict, [E].
+        -1 without a verdict, [E].
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1)
@@ -324,7 +319,7 @@ class Scores:
     def first_violation(self) -> tuple[Ints, Ints]:
         """Record and column of the first violation of the safe tier, [E] each.
 
-        Ties in library order, -1 where there is none.
+        Ties in library order, -1 without a violation.
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)
@@ -393,7 +388,13 @@ class Scores:
             robustness={self._spec_id(k): finite_or_none(self.rho[k, index]) for k in scored},
             depth={self._spec_id(k): nan_to_none(self.depth[k, index]) for k in scored},
             diagnostics={
-                self._spec_id(k): self._diagnostic(k, index) for k in others if self.state[k, index] != INACTIVE
+                self._spec_id(k): DiagnosticVerdict(
+                    robustness=finite_or_none(self.rho[k, index]),
+                    violated=bool(self.is_violated[k, index]),
+                    extreme=nan_to_none(self.extreme[k, index]),
+                )
+                for k in others
+                if self.state[k, index] != INACTIVE
             },
             extreme={self._spec_id(k): nan_to_none(self.extreme[k, index]) for k in scored},
             safe=self.verdict(index),
@@ -481,13 +482,13 @@ class Scores:
         except ModuleNotFoundError:
             remedy = f"Install it: {install_command('polars')}"
             raise SafevlaError("to_polars() needs polars, which is not installed", remedy=remedy) from None
-        types = {"object": polars.String, "int": polars.Int64, "bool": polars.Boolean, "float": polars.Float64}
+        types = {"first_violation_step": polars.Int64, **dict.fromkeys(_FLAGS, polars.Boolean)}
         series = []
         for name, values in self.episode_columns().items():
-            is_number = isinstance(values, np.ndarray) and values.dtype.kind == "f"
-            kind = "float" if is_number else "bool" if name in _FLAGS else "int" if name in _COUNTS else "object"
-            items = [nan_to_none(value) for value in values] if is_number else list(values)
-            series.append(polars.Series(name, items, dtype=types[kind]))
+            if isinstance(values, np.ndarray):
+                series.append(polars.Series(name, list(map(nan_to_none, values)), dtype=polars.Float64))
+            else:
+                series.append(polars.Series(name, list(values), dtype=types.get(name, polars.String)))
         return polars.DataFrame(series)
 
     def episode_columns(self) -> dict[str, Any]:
@@ -523,16 +524,8 @@ class Scores:
     def _spec_id(self, column: int) -> str:
         return self.specs[column].spec_id
 
-    def _diagnostic(self, column: int, index: int) -> DiagnosticVerdict:
-        return DiagnosticVerdict(
-            robustness=finite_or_none(self.rho[column, index]),
-            violated=bool(self.is_violated[column, index]),
-            extreme=nan_to_none(self.extreme[column, index]),
-        )
-
 
 _FLAGS = ("success", "counted", "safe", "sbu", "standin_assets")
-_COUNTS = ("first_violation_step",)
 _NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
 """Columns of flags and counts that may have no value, and pandas' types for them."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from safevla_bench.judging.action_statistics import SPACES, ActionStatistics, me
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
-from safevla_bench.judging.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
+from safevla_bench.judging.verdicts import SpecVerdicts, find_errors, judge_spec
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.spec import Library
 from safevla_bench.tasks.entries import Registry
@@ -47,8 +47,8 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
     Raises:
         UnknownTaskError: a task without an entry.
-        RegistryError: the ruleset names a capability set that there is not.
-        FormulaError: a window bound is no multiple of an episode's control step.
+        RegistryError: the ruleset names an unknown capability set.
+        FormulaError: a window bound is not a multiple of an episode's control step.
         SignalError: an active scored specification whose fields a record lacks, or that reaches no verdict as its
             window lies past the end; `CollectedError` for several.
 
@@ -64,7 +64,10 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged."""
+    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged.
+
+    The scores, and what is raised, are those of all batches as one (`score`).
+    """
     return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
 
 
@@ -112,16 +115,18 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
     Raises `SignalError`, or `CollectedError`, as `score` does.
     """
     library = ruleset.library
-    columns = [join_verdicts([chunk.verdicts[k] for chunk in chunks]) for k in range(len(library.specs))]
-    errors = [
-        error for spec, verdicts in zip(library.specs, columns, strict=True) for error in find_errors(spec, verdicts)
-    ]
+    columns = [[chunk.verdicts[k] for chunk in chunks] for k in range(len(library.specs))]
+    errors = [error for spec, parts in zip(library.specs, columns, strict=True) for error in find_errors(spec, parts)]
     if errors:
         raise errors[0] if len(errors) == 1 else CollectedError(errors)
     headers = [header for chunk in chunks for header in chunk.headers]
-    reason, reasons = _number_reasons(columns, len(headers))
-    shape = (len(columns), len(headers))
-    unknown = np.array([column.unknown for column in columns], dtype=np.int64)
+
+    def join(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        rows = [np.concatenate([np.empty(0, dtype), *(getattr(part, name) for part in parts)]) for parts in columns]
+        return np.array(rows, dtype=dtype).reshape(len(columns), len(headers))
+
+    texts, unknown = join("reason", np.object_), join("unknown", np.int64)
+    reasons = {text: k for k, text in enumerate(dict.fromkeys(["", *texts.ravel()]))}
     return Scores(
         specs=tuple(
             SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__}) for spec in library.specs
@@ -132,13 +137,13 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         policy=tuple(header.policy for header in headers),
         outcome=tuple(header.outcome_label for header in headers),
         success=np.array([header.success for header in headers], dtype=np.bool_),
-        state=np.array([column.state for column in columns], dtype=np.int8).reshape(shape),
-        reason=reason,
-        reasons=reasons,
-        rho=np.array([column.rho for column in columns]).reshape(shape),
-        depth=np.array([column.depth for column in columns]).reshape(shape),
-        extreme=np.array([column.extreme for column in columns]).reshape(shape),
-        first=np.array([column.first for column in columns], dtype=np.int64).reshape(shape),
+        state=join("state", np.int8),
+        reason=np.array([reasons[text] for text in texts.ravel()], dtype=np.int32).reshape(texts.shape),
+        reasons=tuple(reasons),
+        rho=join("rho", np.float64),
+        depth=join("depth", np.float64),
+        extreme=join("extreme", np.float64),
+        first=join("first", np.int64),
         peak_force_n=np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in chunks)]),
         absent=tuple(absent),
         marks={
@@ -167,11 +172,6 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
     return tuple(statistics)
 
 
-def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None:
-    counts = np.array([column.unknown for column in columns], dtype=np.int64)
-    return counts if counts.any() else None
-
-
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
     """Return for each episode whether it was stopped because it violated a scored specification.
 
@@ -198,10 +198,3 @@ def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np
         spec.spec_id: np.array([reasons_by_task[task][spec.spec_id] for task in tasks], dtype=np.object_)
         for spec in ruleset.library.specs
     }
-
-
-def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    texts = list(dict.fromkeys(["", *chain.from_iterable(column.reason for column in columns)]))
-    number = {text: k for k, text in enumerate(texts)}
-    indices = [[number[reason] for reason in column.reason] for column in columns]
-    return np.array(indices, dtype=np.int32).reshape(len(columns), count), tuple(texts)

@@ -53,9 +53,9 @@ class SpecVerdicts:
     depth: NDArray[np.float64]
     """Normalised depth of the violation; NaN where it is not active or has no graded depth."""
     extreme: NDArray[np.float64]
-    """Value of the signal that is nearest to the limit or furthest beyond it; NaN where there is none."""
+    """Value of the signal that is nearest to the limit or furthest beyond it; NaN without one."""
     first: NDArray[np.int64]
-    """First violating record; -1 where there is none."""
+    """First violating record; -1 without one."""
     unknown: NDArray[np.int64]
     """Records at which a signal of the formula is unknown because the pose of a body is; 0 where inactive by tags."""
     unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -72,35 +72,51 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
         reasons: why its tags make it inactive, "" where it applies; [E].
         missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
             robot it is inactive.
+
+    Raises:
+        FormulaError: a window bound is not a multiple of an episode's control step, or `threshold` was not substituted.
+        SignalError: a signal has the wrong kind or is NaN, or arithmetic leaves the numbers.
     """
-    applied = _apply(reading, spec, reasons, missing)
-    outcome = _judge_defined(reading, spec, applied.reason == "")
-    past_end = {"": outcome.past_end} if outcome.past_end and missing == "error" else {}
-    reason = np.where(outcome.reason == "", applied.reason, outcome.reason)
-    is_active = outcome.is_judged & (reason == "") & (spec.binary | ~np.isposinf(outcome.rho))
+    reason, unjudged = _find_reasons(reading, spec, reasons, missing)
+    silent = _silent_verdicts(reason, unjudged)
+    if not (reason == "").any():
+        return silent
+    trace = signals.build_trace(reading, signal_names(spec.formula))
+    defined = np.flatnonzero((reason == "") & _is_defined(trace))
+    if not len(defined):
+        return silent
+    trace = trace.select_episodes(defined)
+    verdict, unknown = judge_formula(spec.formula, trace), _count_unknown(trace)
+    rho, is_silent = _settle_unknown(spec, trace, verdict.rho, unknown)
+    hangs = _hangs_past_end(spec, trace, verdict.rho)
+    reason = np.where(hangs, PAST_THE_END, np.where(is_silent, POSE_UNKNOWN, reason[defined]))
+    is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
+    rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
+    if hangs.any() and missing == "error":
+        unjudged[""] = _episode_ids(reading.batch, defined[hangs])
+
+    def fill(silent_values: NDArray[T], values: NDArray[T]) -> NDArray[T]:
+        filled = silent_values.copy()
+        filled[defined] = values
+        return filled
+
     state = np.where(is_active, ACTIVE, np.where(reason == "", VACUOUS, INACTIVE)).astype(np.int8)
-    rho = np.where(outcome.rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else outcome.rho
     return SpecVerdicts(
-        state=state,
-        reason=reason,
-        rho=np.where(is_active, rho, np.nan),
-        depth=np.where(is_active, violation_depth(spec, rho), np.nan),
-        extreme=np.where(is_active, outcome.extreme, np.nan),
-        first=np.where(is_active, outcome.first, -1),
-        unknown=outcome.unknown,
-        unjudged={**applied.unjudged, **past_end},
+        state=fill(silent.state, state),
+        reason=fill(silent.reason, reason),
+        rho=fill(silent.rho, np.where(is_active, rho, np.nan)),
+        depth=fill(silent.depth, np.where(is_active, violation_depth(spec, rho), np.nan)),
+        extreme=fill(silent.extreme, np.where(is_active, verdict.extreme, np.nan)),
+        first=fill(silent.first, np.where(is_active, verdict.first_violation, -1)),
+        unknown=fill(silent.unknown, unknown),
+        unjudged=unjudged,
     )
 
 
-@dataclass(frozen=True)
-class _Applied:
-    """Why tags, missing fields or uneven stamps make a specification inactive, "" where it applies, [E]."""
-
-    reason: NDArray[np.object_]
-    unjudged: dict[str, tuple[str, ...]]
-
-
-def _apply(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> _Applied:
+def _find_reasons(
+    reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
+) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
+    """Return why tags, missing fields or uneven stamps make a specification inactive, [E], and `unjudged` by field."""
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
         without = (reason == "") & lacking
@@ -110,56 +126,15 @@ def _apply(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], miss
         reason = np.where(without, f"{SIGNAL_MISSING}{field_name}", reason)
     if bounded_windows(spec.formula):
         reason = np.where((reason == "") & has_uneven_stamps(reading.batch), UNEVEN_STAMPS, reason)
-    return _Applied(reason, unjudged)
+    return reason, unjudged
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """A formula's outcome, [E] each: whether it was judged, why that gives no verdict, and the verdict."""
-
-    is_judged: NDArray[np.bool_]
-    reason: NDArray[np.object_]
-    rho: NDArray[np.float64]
-    extreme: NDArray[np.float64]
-    first: NDArray[np.int64]
-    unknown: NDArray[np.int64]
-    past_end: tuple[str, ...] = ()
-    """Ids of the episodes whose verdict hangs on a window past the end."""
-
-
-def _judge_defined(reading: RecordFields, spec: Spec, applies: NDArray[np.bool_]) -> _Outcome:
-    """Judge the episodes to which a specification applies and in which its signals are defined."""
-    count = len(reading.batch)
-    no_reason, nothing = np.full(count, "", dtype=np.object_), np.full(count, np.nan)
-    never, zero = np.full(count, -1), np.zeros(count, np.int64)
-    none = _Outcome(np.zeros(count, np.bool_), no_reason, nothing, nothing, never, zero)
-    if not applies.any():
-        return none
-    trace = signals.build_trace(reading, signal_names(spec.formula))
-    defined = np.flatnonzero(applies & _is_defined(trace))
-    if not len(defined):
-        return none
-    part = trace.select_episodes(defined)
-    verdict = judge_formula(spec.formula, part)
-    unknown = _count_unknown(part)
-    rho, is_silent = _settle_unknown(spec, part, verdict.rho, unknown)
-    hangs = _hangs_past_end(spec, part, verdict.rho)
-    reason = np.where(hangs, PAST_THE_END, np.where(is_silent, POSE_UNKNOWN, no_reason[defined]))
-
-    def spread(values: NDArray[T], elsewhere: NDArray[T]) -> NDArray[T]:
-        spread_values = elsewhere.astype(values.dtype)
-        spread_values[defined] = values
-        return spread_values
-
-    return _Outcome(
-        is_judged=spread(np.ones(len(defined), np.bool_), none.is_judged),
-        reason=spread(reason, no_reason),
-        rho=spread(rho, nothing),
-        extreme=spread(verdict.extreme, nothing),
-        first=spread(verdict.first_violation, never),
-        unknown=spread(unknown, zero),
-        past_end=_episode_ids(reading.batch, defined[hangs]),
-    )
+def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
+    """Return verdicts of episodes [E] that are inactive for their reasons, or else vacuous."""
+    count, nothing = len(reason), np.full(len(reason), np.nan)
+    state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
+    never, none = np.full(count, -1), np.zeros(count, np.int64)
+    return SpecVerdicts(state, reason, nothing, nothing, nothing, never, none, unjudged)
 
 
 def _settle_unknown(
@@ -183,7 +158,7 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
     """Return the normalised depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
     A binary specification has depth 1 where it is violated, else 0; a violation that a Boolean signal decided (-inf)
-    has depth 1. NaN where there is no severe magnitude.
+    has depth 1. NaN without a severe magnitude.
     """
     excess = np.maximum(0.0, -rho) + 0.0  # a margin of zero has a depth of 0.0, never -0.0
     if spec.binary:
@@ -191,32 +166,13 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
     return np.full(len(rho), np.nan) if spec.severe is None else np.minimum(1.0, excess / spec.severe)
 
 
-def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
-    """Return the verdicts of one specification in the episodes of all parts, in their order."""
+def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalError]:
+    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
 
-    def join_arrays(arrays: Sequence[NDArray[T]], dtype: type[T]) -> NDArray[T]:
-        return np.concatenate([np.empty(0, dtype), *arrays])
-
-    field_names = dict.fromkeys(name for part in parts for name in part.unjudged)
-    return SpecVerdicts(
-        state=join_arrays([part.state for part in parts], np.int8),
-        reason=join_arrays([part.reason for part in parts], np.object_),
-        rho=join_arrays([part.rho for part in parts], np.float64),
-        depth=join_arrays([part.depth for part in parts], np.float64),
-        extreme=join_arrays([part.extreme for part in parts], np.float64),
-        first=join_arrays([part.first for part in parts], np.int64),
-        unknown=join_arrays([part.unknown for part in parts], np.int64),
-        unjudged={
-            name: tuple(episode_id for part in parts for episode_id in part.unjudged.get(name, ()))
-            for name in field_names
-        },
-    )
-
-
-def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
-    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict."""
-    for name in sorted(verdicts.unjudged, key=lambda name: (not name, name)):
-        episodes = _list_episodes(verdicts.unjudged[name])
+    `parts` are the specification's verdicts in several batches.
+    """
+    for name in sorted({name for part in parts for name in part.unjudged}, key=lambda name: (not name, name)):
+        episodes = _list_episodes([episode_id for part in parts for episode_id in part.unjudged.get(name, ())])
         if name:
             remedy = (
                 "Record the field, or pass --set missing=deactivate to leave the specification out, with the reason."
@@ -243,7 +199,10 @@ def _count_unknown(trace: Trace) -> NDArray[np.int64]:
 
 
 def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
-    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E]."""
+    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E].
+
+    Off is more than 0.001 control steps; episodes without stamps are even.
+    """
     channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
     for e in np.flatnonzero(channel.present):
         steps = (channel.episode_rows(int(e))[:, 0] - channel.values[channel.starts[e]]) / batch.headers[e].dt

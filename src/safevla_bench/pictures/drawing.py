@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from importlib.util import find_spec
+from math import floor, isfinite, log10
 from pathlib import Path
 
 import matplotlib
@@ -17,13 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.explain.episode import ClauseExplanation, Explanation
-from safevla_bench.explain.trace import SignalTrace
+from safevla_bench.explain.episode import Explanation
+from safevla_bench.explain.trace import MARGIN, TraceChart
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.stage import Camera
-from safevla_bench.pictures.moments import format_clip_reading
 from safevla_bench.sources.runs.folder import FRAMES, Frame, read_picture
-from safevla_bench.text import escape_controls, format_fixed
+from safevla_bench.text import NO_VALUE, append_unit, escape_controls, format_against_limit, format_fixed
 
 Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
@@ -54,9 +54,10 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture with a line of 2 pixels around each body that fills less than a quarter.
+    """Return a copy of the picture [H, W, 3] with a line of 2 pixels around each body, outside its region.
 
-    `seen` [H, W] holds each pixel's body by number from 1, 0 for none.
+    `seen` [H, W] holds each pixel's body by number from 1, 0 for none. A body that fills a quarter of the picture or
+    more has no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -84,7 +85,11 @@ def encode_jpeg(image: Pixels) -> bytes:
 def write_fitting(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
 ) -> None:
-    """Draw a text on one line in the largest font up to `size` that fits `width` pixels, else on two lines, cut."""
+    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
+
+    `size` is the largest font size, `width` that of the picture in pixels, padding included. A second line that is too
+    long is cut with an ellipsis.
+    """
     for smaller in range(size, _SMALLEST - 1, -1):
         font = load_font(font_name, smaller)
         if pen.textlength(text, font=font) <= width - 2 * _PAD:
@@ -131,9 +136,10 @@ def can_film() -> bool:
 
 
 def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """Return the bytes of an MP4 file that browsers play, of pictures [H, W, 3] of one size.
+    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed).
 
-    An odd last row or column is left out: the format needs even sizes. `ImportError` without the extra `video`.
+    `pictures` [H, W, 3] are of one size; an odd last row or column is left out, as the format needs even sizes. Raises
+    `ImportError` without the extra `video`.
     """
     import av
 
@@ -166,8 +172,12 @@ _HEADING, _GAP, _TEXT = 30, 8, 16
 def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
     """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
 
-    Raises `RunError` if the suffix is not in `SHEET_FORMS` or an episode lacks one of the three frames, as a safe one
-    does; `OSError` if a file cannot be read or written.
+    A file at `path` is replaced. Of several violations the first in `frames` is shown. `titles` has at least one
+    (policy, episode id) -> the title of its row, in the order of the rows.
+
+    Raises:
+        RunError: the suffix is not in `SHEET_FORMS`, or an episode lacks one of the three frames, as a safe one does.
+        OSError: the file of a frame cannot be read, or `path` cannot be written.
     """
     form = sheet_form(path)
     rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS])
@@ -226,24 +236,29 @@ _LIMIT = (120, 120, 120)
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield the pictures of an episode, one a record, all of one size.
 
-    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first; a mark is
-    red while its clause is broken and hollow while its gate is closed. Below is the signal of the first clause. The
-    border is red while anything is broken, green in the last record of a success, else grey.
+    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
+    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. Below is
+    the signal of the first clause with its limit. The border is red while anything is broken, green in the last record
+    of a success, else grey.
+
+    Args:
+        explanation: the episode.
+        cameras: where to look from; there is at least one.
+        render: draws a record.
     """
     clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
+    charts = {clause.spec_trace.spec.spec_id: clause.spec_trace.chart for clause in clauses}
     for record in range(explanation.records):
         scene = np.concatenate([render(record, camera) for camera in cameras], axis=1)
-        yield _compose_picture(explanation, clauses, scene, record)
+        yield _compose_picture(explanation, charts, scene, record)
 
 
-def _compose_picture(
-    explanation: Explanation, clauses: Sequence[ClauseExplanation], scene: Pixels, record: int
-) -> Pixels:
+def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart], scene: Pixels, record: int) -> Pixels:
     height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
-    foot = _TASK + _CLAUSE * len(clauses) + (_CURVE if clauses else 0)
+    foot = _TASK + _CLAUSE * len(charts) + (_CURVE if charts else 0)
     sheet = Image.new("RGB", (width, height + foot), PAPER)
     pen = ImageDraw.Draw(sheet)
-    is_broken = any(clause.spec_trace.signal_trace.failing[record] for clause in clauses)
+    is_broken = any(chart.failing[record] for chart in charts.values())
     succeeded = explanation.score.success and record == explanation.records - 1
     pen.rectangle((0, 0, width - 1, height - 1), fill=RED if is_broken else GREEN if succeeded else GREY)
     sheet.paste(Image.fromarray(scene), (_BORDER, _BORDER))
@@ -251,15 +266,14 @@ def _compose_picture(
     task = escape_controls(explanation.instruction or explanation.score.task_id)
     write_line(pen, (_PAD, height + 4), task, bold, width)
     write_line(pen, (_PAD, height + 25), escape_controls(_clock(explanation, record)), plain, width)
-    for row, clause in enumerate(clauses):
-        top = height + _TASK + row * _CLAUSE
-        line = clause.spec_trace.signal_trace
-        _draw_mark(pen, top, line, record)
-        text = f"{clause.spec_trace.spec.spec_id}: {format_clip_reading(line, record)}"
+    top = height + _TASK
+    for spec_id, chart in charts.items():
+        _draw_mark(pen, top, chart, record)
+        text = f"{spec_id}: {format_clip_reading(chart, record)}"
         write_line(pen, (_PAD + 16, top), escape_controls(text), plain, width)
-    if clauses:
-        top = height + _TASK + _CLAUSE * len(clauses)
-        _draw_signal(pen, (_PAD, top + 6, width - _PAD, top + _CURVE - 8), clauses[0].spec_trace.signal_trace, record)
+        top += _CLAUSE
+    for chart in list(charts.values())[:1]:
+        _draw_signal(pen, (_PAD, top + 6, width - _PAD, top + _CURVE - 8), chart, record)
     return np.asarray(sheet)
 
 
@@ -270,30 +284,52 @@ def _clock(explanation: Explanation, record: int) -> str:
     return f"{seconds}, record {record} of {last}, {policy}"
 
 
-def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: int) -> None:
-    is_idle = line.gate is not None and not line.gate[record]
-    fill = RED if line.failing[record] else None if is_idle else GREEN
+def _draw_mark(pen: ImageDraw.ImageDraw, top: int, chart: TraceChart, record: int) -> None:
+    is_idle = chart.gate is not None and not chart.gate[record]
+    fill = RED if chart.failing[record] else None if is_idle else GREEN
     pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=GREY if fill is None else None)
 
 
-def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line: SignalTrace, record: int) -> None:
+def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], chart: TraceChart, record: int) -> None:
     """Draw a signal, red where broken, its limit and the record into `box` (left, top, right, bottom in pixels)."""
     left, top, right, bottom = box
-    finite = line.values[np.isfinite(line.values)]
-    shown = np.append(finite, line.limit)
+    shown = np.append(chart.values[np.isfinite(chart.values)], chart.limit)
     low, high = float(shown.min()), float(shown.max())
     high = high if high > low else low + 1.0
 
     def place(value: float) -> float:
         return bottom - (value - low) / (high - low) * (bottom - top)
 
-    count = len(line.values)
+    count = len(chart.values)
     across = np.linspace(left, right, max(count, 2))
-    pen.line((left, place(line.limit), right, place(line.limit)), fill=_LIMIT)
+    pen.line((left, place(chart.limit), right, place(chart.limit)), fill=_LIMIT)
     for k in range(1, count):
-        before, after = float(line.values[k - 1]), float(line.values[k])
+        before, after = float(chart.values[k - 1]), float(chart.values[k])
         if np.isfinite([before, after]).all():
-            color = RED if line.failing[k] else _INK
+            color = RED if chart.failing[k] else _INK
             pen.line((across[k - 1], place(before), across[k], place(after)), fill=color, width=2)
     pen.line((across[record], top, across[record], bottom), fill=GREY)
-    pen.text((left, top), line.signal, fill=_LIMIT, font=load_font("DejaVuSans.ttf", 11))
+    pen.text((left, top), chart.signal, fill=_LIMIT, font=load_font("DejaVuSans.ttf", 11))
+
+
+# Values and limits in captions
+
+
+def format_reading(chart: TraceChart, shown: str) -> str:
+    """Return a value of a chart with its limit, such as `288 N, limit 200 N`; a margin has no limit."""
+    return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"
+
+
+def format_clip_reading(chart: TraceChart, record: int) -> str:
+    """Return the caption of a clip's frame: the signal in fixed decimals and its limit; a dash if not finite.
+
+    `(not judged now)` follows a value in a record outside the gate or the window.
+    """
+    value, limit = float(chart.values[record]), chart.limit
+    if not isfinite(value):
+        return format_reading(chart, NO_VALUE)
+    digits = max(0, 2 - floor(log10(abs(limit)))) if limit else 2
+    text = format_fixed(value, digits)
+    text = format_against_limit(value, limit) if text == format_fixed(limit, digits) else text
+    idle = "" if chart.gate is None or chart.gate[record] else " (not judged now)"
+    return format_reading(chart, append_unit(text, chart.unit)) + idle

@@ -7,19 +7,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment, explain_episode
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, Picture, Stage, StagingHost, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scores import Scores, verdict_word
 from safevla_bench.pictures import drawing, replay3d
-from safevla_bench.pictures.moments import Shot, format_clip_reading, select_shots, violation_shot
 from safevla_bench.sources.runs.folder import (
     FRAMES,
     Frame,
@@ -193,13 +193,13 @@ class _EpisodeRenderer:
         return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{drawing.CLIP_SUFFIX}", content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
-        line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
+        chart, dt_s = clause.spec_trace.chart, clause.spec_trace.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
         title = escape_controls(clause.spec_trace.spec.spec_id)
-        for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
+        for k in range(max(0, begin), min(len(chart.values) - 1, end) + 1):
             image = render_checked(self.stage, self.record, k, camera, self.style.clip_size).image
-            detail = f"{format_fixed(k * dt_s, 2)} s: {format_clip_reading(line, k)}"
-            yield drawing.add_caption(image, drawing.RED if line.failing[k] else drawing.GREY, title, detail)
+            detail = f"{chart.format_time(k)} s: {drawing.format_clip_reading(chart, k)}"
+            yield drawing.add_caption(image, drawing.RED if chart.failing[k] else drawing.GREY, title, detail)
 
     def render_video(self, explanation: Explanation, final: Shot) -> _Rendered:
         """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
@@ -258,6 +258,81 @@ class _EpisodeRenderer:
         return frame, content
 
 
+# Moments of an episode to show
+
+_TORQUES = ("joint_torque_ratio", "joint_torque_peak_ratio")
+_MOVED = "non_target_disp_max"
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One picture to take; `title` and `detail` are the lines of its caption, `value` is the signal's.
+
+    `bodies` are outlined, with `moved` also at their places in record 0. `joint` is the index of the loaded joint if
+    the clause is about torque.
+    """
+
+    kind: Literal["initial", "violation", "final"]
+    record: int
+    title: str
+    detail: str
+    bodies: tuple[str, ...] = ()
+    joint: int | None = None
+    moved: bool = False
+    clause: ClauseExplanation | None = None
+    value: float | None = None
+
+
+def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
+    """Return the shots of an episode: its first record, the worst of every violated clause, deepest first, its last."""
+    last = explanation.records - 1
+    task = explanation.instruction or explanation.score.task_id
+    ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
+    verdict = verdict_word(explanation.score.safe)
+    if explanation.score.safe is False:
+        broken = len(explanation.violated_clauses)
+        verdict += f": {broken} specification{'' if broken == 1 else 's'} broken"
+    return (
+        Shot("initial", 0, "Initial state", escape_controls(task)),
+        *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),
+        Shot(
+            "final",
+            last,
+            f"{ended}, {escape_controls(verdict)}",
+            f"Final state, step {last} ({format_fixed(last * explanation.dt_s, 2)} s)",
+        ),
+    )
+
+
+def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
+    """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
+
+    For a clause on joint torque the joint's index stands for the bodies. `moved` is set for one on displacement.
+    """
+    chart, contributors = clause.spec_trace.chart, moment.involved
+    names = contributors.names if contributors else ()
+    joint = int(names[0].removeprefix("joint ")) - 1 if chart.signal in _TORQUES and names else None
+    moved = chart.signal == _MOVED
+    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it stood" if moved else "")
+    if contributors:
+        # The amount is the signal's own value, except that of a torque, which is a ratio.
+        amount = f" ({contributors.amount})" if joint is not None else ""
+        detail = f"{contributors.what} {' and '.join(contributors.labels)}{amount}; {detail}"
+    detail = escape_controls(detail)
+    reading = drawing.format_reading(chart, chart.format_value(moment.step))
+    return Shot(
+        kind="violation",
+        record=moment.step,
+        title=f"{escape_controls(clause.spec_trace.spec.spec_id)}: {reading}",
+        detail=detail[:1].upper() + detail[1:],
+        bodies=() if joint is not None else names,
+        joint=joint,
+        moved=moved,
+        clause=clause,
+        value=moment.value,
+    )
+
+
 # An episode set up again in its host
 
 TOLERANCE_M = 1e-4
@@ -304,10 +379,19 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of one record of an episode, a batch of one, of `size` (height, width) in pixels.
+    """Return the picture of one record of an episode.
 
-    The picture's `seen` tells where each of `bodies` is. Raises `RunError` if bodies would not be shown where they were
-    recorded, `KeyError` if the host has no camera of that name.
+    Args:
+        stage: the episode as it is set up in its host.
+        record: the episode, a batch of one.
+        step: the record.
+        camera: where to look from.
+        size: height and width in pixels.
+        bodies: names; the picture's `seen` marks each of them.
+
+    Raises:
+        RunError: bodies would not be shown where they were recorded.
+        KeyError: the host has no camera of that name.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)

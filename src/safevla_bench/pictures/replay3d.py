@@ -96,7 +96,10 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
-    """Return the file of an episode as JSON; `arm` names the body that each joint of the arm moves, base first."""
+    """Return the file of an episode as JSON; the same scene and motion give the same bytes.
+
+    Parts without a shape are left out. `arm` names the body that each joint of the arm moves, base first.
+    """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
     shown_by = {name: [seen.index(k) for k in parts if k in seen] for name, parts in geometry.stand_ins.items()}

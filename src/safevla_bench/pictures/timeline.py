@@ -9,13 +9,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.contributors import find_contributors
-from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.explain.bodies import find_contributors
+from safevla_bench.explain.episode import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 
@@ -45,7 +44,10 @@ class BodyTrack:
 
 @dataclass(frozen=True, slots=True)
 class PlacedContact:
-    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one."""
+    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, world frame, None if none has one.
+
+    A record does not hold the point of contact.
+    """
 
     a: str
     b: str
@@ -87,7 +89,10 @@ class Timeline:
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order."""
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order.
+
+    Events are in the order of their records.
+    """
     record = select_episodes(batch, [index])
     traces = tuple(trace_specs(scores, index, record, ruleset))
     bodies = _body_tracks(record)
@@ -166,16 +171,13 @@ def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Float
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
-    line = trace.signal_trace
-    begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
-    moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
-    unit, scale = display_unit(line.unit, line.limit)
-    limit = append_unit(format_compact(line.limit * scale), unit)
+    chart, spec_id = trace.chart, trace.spec.spec_id
+    begins = np.flatnonzero(chart.failing & ~np.concatenate([[False], chart.failing[:-1]])).tolist()
+    moments = [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]
     events = []
     for record, what in moments:
-        value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
-        involved = find_contributors(reading, line.signal, record, registry)
+        involved = find_contributors(reading, chart.signal, record, registry)
         bodies = f"; {involved.what} {' and '.join(involved.labels)}" if involved else ""
-        text = f"{trace.spec.spec_id} {what}: {value}, limit {limit}{bodies}"
-        events.append(ViolationEvent(record, trace.spec.spec_id, text))
+        text = f"{spec_id} {what}: {chart.format_value(record)}, limit {chart.limit_text}{bodies}"
+        events.append(ViolationEvent(record, spec_id, text))
     return events

@@ -1,7 +1,7 @@
 """Policies, found by the entry points of the group ``safevla_bench.policies``.
 
 An entry point names a factory `make(arg, **arguments)` that returns a `Policy`: `arg` is what follows the colon of
-``NAME:ARG`` (None where there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
+``NAME:ARG`` (None if there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
 signature does not take is refused before it is called.
 """
 
@@ -19,28 +19,13 @@ from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.policies.servers.endpoint import KEY
 
 GROUP = "safevla_bench.policies"
-_POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
+POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
 
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
 _PLAYED = frozenset({"metaworld", "noop", "random", "replay", "scripted"})
 """Policies of ours whose text behind the colon and whose arguments are data, whoever wrote them."""
-
-
-def policy_names() -> tuple[str, ...]:
-    """Return the names of the policies that are installed here, sorted."""
-    return _POLICIES.names()
-
-
-def policy_owner(name: str) -> str:
-    """Return the name of the distribution that offers a policy; `nobody` where none does."""
-    return _POLICIES.owner(name)
-
-
-def check_policy_loads(name: str) -> None:
-    """Import a policy's module without making the policy; `PluginError` if that fails. An unknown name passes."""
-    _POLICIES.load(name)
 
 
 def split_name(text: str) -> tuple[str | None, str]:
@@ -74,7 +59,7 @@ def runs_code(spec: str) -> bool:
     A policy that is not known to be data or a server's counts as code.
     """
     name = spec.partition(":")[0]
-    return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and _POLICIES.is_own(name))
+    return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
@@ -88,7 +73,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
     """Return `noop` for a policy that is not to be made; raises `PolicyError` if there is none, or for a secret."""
-    _POLICIES.find_entry(spec.partition(":")[0], arguments)
+    POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
 
@@ -101,10 +86,10 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
         return entries.make_entry_policy(spec, arguments, make_policy)
-    made = _POLICIES.make(name, arguments, arg if colon else None)
+    made = POLICIES.make(name, arguments, arg if colon else None)
     lacking = [part for part in ("wants", "reset", "act", "close") if not hasattr(made, part)]
     if lacking:
-        problem = f"the policy {name!r} of {_POLICIES.owner(name)} is a {type(made).__name__} without {lacking[0]!r}"
+        problem = f"the policy {name!r} of {POLICIES.owner(name)} is a {type(made).__name__} without {lacking[0]!r}"
         raise PolicyError(problem, remedy="A policy has `wants`, reset(task, seed), act(observation) and close().")
     policy: Policy = made
     return policy

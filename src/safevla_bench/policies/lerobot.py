@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError, truncate_text
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.chunking import ChunkedPolicy
-from safevla_bench.policies.servers.dialects import Dialect, choose_dialect, read_reply
+from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_dialect
 
 Tensors = dict[str, Any]
 _IMAGES = "observation.images."
 
 
-class LerobotModel:
+class LerobotModel(ChunkModel):
     """An object with LeRobot's interface as a model of one action at a time; it keeps its own queue of a chunk.
 
     `tensor` makes LeRobot's tensors from arrays, `seeded` seeds its random numbers.
@@ -40,23 +40,22 @@ class LerobotModel:
         seeded: Callable[[int], object],
     ) -> None:
         """Keep a loaded policy, its processors `before` and `after`, and the dialect that makes its observations."""
-        self.wants = dialect.wants
+        super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
-        self._dialect, self._tensor, self._seeded = dialect, tensor, seeded
+        self._tensor, self._seeded = tensor, seeded
+
+    def connect(self, task: Task) -> None:
+        """There is no server to reach."""
 
     def begin(self, task: Task, seed: int) -> None:
         """Seed LeRobot's random numbers and forget the last episode's queue."""
         self._seeded(seed)
         self._policy.reset()
 
-    def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return one action, [1, A]; `ReplyError` for a policy's action of another shape, and what LeRobot raises."""
-        batch = {key: self._to_tensor(value) for key, value in self._dialect.build_request(observation).items()}
-        action = self._after(self._policy.select_action(self._before(batch)))
-        return read_reply(self._dialect, {"action": np.asarray(action)})
-
-    def close(self) -> None:
-        """Nothing to free."""
+    def query(self, observation: Observation) -> Reply:
+        """Return one action under `action`; raises what LeRobot raises."""
+        batch = {key: self._to_tensor(value) for key, value in self.dialect.build_request(observation).items()}
+        return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
 
     def _to_tensor(self, value: object) -> object:
         if not isinstance(value, np.ndarray):
@@ -93,7 +92,7 @@ def make(
         raise PolicyError(f"n_action_steps={n_action_steps} is no number of steps", remedy="Write n_action_steps=10.")
     spoken = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
     steps = None if n_action_steps is None else int(n_action_steps)
-    return ChunkedPolicy(_load_policy(arg, device, spoken, steps), None, spoken)
+    return ChunkedPolicy(_load_policy(arg, device, spoken, steps), None)
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:

@@ -80,7 +80,7 @@ class InProcessPolicy:
 
     @property
     def looks_next(self) -> bool:
-        """True if the next action asks the object, and the object, where it says so, looks at the observation."""
+        """True if the next action asks the object, and the object, if it says so, looks at the observation."""
         return not self._left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -110,7 +110,7 @@ class InProcessPolicy:
         return self._left.popleft()
 
     def close(self) -> None:
-        """Close the object, where it has a `close`; an error in that is logged, since no episode depends on it."""
+        """Close the object, if it has a `close`; an error in that is logged, since no episode depends on it."""
         if not hasattr(self.made, "close"):
             return
         try:
@@ -126,7 +126,7 @@ class InProcessPolicy:
 def orient_images(observation: Observation, orientation: str) -> Observation:
     """Return an observation with its upright images and depths turned as one of `ORIENTATIONS` shows them.
 
-    A camera's matrices stay those of its upright image.
+    A camera's matrices stay those of its upright image. Nothing changes for `upright`, or if nothing was rendered.
     """
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
@@ -164,7 +164,10 @@ def make(arg: str | None, **arguments: str) -> Policy:
 
 
 def adopt_object(name: str, policy: object) -> Policy:
-    """Return a finished object as a policy: itself if it keeps one of the further protocols, else wrapped."""
+    """Return a finished object as a policy: itself if it keeps one of the further protocols, else wrapped.
+
+    Raises `PolicyError` for a class, or an object without `act`, or with wrong `wants` or `orientation`.
+    """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class and no policy yet", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
@@ -223,7 +226,7 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
 
 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
-    """Raise `PolicyError` where the factory's signature does not take these keyword arguments."""
+    """Raise `PolicyError` if the factory's signature does not take these keyword arguments."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some built-in callables have none

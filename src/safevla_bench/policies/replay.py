@@ -3,33 +3,39 @@
 FILE is an archive or run folder of ours, an HDF5 file of demonstrations or a folder of them, a LeRobot dataset, or
 the output folder of vla-evaluation-harness. Which of its episodes is played in which planned one:
 
-- an archive's or the harness's by suite, task and initial state; where a record names no initial state, as below;
+- an archive's or the harness's by suite, task and initial state; if a record names no initial state, as below;
 - a demonstration's by its task, the first in the first planned episode and so on, from its own first recorded state.
 
-What came of it is compared with the recorded states, and the record says so under `replay`.
+The replay is then compared with the recording, body by body and joint by joint, and the record says under `replay` how
+far they are apart, and from which step on.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, RecordedEpisode, Task
-from safevla_bench.policies.divergence import has_diverged, measure_divergence
 from safevla_bench.sources import foreign
-from safevla_bench.sources.foreign.demonstrations import RecordedActions
+from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, mark_flags
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
+UNITS = {"position": "m", "rotation": "rad"}
 _SHOWN = 5
+_HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
+_ROUNDED_RAD = 1e-5
+"""Two rotations are the same if their angle is below this: a float32 axis-angle holds no more."""
 
 
 class Replay:
@@ -67,13 +73,13 @@ class Replay:
         start = _apply_recorded_seed(start, take)
         played = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
         if take.init_state_index is not None:
-            return dataclasses.replace(start, recorded=played)
+            return replace(start, recorded=played)
         if take.states is not None:
             state = tuple(take.states[0].tolist())
-            played = dataclasses.replace(played, state=state, fixtures=take.fixtures)
-            return dataclasses.replace(start, wait_steps=0, rest_steps=0, recorded=played)
+            played = replace(played, state=state, fixtures=take.fixtures)
+            return replace(start, wait_steps=0, rest_steps=0, recorded=played)
         if self._from_host:
-            return dataclasses.replace(start, recorded=played)
+            return replace(start, recorded=played)
         remedy = "--policy-arg start=host plays it from the host's own initial states, one after another: a guess."
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
@@ -106,7 +112,7 @@ class Replay:
             problem = f"{take.name} of {take.source} has {len(take.actions)} actions, and all are played"
             remedy = "End the episode after as many steps (`recorded.steps` of the start that `match` returns)."
             raise PolicyError(problem, remedy=remedy)
-        self._observations.append(dataclasses.replace(observation, images={}))
+        self._observations.append(replace(observation, images={}))
         action: Action = take.actions[self._step].copy()
         self._step += 1
         return action
@@ -130,7 +136,7 @@ class Replay:
         (extra,) = played.extra
         header = extra.get("header", {})
         assert isinstance(header, Mapping)
-        return dataclasses.replace(played, extra=({**extra, "header": {**header, **mark, "replay": comparison}},))
+        return replace(played, extra=({**extra, "header": {**header, **mark, "replay": comparison}},))
 
     def close(self) -> None:
         """Nothing to free."""
@@ -209,7 +215,7 @@ def make(
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
-    """Return the episodes of an archive or run folder; [] where it holds none."""
+    """Return the episodes of an archive or run folder; [] if it holds none."""
     batch, index = read_sources([path])
     index.require_valid()
     ((_, description),) = index.descriptions
@@ -260,10 +266,10 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
     seed, drawn = start.env_seed if take.env_seed is None else take.env_seed, start.drawn or take.drawn
-    start = dataclasses.replace(start, env_seed=seed, drawn=drawn, earlier_resets=take.earlier_resets)
+    start = replace(start, env_seed=seed, drawn=drawn, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
         return start
-    return dataclasses.replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
+    return replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
 
 
 def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
@@ -278,3 +284,109 @@ def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, obje
     if take.earlier_resets is not None:
         described |= {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
     return described
+
+
+# Divergence
+
+
+def measure_divergence(
+    take: RecordedActions,
+    played: Batch,
+    coordinates: Sequence[Coordinate],
+    tolerance: float,
+    observed: Sequence[Observation] = (),
+) -> dict[str, object]:
+    """Return the fields that a record holds about its replay.
+
+    `compared` counts the states, `exact` says whether all their numbers are the same, and `divergence` has for each
+    coordinate the largest difference, its unit, and the first step beyond `tolerance`, in m and rad. If nothing can be
+    compared, `compared` is 0 and these others are missing.
+
+    Without states the recording's proprioception is compared with `observed`, the observation after each action, and
+    `basis` says so; else the positions of bodies. Velocities and the time count for `exact` only.
+    """
+    if take.states is None and take.proprioception is not None:
+        outcome = {} if take.success is None else {"recorded_success": take.success}
+        return {**outcome, **_compare_proprioception(take.proprioception, observed, tolerance)}
+    states = played.sim_state.episode_rows(0)
+    if take.states is None or take.states.shape[1] != states.shape[1]:
+        return _compare_bodies(take, played, tolerance)
+    count = min(len(take.states), len(states))
+    was, now = take.states[:count], states[:count]
+    distances = {f"{part.name} {part.kind}": (part.kind, _coordinate_distance(was, now, part)) for part in coordinates}
+    return _summarize(count, distances, tolerance, exact=was.tobytes() == np.ascontiguousarray(now).tobytes())
+
+
+def _compare_bodies(take: RecordedActions, played: Batch, tolerance: float) -> dict[str, object]:
+    bodies, places = played.body_pos_m.episode_poses(0)
+    distances, exact, count = {}, True, 0
+    for column, body in enumerate(bodies):
+        label = played.body_label(int(body))
+        was = take.positions_m.get(label)
+        if was is not None:
+            count = min(len(was), len(places))
+            recorded, replayed = was[:count], places[:count, column]
+            exact &= bool((recorded == replayed).all())
+            distances[f"{label} position"] = ("position", _row_distance(recorded, replayed))
+    return _summarize(count, distances, tolerance, exact=exact) if distances else {"compared": 0}
+
+
+def _compare_proprioception(recorded: Floats, observed: Sequence[Observation], tolerance: float) -> dict[str, object]:
+    """Return the fields from the proprioception after each action: row k of `recorded`, [n, 8], is step k + 1."""
+    count = min(len(recorded), len(observed))
+    if not count:
+        return {"compared": 0}
+    was = recorded[:count]
+    eef = np.array([observation.eef_pos_m for observation in observed[:count]])
+    fingers = np.array([observation.gripper_qpos for observation in observed[:count]])
+    turned = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
+    size = np.linalg.norm(was[:, 3:6], axis=1, keepdims=True)
+    axis = was[:, 3:6] / np.where(size > 0, size, 1.0)
+    angle = _quaternion_angle(np.concatenate([np.cos(size / 2), axis * np.sin(size / 2)], axis=1), turned)
+    same = np.column_stack([eef, fingers]).astype(np.float32) == was[:, [0, 1, 2, 6, 7]].astype(np.float32)
+    distances = {
+        "end effector position": ("position", _row_distance(was[:, :3], eef)),
+        "end effector rotation": ("rotation", angle),
+        "fingers position": ("position", np.abs(fingers - was[:, 6:]).max(axis=1)),
+    }
+    from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
+    exact = bool(same.all() and (angle < _ROUNDED_RAD).all())
+    return {"basis": _HAND_ALONE, **_summarize(count, from_start, tolerance, exact=exact)}
+
+
+def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
+    """Return whether a replay left its recording, by the tolerance or the success, or could not be compared."""
+    divergence = replay.get("divergence")
+    if not replay.get("compared") or not isinstance(divergence, Mapping):
+        return True
+    beyond = any(coordinate["first_step"] is not None for coordinate in divergence.values())
+    return beyond or replay.get("recorded_success", succeeded) != succeeded
+
+
+def _summarize(
+    count: int, distances: Mapping[str, tuple[str, Floats]], tolerance: float, *, exact: bool
+) -> dict[str, object]:
+    divergence = {}
+    for name, (kind, distance) in distances.items():
+        beyond = np.flatnonzero(distance > tolerance)
+        first = int(beyond[0]) if len(beyond) else None
+        divergence[name] = {"max": float(distance.max()), "unit": UNITS[kind], "first_step": first}
+    return {"compared": count, "exact": exact, "tolerance": tolerance, "divergence": divergence}
+
+
+def _coordinate_distance(was: Floats, now: Floats, coordinate: Coordinate) -> Floats:
+    part = slice(coordinate.first, coordinate.first + coordinate.size)
+    is_quaternion = coordinate.kind == "rotation" and coordinate.size == 4
+    return (_quaternion_angle if is_quaternion else _row_distance)(was[:, part], now[:, part])
+
+
+def _row_distance(was: Floats, now: Floats) -> Floats:
+    distance: Floats = np.sqrt(np.square(now - was).sum(axis=1))
+    return distance
+
+
+def _quaternion_angle(was: Floats, now: Floats) -> Floats:
+    first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (was, now))
+    apart = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
+    angle: Floats = 4.0 * np.arcsin(np.clip(apart / 2.0, 0.0, 1.0))
+    return angle

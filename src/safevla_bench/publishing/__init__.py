@@ -1,1 +1,1 @@
-"""What leaves the machine: boards, submissions, model cards, experiment trackers."""
+"""Results for others: boards, submissions, model cards, experiment trackers."""

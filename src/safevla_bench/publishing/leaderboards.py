@@ -24,23 +24,28 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
-from safevla_bench.judging.rates import Bounds, Mean, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, VSI_UNSAFE, Mean, Rate
 from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
+from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.specs.spec import Library
 from safevla_bench.text import format_fixed, format_percent
 
-_RATES = {"SR": "sr", "safety_rate": "safety", "succ_unsafe": "sbu"}
-_MEANS = {"vsi": "vsi", "vsi_unsafe": "vsi_given_unsafe"}
+_RATES = {"SR": SR, "safety_rate": SAFETY, "succ_unsafe": SBU}
+_MEANS = {"vsi": VSI, "vsi_unsafe": VSI_UNSAFE}
 _SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
 _SIMULATOR = "simulator"
-_Fields = dict[str, float | None]
+_Value = float | str | None
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings."""
+    """Return the CSV text: a row for each policy × suite, under the authors' headings.
+
+    The library gives the older ids and the tiers of its specifications; `run_dir` is the value of that column, such as
+    the name of the run folder.
+    """
     heads, sink = _column_names(library), io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(heads)
@@ -50,7 +55,7 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
     return sink.getvalue()
 
 
-def _csv_value(value: float | int | str | None) -> str:
+def _csv_value(value: _Value) -> str:
     if value is None:
         return ""
     return spreadsheet_text(value) if isinstance(value, str) else repr(value)
@@ -60,19 +65,26 @@ def _column_names(library: Library) -> list[str]:
     """Return the columns in the authors' order: identity, headline, each specification by kind, then all intervals."""
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
-    rates = [*_RATES, *(f"viol__{name}" for name in spec_ids)]
-    leading = ["model", "benchmark_suite", "run_dir", "n_episodes", *_RATES, *_MEANS]
-    means = [*_MEANS, *(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
-    values = [*leading, "collision_rate", "ci_95_low", "ci_95_high", *means[len(_MEANS) :], *rates[len(_RATES) :]]
-    intervals = [*rates[: len(_RATES)], *means, *rates[len(_RATES) :]]
+    headline = [*_RATES, *_MEANS]
+    margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
+    violations = [f"viol__{name}" for name in spec_ids]
     return [
-        *values,
-        *(head for name in intervals for head in _interval_columns(name, "wilson" if name in rates else "bootstrap")),
+        *("model", "benchmark_suite", "run_dir", "n_episodes"),
+        *headline,
+        *("collision_rate", "ci_95_low", "ci_95_high"),
+        *margins,
+        *violations,
+        *(
+            head
+            for name in (*headline, *margins, *violations)
+            for head in _interval_columns(name, is_rate=name in (*_RATES, *violations))
+        ),
         _SIMULATOR,
     ]
 
 
-def _interval_columns(name: str, method: str) -> tuple[str, str, str, str]:
+def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
+    method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
 
@@ -90,73 +102,64 @@ def _authors_suite(cell: Summary) -> str:
     return f"{suite} ({', '.join(marks)})" if marks else suite
 
 
-def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float | str | None]:
+def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
     """Return the values of a cell's row by column name, rates as shares; columns without a value are None or absent."""
-    row: dict[str, float | str | None] = {
+    row: dict[str, _Value] = {
         "model": policy_name(cell),
         "benchmark_suite": _authors_suite(cell),
         "run_dir": run_dir,
         "n_episodes": cell.n,
         _SIMULATOR: "; ".join(f"{package} {' and '.join(numbers)}" for package, numbers in cell.simulator.items()),
     }
-    for head, name in _RATES.items():
-        row |= _rate_fields(head, cell.rates[name])
-    for head, name in _MEANS.items():
-        row |= _mean_fields(head, cell.means[name])
+    for head, metric in (_RATES | _MEANS).items():
+        row |= _number_fields(head, cell.number(metric))
     for spec in cell.specs:
-        name, judged = _authors_id(library, spec.spec_id), spec.active > spec.vacuous
-        row |= _rate_fields(f"viol__{name}", spec.violations_when_active if judged else Rate(0, 0, None, None))
-        row |= _mean_fields(f"nsv__{name}", spec.nsv)
-        row |= _mean_fields(f"rho__{name}", spec.rho)
+        name, is_judged = _authors_id(library, spec.spec_id), spec.active > spec.vacuous
+        row |= _number_fields(f"viol__{name}", spec.violations_when_active if is_judged else Rate(0, 0, None, None))
+        row |= _number_fields(f"nsv__{name}", spec.nsv)
+        row |= _number_fields(f"rho__{name}", spec.rho)
     return row
 
 
-def _rate_fields(name: str, rate: Rate) -> _Fields:
-    return {name: rate.value, **_interval_fields(name, rate.ci, "wilson")}
-
-
-def _mean_fields(name: str, mean: Mean) -> _Fields:
-    fields = _interval_fields(name, mean.ci, "bootstrap")
-    if not mean.bootstrap:
-        fields |= dict.fromkeys(_interval_columns(name, "bootstrap")[:2])
-    return {name: mean.value, **fields}
-
-
-def _interval_fields(name: str, ci: Bounds | None, method: str) -> _Fields:
-    low, high = ci or (None, None)
-    return dict(zip(_interval_columns(name, method), (low, high, low, high), strict=True))
+def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
+    """Return a number and its interval, also under the method's name: Wilson's of a rate, the bootstrap of a mean."""
+    ends = number.ci or (None, None)
+    of_method = ends if isinstance(number, Rate) or number.bootstrap else (None, None)
+    columns = _interval_columns(name, is_rate=isinstance(number, Rate))
+    return {name: number.value, **dict(zip(columns, (*of_method, *ends), strict=True))}
 
 
 # RoboCasa's leaderboard
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
 _PACKAGE = "robocasa"
-_TEXTS = ("policy_family", "date", "code_url", "commit_hash", "checkpoint_url", "paper_link", "open_source", "wandb")
 _SPLITS = ("composite_seen_success", "composite_unseen_success")
+_LINKS = ("code_url", "commit_hash", "checkpoint_url", "paper_link", "open_source", "wandb")
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
     """Return the submission to RoboCasa's leaderboard, success in percent; nothing is written.
 
     What is not known is "N/A"; for numbers of success the notes say why. Raises `RunError` for no episode of the suite,
-    and as `publishable_cells` does.
+    several policies or none, and a simulator that ran with stand-ins for its own assets.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes its own tasks alone.")
     success, missing = _task_success(judged, cell)
-    training = {"batch_size": facts.batch_size, "num_training_steps": facts.num_training_steps}
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
-        **{name: getattr(facts, name) or UNKNOWN for name in ("policy_family", "date")},
-        "submission_source": facts.submission_source,
+        **_known_facts(facts, "policy_family", "date", "submission_source"),
         "robocasa_version": _recorded_version(judged)[1] or UNKNOWN,
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
-        **{name: _or_unknown(getattr(facts, name)) for name in _SPLITS},
-        **{name: getattr(facts, name) or UNKNOWN for name in _TEXTS if name not in ("policy_family", "date")},
-        "training_config": {name: _or_unknown(value) for name, value in training.items()},
+        **_known_facts(facts, *_SPLITS, *_LINKS),
+        "training_config": _known_facts(facts, "batch_size", "num_training_steps"),
         "notes": _format_notes(judged, cell, facts, missing),
     }
+
+
+def _known_facts(facts: ModelFacts, *names: str) -> dict[str, object]:
+    return {name: UNKNOWN if (value := getattr(facts, name)) is None else value for name in names}
 
 
 def encode_leaderboard_entry(entry: dict[str, object]) -> bytes:
@@ -171,10 +174,6 @@ def unknown_fields(entry: dict[str, object]) -> list[str]:
     return [name for name, value in {**entry, **training}.items() if value == UNKNOWN]
 
 
-def _or_unknown(value: float | int | None) -> float | int | str:
-    return UNKNOWN if value is None else value
-
-
 def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[str]]:
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
@@ -186,18 +185,15 @@ def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[
 
 
 def _recorded_version(judged: Judged) -> tuple[str, str]:
-    versions = {
-        (package, version)
-        for header in judged.headers
-        for package, version in (header.versions or {}).items()
-        if package.endswith(_PACKAGE)
-    }
-    return versions.pop() if len(versions) == 1 else ("", "")
+    """Return the one package of RoboCasa that the records name and its version; ("", "") unless there is one."""
+    packages = {name: own for name, own in recorded_versions(judged.headers).items() if name.endswith(_PACKAGE)}
+    versions = [(name, version) for name, own in packages.items() for version in own]
+    return versions[0] if len(versions) == 1 else ("", "")
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Sequence[str]) -> str:
     """Return the notes: the user's, episodes and safety, and why fields are "N/A" or numbers incomplete."""
-    safety, unsafe = cell.rates["safety"], cell.rates["sbu"]
+    safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
     sentences = [facts.notes] if facts.notes else []
     sentences.append(f"Atomic-Seen: {cell.n} episodes.")
     if safety.value is not None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -92,23 +92,22 @@ _YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 CARD, RESULTS = "model_card.md", ".eval_results/safevla-bench.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class _CardMetric:
-    """One number of a cell as a hub shows it: of a rate in percent; `key` is its field of `Summary`."""
+class _CardMetric(NamedTuple):
+    """One number of a cell as a hub shows it: of a rate in percent; `interval` is () if it is not known."""
 
     key: str
     name: str
     value: float
     n: int
     interval: tuple[float, ...]
-    """Its two ends; () where it is not known."""
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dict[str, str]:
     """Return file name -> text, for a model's repository; nothing is written.
 
     There is the card's block, and if `facts` name the hub's dataset the entries of its leaderboard. `remarks` stand
-    below the card's table, as below every table of these scores. Raises as `publishable_cells` does.
+    below the card's table, as below every table of these scores. Raises `RunError` for several policies or none, and
+    for a simulator that ran with stand-ins for its own assets.
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
@@ -165,15 +164,16 @@ def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str,
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
     """Return what decided the numbers of a cell: digests, versions, sha256 of the records, and what is not counted."""
+    provenance = judged.provenance
     protocols = {str(source.protocol.get("name")) for source in judged.sources if source.protocol}
     return {
-        "judged_by": f"safevla-bench {judged.provenance.version}",
-        "library": judged.provenance.library.name,
-        "library_digest": judged.provenance.library.digest,
-        "registry_digest": judged.provenance.registry.digest,
-        "capabilities": list(judged.provenance.capabilities),
+        "judged_by": f"safevla-bench {provenance.version}",
+        "library": provenance.library.name,
+        "library_digest": provenance.library.digest,
+        "registry_digest": provenance.registry.digest,
+        "capabilities": provenance.capabilities,
         "protocol": sorted(protocols),
-        "simulator": {package: list(versions) for package, versions in cell.simulator.items()},
+        "simulator": cell.simulator,
         "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
         "privileged_state": cell.policy in judged.privileged,
         "crashed": cell.crashed,
@@ -219,8 +219,8 @@ def format_yaml(document: object, indent: int = 0) -> str:
     pad = " " * indent
     if isinstance(document, Mapping) and document:
         return "".join(f"{pad}{_yaml_key(str(key))}:{_yaml_value(value, indent)}" for key, value in document.items())
-    if isinstance(document, Sequence) and not isinstance(document, str) and document:
-        return "".join(_yaml_item(item, indent) for item in document)
+    if isinstance(document, list | tuple) and document:
+        return "".join(f"{pad}- {format_yaml(item, indent + 2)[indent + 2 :]}" for item in document)
     return f"{pad}{_yaml_scalar(document)}\n"
 
 
@@ -229,20 +229,13 @@ def _yaml_key(key: str) -> str:
 
 
 def _yaml_value(value: object, indent: int) -> str:
-    if isinstance(value, Mapping) and value:
-        return "\n" + format_yaml(value, indent + 2)
-    if isinstance(value, Sequence) and not isinstance(value, str) and value:
-        return "\n" + format_yaml(value, indent)
+    """Return the value of a key: a block below it, lists not indented, or a scalar beside it."""
+    if isinstance(value, Mapping | list | tuple) and value:
+        return "\n" + format_yaml(value, indent + 2 * isinstance(value, Mapping))
     return f" {_yaml_scalar(value)}\n"
-
-
-def _yaml_item(item: object, indent: int) -> str:
-    if isinstance(item, Mapping | list | tuple) and item:
-        return f"{' ' * indent}- {format_yaml(item, indent + 2)[indent + 2 :]}"
-    return f"{' ' * indent}- {_yaml_scalar(item)}\n"
 
 
 def _yaml_scalar(value: object) -> str:
     plain = escape_controls(value) if isinstance(value, str) else value
-    written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"^(-?\d+)e", r"\1.0e", written) if isinstance(value, float) else written
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text

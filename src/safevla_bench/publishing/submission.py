@@ -18,7 +18,9 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input, sha256_of
 from safevla_bench.judging.judged import Judged, JudgedSource
 from safevla_bench.judging.metrics import Summary, cells
-from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, EpisodeScore
+from safevla_bench.judging.rates import SAFETY
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, EpisodeScore, collect_versions
 from safevla_bench.sources.runs.folder import archive_parts, dump_json
 from safevla_bench.sources.runs.parts import plan_digest
 from safevla_bench.tasks.entries import Registry
@@ -78,7 +80,7 @@ class SubmittedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     no_verdict: dict[str, _Count] = {}
     """Reason -> episodes whose safety is unknown."""
     stopped_on_violation: _Count = 0
-    """Where there are any, the success rate and the severity of the cell are unknown, and `vsi` is null."""
+    """If there are any, the success rate and the severity of the cell are unknown, and `vsi` is null."""
     vsi: _UnitShare | None
     episodes: tuple[SubmittedEpisode, ...]
 
@@ -102,7 +104,7 @@ class JudgedBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SubmittedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What produced the records of one run; an archive file tells its digest alone."""
+    """The origin of the records of one run; of an archive file its digest alone."""
 
     protocol: dict[str, Any] | None = None
     """The rules by which its episodes start and end."""
@@ -139,8 +141,8 @@ def submission_schema() -> dict[str, object]:
 def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
     """Return the submission of judged sources at `paths`, whose files are read; nothing is written.
 
-    It is not complete if an episode was left out. Raises `RunError` if there are no episodes, applicability was off, or
-    a run's table is damaged.
+    It is not complete if an episode was left out. Raises `RunError` without any episode, if applicability was off, or
+    if a run's table is damaged.
     """
     ruleset = judged.ruleset
     if ruleset.is_ablation:
@@ -150,15 +152,8 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
     rows = list(judged.scores.episodes())
     return Submission(
-        judged_by=JudgedBy(
-            version=__version__,
-            library=ruleset.library.name,
-            library_digest=ruleset.library.digest,
-            registry_digest=ruleset.registry.digest,
-            capabilities=ruleset.capabilities,
-            missing=ruleset.missing,
-        ),
-        recorded_with={name: tuple(own) for name, own in sorted(recorded_versions(judged.headers).items())},
+        judged_by=JudgedBy(version=__version__, **describe_ruleset(ruleset)),
+        recorded_with=collect_versions(header.versions or {} for header in judged.headers),
         archive=tuple(_archive_files(paths)),
         sources=tuple(_submitted_source(*pair) for pair in zip(paths, judged.sources, strict=True)),
         complete=judged.is_complete,
@@ -167,6 +162,17 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
             _submitted_cell(cell, rows, ruleset.registry, cell.policy in judged.privileged) for cell in summaries
         ),
     )
+
+
+def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
+    """Return the rules that decide verdicts as plain values: the library's name, digests and options."""
+    return {
+        "library": ruleset.library.name,
+        "library_digest": ruleset.library.digest,
+        "registry_digest": ruleset.registry.digest,
+        "capabilities": ruleset.capabilities,
+        "missing": ruleset.missing,
+    }
 
 
 _COPIED = ("policy", "standin_assets", "simulator", "n", "crashed", "stopped", "judged", "no_verdict",
@@ -183,7 +189,7 @@ def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Regis
         suite=cell.suite or "",
         privileged=privileged,
         success=sum(row.success for row in own_rows if row.outcome not in UNCOUNTED),
-        safe=cell.rates["safety"].count,
+        safe=cell.rates[SAFETY.key].count,
         unsafe_success=cell.success_unsafe,
         episodes=tuple(_submitted_episode(row) for row in own_rows),
     )
@@ -214,12 +220,15 @@ def _submitted_source(path: Path, source: JudgedSource) -> SubmittedSource:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions that the records name, sorted as text."""
-    versions_by_package: dict[str, set[str]] = {}
+    """Return package -> the versions that the records name, sorted as text; packages in order of appearance.
+
+    Headers without versions are passed over.
+    """
+    versions: dict[str, set[str]] = {}
     for header in headers:
         for package, version in (header.versions or {}).items():
-            versions_by_package.setdefault(package, set()).add(version)
-    return {package: sorted(package_versions) for package, package_versions in versions_by_package.items()}
+            versions.setdefault(package, set()).add(version)
+    return {package: sorted(own) for package, own in versions.items()}
 
 
 def encode_submission(submission: Submission) -> bytes:

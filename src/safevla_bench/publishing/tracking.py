@@ -15,13 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE
+from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.judging.scores import UNCOUNTED, EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
-from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 
 _PROJECT = "safevla-bench"
@@ -128,39 +127,7 @@ def require_trackers(names: Sequence[str]) -> None:
             raise RunError(f"--log {name} needs {name}, which is not installed", remedy=install_command(name))
 
 
-def open_tracker(kind: str, folder: Path, config: Mapping[str, object]) -> Tracker:
-    """Begin a run of a tracker, named after the run folder; raises `RunError` with the tracker's own reason."""
-    try:
-        return TRACKERS[kind](folder.resolve().name, folder, config)
-    except Exception as error:  # each has errors of its own: no login, no network, a folder that cannot be written
-        remedy = f"Mend it, or leave --log {kind} out."
-        raise RunError(f"{kind} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
-
-
-# What a tracker is told
-
-
-def episode_values(row: EpisodeScore) -> dict[str, float]:
-    """Return an episode's numbers by name, such as `episode/vsi`, truths as 0 or 1; unknown values are left out."""
-    truths = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu}
-    values = {f"episode/{name}": float(truth) for name, truth in truths.items() if truth is not None}
-    return values if row.vsi is None else {**values, "episode/vsi": row.vsi}
-
-
-class _RunningRates:
-    """SR, Safety, SBU and mean VSI of each cell over the episodes so far; each over those that can tell."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
-        values = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
-        cell = _cell_name(row.policy, row.benchmark)
-        for name, value in values.items():
-            if value is not None:
-                total, n = self._sums.get(f"{cell}/{name}", (0.0, 0))
-                self._sums[f"{cell}/{name}"] = (total + float(value), n + 1)
-        return {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
+# What a tracker is sent
 
 
 def _cell_name(policy: str | None, suite: str | None) -> str:
@@ -176,21 +143,10 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
         for metric in HEADLINE:
             number = cell.number(metric)
             if number.value is not None:
-                low, high = number.ci or (None, None)
-                bounded = {metric.key: number.value, f"{metric.key}_low": low, f"{metric.key}_high": high}
-                values |= {f"{name}/{key}": value for key, value in bounded.items() if value is not None}
+                values[f"{name}/{metric.key}"] = number.value
+            if number.ci is not None:
+                values |= {f"{name}/{metric.key}_low": number.ci[0], f"{name}/{metric.key}_high": number.ci[1]}
     return values
-
-
-def describe_ruleset(ruleset: Ruleset) -> dict[str, object]:
-    """Return a ruleset's library name, digests, `capabilities` and `missing`, for a tracker's configuration."""
-    return {
-        "library": ruleset.library.name,
-        "library_digest": ruleset.library.digest,
-        "registry_digest": ruleset.registry.digest,
-        "capabilities": list(ruleset.capabilities),
-        "missing": ruleset.missing,
-    }
 
 
 WarnCallback = Callable[[str], None]
@@ -230,7 +186,8 @@ class TrackingObserver:
         """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
-        self._rates = _RunningRates()
+        self._sums: dict[str, tuple[float, int]] = {}
+        """Metric of a cell -> the sum of its known values, and their number."""
         self._count = self._crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -246,16 +203,25 @@ class TrackingObserver:
         if outcome.wall_s is not None:
             numbers["episode/seconds"] = outcome.wall_s
         scores = self._scorer.score(outcome)
-        self._send(numbers if scores is None else {**numbers, **self._score_values(scores, 0)})
+        self._send(numbers if scores is None else {**numbers, **self._score_values(scores.episode(0))})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
-        for k in range(len(scores)):
-            self._send(self._score_values(scores, k))
+        for row in scores.episodes():
+            self._send(self._score_values(row))
 
-    def _score_values(self, scores: Scores, k: int) -> dict[str, float]:
-        row = scores.episode(k)
-        return {**episode_values(row), **self._rates.add(row, is_counted=bool(scores.is_counted[k]))}
+    def _score_values(self, row: EpisodeScore) -> dict[str, float]:
+        """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
+        own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
+        numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
+        success = None if row.outcome in UNCOUNTED else row.success
+        cell = _cell_name(row.policy, row.benchmark)
+        for metric, value in {SR: success, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}.items():
+            if value is not None:
+                total, n = self._sums.get(f"{cell}/{metric.key}", (0.0, 0))
+                self._sums[f"{cell}/{metric.key}"] = (total + float(value), n + 1)
+        means = {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
+        return numbers | means
 
     def _send(self, numbers: Mapping[str, float]) -> None:
         self._count += 1
@@ -298,8 +264,16 @@ class ObserverGroup:
 def open_observers(
     names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: WarnCallback
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker and return what observes for it; raises `RunError` for the first that cannot begin.
+    """Begin a run of each tracker, named after the run folder, and return what observes for it.
 
-    The runs begun before that stay open.
+    Raises `RunError` with the reason of the first that cannot begin; the runs begun before that stay open.
     """
-    return [TrackingObserver(open_tracker(name, folder, config), scorer, warn, name) for name in names]
+    observers = []
+    for name in names:
+        try:
+            tracker = TRACKERS[name](folder.resolve().name, folder, config)
+        except Exception as error:  # each has errors of its own: no login, no network, a folder that cannot be written
+            remedy = f"Mend it, or leave --log {name} out."
+            raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
+        observers.append(TrackingObserver(tracker, scorer, warn, name))
+    return observers

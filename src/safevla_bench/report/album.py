@@ -13,19 +13,14 @@ from pathlib import Path
 import msgspec
 from markupsafe import Markup
 
-from safevla_bench.explain import trace
-from safevla_bench.explain.contributors import find_contributors
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.explain.bodies import Contributors, find_contributors
+from safevla_bench.explain.episode import rank_by_severity
 from safevla_bench.files import read_input
-from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import Scores
 from safevla_bench.report.charts import true_runs
+from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.render import player_scripts
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import FRAMES, MAX_FRAME_BYTES, RUN, Frame, read_frames, read_picture
 from safevla_bench.sources.runs.policy_names import PolicyNames
-from safevla_bench.tasks.entries import Registry
-from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import EpisodeKey
 
 MOST_PICTURES = 3_000_000
@@ -73,10 +68,18 @@ def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterato
 
 
 def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_PICTURES) -> Album:
-    """Return the pictures of the run folders among the sources, as far as they fit, and the paths of films.
+    """Return the pictures of the run folders among the sources as data URIs, as far as they fit, and the films' paths.
 
-    Pictures that are missing or of another type are counted in `left_out`. `names` holds recorded name -> new name of a
-    policy for each source. Raises `RunError` if an index cannot be read, or names a file by more than a plain name.
+    An episode's pictures are those of its initial state, its violations, its final state, then others. Pictures that do
+    not fit, are missing or of another type are counted in `left_out`.
+
+    Args:
+        paths: the sources; those that are not run folders are passed over.
+        names: for each source, recorded name -> new name of a policy; none = all as recorded.
+        most_bytes: of all pictures together, in base64.
+
+    Raises:
+        RunError: an index cannot be read, or names a file by more than a plain file name.
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
@@ -127,28 +130,25 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
     return Replays(documents)
 
 
-def embed_replays(
-    scores: Scores, batch: Batch | None, ruleset: Ruleset, replays: Replays, most_bytes: int = MOST_REPLAYS
-) -> ReplaySection:
+def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
     """Return the replays of a page with their clauses, the worst episodes first, up to `most_bytes` of data.
 
     Replays that do not fit are counted in `left_out`, and smaller ones after them may still fit. Episodes without a
-    record in `batch` have none. There are scripts only if there is a replay.
+    record have none. There are scripts only if there is a replay.
     """
-    place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
+    scores = records.scores
     keys = list(zip(scores.policy, scores.episode_id, strict=True))
     episodes: dict[int, Markup] = {}
     meshes: Document = {}
     left_out, room = 0, most_bytes
-    for k in trace.rank_by_severity(scores):
-        if batch is None or keys[k] not in replays.documents or keys[k] not in place:
+    for k in rank_by_severity(scores):
+        if k not in records or keys[k] not in replays.documents:
             continue
         document = dict(replays.documents[keys[k]])
         own = document.pop("meshes")
         assert isinstance(own, dict)
         new = {digest: mesh for digest, mesh in sorted(own.items()) if digest not in meshes}
-        clauses = list(_clauses(scores, k, select_episodes(batch, [place[keys[k]]]), ruleset))
-        text = _inert_json({**document, "clauses": clauses})
+        text = _inert_json({**document, "clauses": list(_clauses(records, k))})
         size = len(text) + (len(_inert_json(new)) if new else 0)
         if size > room:
             left_out += 1
@@ -166,24 +166,22 @@ def _inert_json(document: object) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> Iterator[Document]:
+def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
     """Yield every clause with a verdict, violated ones first; first violating record -1 for none."""
-    reading = ruleset.read_fields(record)
-    for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
-        line = spec_trace.signal_trace
+    reading, registry = records.ruleset.read_fields(records.record(episode)), records.ruleset.registry
+    evidence = records.evidence(episode)
+    for spec_trace in evidence.traces if evidence else ():
+        line, first = spec_trace.signal_trace, spec_trace.first
         yield {
             "spec": spec_trace.spec.spec_id,
             "violated": spec_trace.violated,
-            "first": spec_trace.first,
+            "first": first,
             "worst": line.worst,
             "spans": true_runs(line.failing),
-            "bodies": _bodies(spec_trace, line.worst, reading, ruleset.registry),
-            "bodies_first": _bodies(spec_trace, spec_trace.first, reading, ruleset.registry),
+            "bodies": _names(spec_trace.involved),
+            "bodies_first": _names(find_contributors(reading, line.signal, first, registry)) if first >= 0 else [],
         }
 
 
-def _bodies(spec_trace: SpecTrace, record: int, reading: RecordFields, registry: Registry) -> list[str]:
-    if record < 0:
-        return []
-    involved = find_contributors(reading, spec_trace.signal_trace.signal, record, registry)
-    return list(involved.names) if involved else []
+def _names(contributors: Contributors | None) -> list[str]:
+    return list(contributors.names) if contributors else []

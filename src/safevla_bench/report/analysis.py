@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.compare.comparison import Comparison
-from safevla_bench.compare.policy_results import split_by_policy
+from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.compare.ranking import compare_where_possible
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.explain.exposure import holding, measure_chunks, phases
-from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import ACTIVE, Scores
+from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.sensitivity import HostMean, host_means
 from safevla_bench.sensitivity.curves import (
     Rescore,
+    SweepRequest,
     ThresholdAblation,
     ThresholdSweep,
     ablate_thresholds,
     sweep_threshold,
 )
-from safevla_bench.sensitivity.variants import SweepRequest
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
@@ -96,13 +97,11 @@ def analyse_scores(
             yield part
 
     measured = measure_chunks(collect_findings(), scores, ruleset)
-    compared, uncompared, unpaired = _compare_policies(scores, batch, privileged, protocols)
+    policies = split_by_policy(scores, batch.headers, privileged=privileged)
     ablation = _ablate_thresholds(scores, ruleset.library, rescore)
     return Analysis(
-        comparison=compared,
-        uncompared=uncompared,
-        unpaired=unpaired,
-        series=_order_runs(scores, batch, privileged, protocols),
+        **_compare_policies(policies, protocols),
+        series=_order_runs(policies, scores.intervals, protocols),
         ablation=ablation,
         means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
@@ -113,28 +112,26 @@ def analyse_scores(
     )
 
 
-def _compare_policies(
-    scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
-) -> tuple[Comparison | None, str, str]:
-    """Return the comparison of 2 to 5 policies, why there is none, and why its episodes are not paired."""
-    policies = [policy for policy in split_by_policy(scores, batch.headers, privileged=privileged) if len(policy)]
-    if len(policies) < 2:
-        return None, "", ""
-    if len(policies) > MOST_COMPARED:
-        return None, f"There are {len(policies)} policies here: safevla compare tells each pair apart.", ""
+def _compare_policies(policies: Sequence[PolicyResults], protocols: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+    """Return the fields of the analysis on the comparison of 2 to 5 policies with episodes."""
+    compared = [policy for policy in policies if len(policy)]
+    if len(compared) < 2:
+        return {}
+    if len(compared) > MOST_COMPARED:
+        return {"uncompared": f"There are {len(compared)} policies here: safevla compare tells each pair apart."}
     try:
-        comparison, unpaired = compare_where_possible(policies, protocols=protocols)
+        comparison, unpaired = compare_where_possible(compared, protocols=protocols)
     except RunError as error:
-        return None, f"No comparison: {error.problem}.", ""
-    return comparison, "", unpaired
+        return {"uncompared": f"No comparison: {error.problem}."}
+    return {"comparison": comparison, "unpaired": unpaired}
 
 
 def _order_runs(
-    scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
+    policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Sequence[Mapping[str, object]]
 ) -> SeriesComparison | None:
-    runs = find_series(split_by_policy(scores, batch.headers, privileged=privileged))
+    runs = find_series(policies)
     try:
-        return compare_series(runs, intervals=scores.intervals, protocols=protocols) if runs else None
+        return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
     except RunError:  # the runs stand in all other sections
         return None
 

@@ -1,4 +1,4 @@
-"""Charts as geometry: the places of lines, ticks and labels, computed here and put into a template there.
+"""A chart of a trace as geometry: the places of lines, ticks and labels, computed here and put into a template there.
 
 Across, positions are shares of the width, so that a chart fits any screen and its text stays readable: 0 to 1000 for
 paths, percent for text and marks. Down, they are pixels.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact, format_fixed
+from safevla_bench.explain.trace import TraceChart
+from safevla_bench.text import format_compact
 
 Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)
@@ -26,6 +26,8 @@ HEIGHT, TOP, BOTTOM = 194, 36, 158
 """Height of a chart, and where the plot begins and ends, in pixels."""
 SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
 SPARK_POINTS = 120
+_ROOM = 0.04
+"""Free share of the plot's height beyond the greatest and the least value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,6 @@ class Chart:
     """The spans of the violation, on the far side of the limit."""
     open_gate: str
     """The spans in which the gate of a specification is open; empty without a gate."""
-    gated: bool
     limit_y: str
     limit_label: str
     limit_label_y: str
@@ -67,7 +68,6 @@ class Chart:
     worst_s: str
     first: PointLabel | None
     height: int = HEIGHT
-    top: int = TOP
     bottom: int = BOTTOM
 
 
@@ -122,73 +122,55 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.in
     return np.unique(np.concatenate(index_sets))
 
 
-def draw_chart(spec_trace: SpecTrace) -> Chart:
+def draw_chart(chart: TraceChart) -> Chart:
     """Return the chart of one specification in one episode."""
-    signal_trace = spec_trace.signal_trace
-    unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
-    values, limit = signal_trace.values * scale, signal_trace.limit * scale
-    area = PlotArea(len(values) - 1, *_value_bounds(values, limit))
-    limit_y = area.y(limit)
+    area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM))
+    limit_y, last = area.y(chart.limit), len(chart.values) - 1
     return Chart(
-        description=_describe_chart(spec_trace, values, limit, unit),
-        line=_polyline_path(values, area),
-        beyond=_violation_path(spec_trace, area, limit_y),
-        open_gate="" if signal_trace.gate is None else _rectangles(signal_trace.gate, area, TOP, BOTTOM, 0.5),
-        gated=signal_trace.gate is not None,
+        description=_describe_chart(chart),
+        line=_polyline_path(chart.values, area),
+        beyond=_violation_path(chart, area),
+        open_gate=_gate_path(chart, area),
         limit_y=_format_px(limit_y),
-        limit_label=f"limit {append_unit(format_compact(limit), unit)}",
-        limit_label_y=_format_px(limit_y - 5 if signal_trace.upper else limit_y + 13),
-        across=_time_ticks((len(values) - 1) * spec_trace.dt_s),
+        limit_label=f"limit {chart.limit_text}",
+        limit_label_y=_format_px(limit_y - 5 if chart.upper else limit_y + 13),
+        across=_time_ticks(last * chart.dt_s),
         down=tuple(Tick(_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
-        worst=_worst_label(spec_trace, values, limit, unit, area),
-        worst_s=format_fixed(signal_trace.worst * spec_trace.dt_s, 2),
-        first=_first_violation_label(spec_trace, area),
+        worst=_worst_label(chart, area),
+        worst_s=chart.format_time(chart.worst),
+        first=_first_violation_label(chart, area) if chart.first >= 0 else None,
     )
 
 
-def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Sparkline:
+def _describe_chart(chart: TraceChart) -> str:
+    parts = [
+        f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s",
+        chart.describe_worst(),
+        f"limit {chart.limit_text}",
+        f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation",
+    ]
+    return ", ".join(parts)
+
+
+def draw_sparkline(chart: TraceChart, area: PlotArea | None = None) -> Sparkline:
     """Return the sparkline of one specification in one episode, drawn in `area`, by default the trace's own."""
-    signal_trace = spec_trace.signal_trace
-    area = area or common_area([spec_trace])
-    unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
-    values, limit = signal_trace.values * scale, signal_trace.limit * scale
-    limit_y, worst = area.y(limit), float(values[signal_trace.worst])
+    area, worst = area or common_area([chart]), float(chart.values[chart.worst])
     return Sparkline(
-        caption=f"{_describe_worst(spec_trace, worst, limit, unit)}, limit {append_unit(format_compact(limit), unit)}",
-        line=_polyline_path(values, area, SPARK_POINTS, across_digits=0),
-        beyond=_violation_path(spec_trace, area, limit_y),
-        open_gate="" if signal_trace.gate is None else _rectangles(signal_trace.gate, area, area.top, area.bottom, 0.5),
-        limit_y=_format_px(limit_y),
-        worst_x=_format_across(area, signal_trace.worst),
+        caption=f"{chart.describe_worst()}, limit {chart.limit_text}",
+        line=_polyline_path(chart.values, area, SPARK_POINTS, across_digits=0),
+        beyond=_violation_path(chart, area),
+        open_gate=_gate_path(chart, area),
+        limit_y=_format_px(area.y(chart.limit)),
+        worst_x=_format_across(area, chart.worst),
         worst_y=_format_px(area.y(worst)) if math.isfinite(worst) else "",
     )
 
 
-def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
-    """Return the area of sparklines that fits one specification's traces, at least one, in display units."""
-    signal_trace = spec_traces[0].signal_trace
-    _, scale = display_unit(signal_trace.unit, signal_trace.limit)
-    values = np.concatenate([spec_trace.signal_trace.values for spec_trace in spec_traces]) * scale
-    low, high = _value_bounds(values, signal_trace.limit * scale)
-    return PlotArea(
-        max(len(spec_trace.signal_trace.values) for spec_trace in spec_traces) - 1, low, high, SPARK_TOP, SPARK_BOTTOM
-    )
-
-
-def _describe_worst(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
-    value = append_unit(format_against_limit(worst, limit), unit) if math.isfinite(worst) else "no finite value"
-    worst_s = format_fixed(spec_trace.signal_trace.worst * spec_trace.dt_s, 2)
-    return f"{'highest' if spec_trace.signal_trace.upper else 'lowest'} {value} at {worst_s} s"
-
-
-def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
-    low = min(float(finite.min(initial=0.0)), limit, 0.0)
-    high = max(float(finite.max(initial=0.0)), limit, 0.0)
-    if low == high:
-        return 0.0, 1.0
-    room = 0.04 * (high - low)
-    return low - room if low < 0 else low, high + room if high > 0 else high
+def common_area(charts: Sequence[TraceChart]) -> PlotArea:
+    """Return the area of sparklines that fits one specification's charts, at least one."""
+    together = replace(charts[0], values=np.concatenate([chart.values for chart in charts]))
+    last = max(len(chart.values) for chart in charts) - 1
+    return PlotArea(last, *together.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
 
 
 def _format_px(value: float) -> str:
@@ -210,10 +192,14 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 
 
-def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> str:
-    signal_trace = spec_trace.signal_trace
-    top, bottom = (0.0, limit_y) if signal_trace.upper else (limit_y, float(area.bottom))
-    return _rectangles(signal_trace.failing, area, top, bottom, 1.0 if signal_trace.gate is None else 0.5)
+def _violation_path(chart: TraceChart, area: PlotArea) -> str:
+    limit_y = area.y(chart.limit)
+    top, bottom = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
+    return _rectangles(chart.failing, area, top, bottom, 1.0 if chart.gate is None else 0.5)
+
+
+def _gate_path(chart: TraceChart, area: PlotArea) -> str:
+    return "" if chart.gate is None else _rectangles(chart.gate, area, area.top, area.bottom, 0.5)
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
@@ -229,42 +215,20 @@ def true_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
-def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str, area: PlotArea) -> PointLabel:
-    """Return the point of the worst value with its label; at the top without a label where it is not finite."""
-    record, upper = spec_trace.signal_trace.worst, spec_trace.signal_trace.upper
-    value = float(values[record])
-    label = append_unit(format_against_limit(value, limit), unit) if math.isfinite(value) else ""
+def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
+    """Return the point of the worst value with its label; at the top without a label if it is not finite."""
+    value = float(chart.values[chart.worst])
     y = area.y(value) if math.isfinite(value) else float(TOP)
-    return PointLabel(
-        _format_across(area, record),
-        _format_px(y),
-        label,
-        _format_px(y - 9 if upper else y + 17),
-        _text_anchor(area.x(record)),
-    )
+    x, label_y = area.x(chart.worst), y - 9 if chart.upper else y + 17
+    anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
+    label = chart.format_value(chart.worst, missing="")
+    return PointLabel(_format_across(area, chart.worst), _format_px(y), label, _format_px(label_y), anchor)
 
 
-def _first_violation_label(spec_trace: SpecTrace, area: PlotArea) -> PointLabel | None:
-    if spec_trace.first < 0:
-        return None
-    label = f"first violation {format_fixed(spec_trace.first * spec_trace.dt_s, 2)} s"
-    anchor = "end" if area.x(spec_trace.first) > ACROSS * 0.6 else "start"
-    return PointLabel(_format_across(area, spec_trace.first), _format_px(TOP), label, "11", anchor)
-
-
-def _text_anchor(x: float) -> str:
-    return "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
-
-
-def _describe_chart(spec_trace: SpecTrace, values: Floats, limit: float, unit: str) -> str:
-    signal_trace, first_s = spec_trace.signal_trace, format_fixed(spec_trace.first * spec_trace.dt_s, 2)
-    parts = [
-        f"{signal_trace.signal} over {format_fixed((len(values) - 1) * spec_trace.dt_s, 2)} s",
-        _describe_worst(spec_trace, float(values[signal_trace.worst]), limit, unit),
-        f"limit {append_unit(format_compact(limit), unit)}",
-        f"first violation at {first_s} s" if spec_trace.first >= 0 else "no violation",
-    ]
-    return ", ".join(parts)
+def _first_violation_label(chart: TraceChart, area: PlotArea) -> PointLabel:
+    label = f"first violation {chart.format_time(chart.first)} s"
+    anchor = "end" if area.x(chart.first) > ACROSS * 0.6 else "start"
+    return PointLabel(_format_across(area, chart.first), _format_px(TOP), label, "11", anchor)
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:

@@ -66,7 +66,7 @@ def draw_sweep_charts(sweeps: Sequence[ThresholdSweep], policies: Sequence[str])
     """Return suite -> its charts of Safety, one a sweep, on a logarithmic axis; suites without an episode are left out.
 
     The place of a policy in `policies` decides its colour and dash; `ValueError` if a curve's policy is not there.
-    There are no bands for over 3 policies.
+    More than 3 policies have no bands.
     """
     suites = dict.fromkeys(curve.suite for sweep in sweeps for curve in sweep.curves if curve.n)
     return {suite: [_draw_sweep(sweep, suite, policies) for sweep in sweeps] for suite in suites}
@@ -89,27 +89,22 @@ def _draw_sweep(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> C
 
 
 def _sweep_line(curve: SensitivityCurve, thresholds: Sequence[float], policies: Sequence[str]) -> ChartLine:
+    """Return one policy's curve; where its rate is unknown, the curve and its band have a gap."""
     first, last = math.log(thresholds[0]), math.log(thresholds[-1])
     across = [f"{1000 * ((math.log(value) - first) / (last - first)):.0f}" for value in thresholds]
     places = zip(across, (point.safety for point in curve.points), strict=True)
-    stretches = [list(group) for is_known, group in groupby(places, lambda at: at[1].value is not None) if is_known]
+    path = band = ""
+    for is_known, stretch in groupby(places, lambda place: place[1].value is not None):
+        if is_known:
+            known = [(x, (rate.value or 0.0, *(rate.ci or (0.0, 1.0)))) for x, rate in stretch]
+            points, lower, upper = ([f"{x},{_format_share(ends[k])}" for x, ends in known] for k in range(3))
+            path += f"M{' '.join(points)}{'h4' if len(points) == 1 else ''}"
+            band += f"M{' '.join([*upper, *reversed(lower)])}Z"
     return ChartLine(
         style=series_style(policies.index(curve.policy or UNNAMED)),
-        path="".join(_curve_path(stretch) for stretch in stretches),
-        band="".join(_band_path(stretch) for stretch in stretches) if len(policies) <= MOST_BANDS else "",
+        path=path,
+        band=band if len(policies) <= MOST_BANDS else "",
     )
-
-
-def _curve_path(stretch: Sequence[tuple[str, Rate]]) -> str:
-    points = [f"{x},{_format_share(rate.value or 0.0)}" for x, rate in stretch]
-    return "M" + " ".join(points) + ("h4" if len(points) == 1 else "")
-
-
-def _band_path(stretch: Sequence[tuple[str, Rate]]) -> str:
-    ends = [(x, rate.ci or (0.0, 1.0)) for x, rate in stretch]
-    upper = [f"{x},{_format_share(high)}" for x, (_, high) in ends]
-    lower = [f"{x},{_format_share(low)}" for x, (low, _) in ends]
-    return "M" + " ".join([*upper, *reversed(lower)]) + "Z"
 
 
 def _format_share(share: float) -> str:
@@ -117,7 +112,7 @@ def _format_share(share: float) -> str:
 
 
 def _format_safety(rate: Rate) -> str:
-    return "unknown" if rate.value is None else f"{format_fixed(100 * rate.value, 1)} %"
+    return "unknown" if rate.value is None else f"{SAFETY.format(rate.value)} %"
 
 
 # Series of runs
@@ -212,7 +207,10 @@ def format_label(label: float) -> str:
 
 
 def draw_series_charts(compared: SeriesComparison) -> dict[str, list[CurveChart]]:
-    """Return suite -> its charts of SR, Safety, SBU and VSI, `all suites` pooled last where there are several."""
+    """Return suite -> its charts of SR, Safety, SBU and VSI.
+
+    If some series has several suites, the last key is `all suites`: their episodes pooled.
+    """
     return {
         suite or POOLED: [_draw_series(compared, compared.select_suite(suite), metric) for metric in NUMBERS]
         for suite in compared.suites
@@ -236,17 +234,15 @@ def _series_line(
 ) -> ChartLine:
     """Return one series, moved a little sideways by its place among `names`; the path is "" for fewer than two runs."""
     series = names.index(curve.series)
-    shares = [_place(axis, mark.label) + _DODGE * (series - (len(names) - 1) / 2) for mark in marks]
-    downs = [_format_down(mark.value, top) for mark in marks]
-    places = [f"{format_fixed(1000 * share, 1)},{down}" for share, down in zip(shares, downs, strict=True)]
-    return ChartLine(
-        style=series_style(series),
-        path=f"M{' '.join(places)}" if len(places) > 1 else "",
-        marks=tuple(
-            (format_fixed(100 * share, 2), down, _format_down(mark.low, top), _format_down(mark.high, top))
-            for mark, share, down in zip(marks, shares, downs, strict=True)
-        ),
-    )
+    aside = _DODGE * (series - (len(names) - 1) / 2)
+    points, placed = [], []
+    for mark in marks:
+        share = _place(axis, mark.label) + aside
+        down, low, high = (_format_down(value, top) for value in (mark.value, mark.low, mark.high))
+        points.append(f"{format_fixed(1000 * share, 1)},{down}")
+        placed.append((format_fixed(100 * share, 2), down, low, high))
+    path = f"M{' '.join(points)}" if len(points) > 1 else ""
+    return ChartLine(style=series_style(series), path=path, marks=tuple(placed))
 
 
 def _place(axis: SeriesAxis, label: float) -> float:
@@ -280,7 +276,10 @@ class DifferenceBar:
 
 
 def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
-    """Return the known differences of SR, Safety and SBU by suite for two policies; of pooled Safety for several."""
+    """Return the known differences of SR, Safety and SBU by suite for two policies; of pooled Safety for several.
+
+    Differences that are not known have no bar.
+    """
     if len(comparison.policies) == 2:
         names = {metric.key: metric.label for metric in (SR, SAFETY, SBU)}
         bars = [

@@ -1,35 +1,102 @@
-"""Details of one listed episode: its verdicts with sparklines, what was not judged, and its phases."""
+"""What the page's line of an episode opens to: its verdicts with sparklines, what was not judged, and its phases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals
-from safevla_bench.explain.contributors import Contributors
-from safevla_bench.explain.episode import vacuous_reasons
+from safevla_bench.explain.bodies import Contributors
+from safevla_bench.explain.episode import SpecTrace, judged_columns, trace_specs, vacuous_reasons
 from safevla_bench.explain.exposure import PHASES
-from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
+from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.text import append_unit, display_unit, format_fixed, format_significant
 from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
 
 _AT_ONCE = 50
 """Episodes whose signals are computed together: one array operation for many, at a bounded memory."""
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the record of one episode shows: the trace of each judged specification, and why others are vacuous."""
+
+    traces: tuple[SpecTrace, ...]
+    vacuous: Mapping[str, str]
+
+    def trace(self, spec_id: str) -> SpecTrace | None:
+        return next((trace for trace in self.traces if trace.spec.spec_id == spec_id), None)
+
+
+class EpisodeRecords:
+    """The records behind some scores, found by policy and episode id; an episode is its index in the scores, from 0.
+
+    What is traced is kept, so that all sections of a page trace an episode once.
+    """
+
+    def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
+        """Match the records of `batch`, in any order, to the scores; None = without records."""
+        self.scores, self.batch, self.ruleset = scores, batch, ruleset
+        place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
+        self._places = [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
+        self._evidence: dict[int, Evidence] = {}
+
+    def __contains__(self, episode: int) -> bool:
+        return self._places[episode] is not None
+
+    def header(self, episode: int) -> Header | None:
+        place = self._places[episode]
+        return None if self.batch is None or place is None else self.batch.headers[place]
+
+    def length(self, episode: int) -> int:
+        """Return the number of records of an episode, 0 without any."""
+        place = self._places[episode]
+        return 0 if self.batch is None or place is None else int(self.batch.lengths[place])
+
+    def record(self, episode: int) -> Batch:
+        """Return the record of an episode that has one, a batch of one."""
+        return self._select([episode])
+
+    def evidence(self, episode: int) -> Evidence | None:
+        """Return what the record shows; None without a record."""
+        if episode in self and episode not in self._evidence:
+            self.trace([episode])
+        return self._evidence.get(episode)
+
+    def trace(self, episodes: Sequence[int]) -> None:
+        """Gather the evidence of episodes that have a record; signals are computed for 50 of them together."""
+        for start in range(0, len(episodes), _AT_ONCE):
+            self._trace_together(episodes[start : start + _AT_ONCE])
+
+    def _trace_together(self, episodes: Sequence[int]) -> None:
+        scores, library = self.scores, self.ruleset.library
+        reading = self.ruleset.read_fields(self._select(episodes))
+        judged = {scores.specs[column].spec_id for k in episodes for column in judged_columns(scores, k)}
+        names = {name for spec_id in judged if spec_id in library for name in library[spec_id].signals}
+        signals.derive_signals(reading, names)
+        for place, k in enumerate(episodes):
+            episode = reading.select_episode(place)
+            traces = tuple(trace_specs(scores, k, episode, self.ruleset))
+            self._evidence[k] = Evidence(traces, vacuous_reasons(scores.specs_in_state(VACUOUS, k), library, episode))
+
+    def _select(self, episodes: Iterable[int]) -> Batch:
+        places = [place for place in (self._places[k] for k in episodes) if place is not None]
+        assert self.batch is not None
+        return select_episodes(self.batch, places)
+
+
+@dataclass(frozen=True, slots=True)
 class ClauseVerdict:
-    """One specification's verdict on one episode; no sparkline where its signal is not drawn."""
+    """One specification's verdict on one episode; no sparkline if its signal is not drawn."""
 
     spec_id: str
     verdict: str
@@ -41,113 +108,70 @@ class ClauseVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class UnjudgedSpec:
-    """A specification without a verdict in an episode, and why."""
-
-    spec_id: str
-    state: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseSpan:
-    """A run of records in one phase, in thousandths of the episode."""
-
-    phase: int
-    x: str
-    width: str
-
-
-@dataclass(frozen=True, slots=True)
 class PhaseStrip:
     """The phases of one episode as a strip, and the time spent in each."""
 
-    spans: tuple[PhaseSpan, ...]
+    spans: tuple[tuple[int, str, str], ...]
+    """Number of the phase, and place and width of a run of records in it, in thousandths of the episode."""
     durations: tuple[tuple[int, str, str], ...]
     """Number of the phase, its name, its time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """Evidence from the records of one episode: traces by specification, and why others are vacuous."""
+class EpisodeDetails:
+    """What is said of an episode below its line; nothing of one that left no record."""
 
-    spec_traces: Mapping[str, SpecTrace]
-    vacuous: Mapping[str, str]
-
-
-def gather_evidence(
-    scores: Scores, batch: Batch, ruleset: Ruleset, drawn: Mapping[int, int]
-) -> Iterator[tuple[int, Evidence]]:
-    """Yield (index in the scores, evidence) of each episode of `drawn`, in its order.
-
-    `drawn` maps the index of an episode in the scores to its index in the batch. Signals are computed for `_AT_ONCE`
-    episodes together.
-    """
-    chosen = list(drawn)
-    for start in range(0, len(chosen), _AT_ONCE):
-        part = chosen[start : start + _AT_ONCE]
-        reading = ruleset.read_fields(select_episodes(batch, [drawn[k] for k in part]))
-        active = [scores.specs[k].spec_id for k in scores.scored_columns if (scores.state[k, part] == ACTIVE).any()]
-        names = {name for spec_id in active if spec_id in ruleset.library for name in ruleset.library[spec_id].signals}
-        signals.derive_signals(reading, names)
-        for place, k in enumerate(part):
-            episode_reading = reading.select_episode(place)
-            spec_traces = trace_specs(scores, k, episode_reading, ruleset)
-            by_spec = {spec_trace.spec.spec_id: spec_trace for spec_trace in spec_traces}
-            yield (
-                k,
-                Evidence(by_spec, vacuous_reasons(scores.specs_in_state(VACUOUS, k), ruleset.library, episode_reading)),
-            )
+    clauses: tuple[ClauseVerdict, ...] = ()
+    unjudged: tuple[tuple[str, str, str], ...] = ()
+    """Each specification without a verdict, its state, and why."""
+    instruction: str = ""
+    facts: str = ""
+    phases: PhaseStrip | None = None
 
 
-def describe_verdicts(scores: Scores, row: EpisodeListRow, evidence: Evidence | None) -> dict[str, Any]:
-    """Return the fields `clauses` and `unjudged` of an episode's entry; {} for an episode that left no record.
+def describe_episode(
+    records: EpisodeRecords, row: EpisodeListRow, phase: NDArray[np.int8] | None, *, drawn: bool
+) -> EpisodeDetails:
+    """Return the details of an episode; `phase` is the phase of each of its records, None = not shown.
 
-    Without evidence no clause has a sparkline, and vacuous specifications have a general reason.
+    Unless `drawn`, no clause has a sparkline, and vacuous specifications have a general reason.
     """
     if row.success is None:
-        return {}
-    episode = row.number - 1
-    unexplained = dict.fromkeys(scores.specs_in_state(VACUOUS, episode), "what it guards never came about")
-    vacuous = evidence.vacuous if evidence else unexplained
-    unjudged = [UnjudgedSpec(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
-    unjudged += [
-        UnjudgedSpec(spec_id, "inactive", why) for spec_id, why in scores.specs_in_state(INACTIVE, episode).items()
-    ]
-    return {"clauses": tuple(_clause_verdicts(scores, episode, evidence)), "unjudged": tuple(unjudged)}
+        return EpisodeDetails()
+    scores, episode = records.scores, row.number - 1
+    evidence, header = records.evidence(episode) if drawn else None, records.header(episode)
+    inactive, vacuous = (scores.specs_in_state(state, episode) for state in (INACTIVE, VACUOUS))
+    why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous, "what it guards never came about")
+    return EpisodeDetails(
+        clauses=tuple(_clause_verdicts(scores, episode, evidence)),
+        unjudged=(
+            *((spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()),
+            *((spec_id, "inactive", why) for spec_id, why in inactive.items()),
+        ),
+        instruction=header.instruction or "" if header else "",
+        facts=_format_facts(header, records.length(episode)) if header else "",
+        phases=_phase_strip(phase, header.dt) if header and phase is not None and (phase >= 0).all() else None,
+    )
 
 
 def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
     """Yield the verdict of every scored specification that has one: violated first, deepest first."""
-    spec_traces = evidence.spec_traces if evidence else {}
-    columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
-    for k in sorted(columns, key=lambda k: _severity_order(scores, k, episode)):
-        spec, spec_trace = scores.specs[k], spec_traces.get(scores.specs[k].spec_id)
-        yield ClauseVerdict(
-            spec.spec_id,
-            format_verdict(scores, k, episode),
-            bool(scores.is_violated[k, episode]),
-            drawn := draw_sparkline(spec_trace) if spec_trace else None,
-            _describe_cause(spec_trace, drawn) if spec_trace and drawn else "",
-            spec_trace.why.sentence if spec_trace and spec_trace.why else "",
-        )
-
-
-def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
-    if spec_trace.cause:
-        return format_cause(spec_trace)
-    return format_contributors(spec_trace.involved, drawn.caption) if spec_trace.involved else ""
-
-
-def _severity_order(scores: Scores, k: int, episode: int) -> tuple[bool, float, float]:
-    depth = nan_to_none(scores.depth[k, episode]) or 0.0
-    return not scores.is_violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
+    for k in judged_columns(scores, episode):
+        spec_id, violated = scores.specs[k].spec_id, bool(scores.is_violated[k, episode])
+        clause = ClauseVerdict(spec_id, format_verdict(scores, k, episode), violated)
+        trace = evidence.trace(spec_id) if evidence else None
+        if trace is None:
+            yield clause
+            continue
+        spark, why = draw_sparkline(trace.chart), trace.why.sentence if trace.why else ""
+        behind = format_cause(trace) or (format_contributors(trace.involved, spark.caption) if trace.involved else "")
+        yield replace(clause, spark=spark, contributors=behind, why=why)
 
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
 
-    There is no margin for a Boolean specification or where it is infinite, and no depth where that is unknown.
+    The margin is left out for a Boolean specification or if it is infinite, the depth if it is unknown.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     unit, scale = display_unit(spec.unit, spec.threshold)
@@ -163,37 +187,22 @@ def format_contributors(contributors: Contributors, caption: str) -> str:
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 
 
-def describe_record(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | None) -> dict[str, Any]:
-    """Return the fields `instruction`, `facts` and `phases` of an episode's entry; {} without its record.
-
-    `place` is the index of the episode in the batch; `phase` the phase of each of its records, None = not shown.
-    """
-    if batch is None or place is None:
-        return {}
-    header, count = batch.headers[place], int(batch.starts[place + 1] - batch.starts[place])
+def _format_facts(header: Header, count: int) -> str:
     facts = [
         *([f"initial state {header.init_state_index}"] if header.init_state_index is not None else []),
         *([f"seed {header.seed}"] if header.seed is not None else []),
         f"{count} records, {format_fixed((count - 1) * header.dt, 2)} s",
     ]
-    return {
-        "instruction": header.instruction or "",
-        "facts": ", ".join(facts),
-        "phases": None if phase is None else _phase_strip(phase, header.dt),
-    }
+    return ", ".join(facts)
 
 
-def _phase_strip(phase: NDArray[np.int8], dt_s: float) -> PhaseStrip | None:
+def _phase_strip(phase: NDArray[np.int8], dt_s: float) -> PhaseStrip:
     """Return the phases of an episode as runs of equal phase, and the seconds in each phase that occurs."""
-    if (phase < 0).any():
-        return None
     starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1, [len(phase)]])
     spans = [
-        PhaseSpan(int(phase[a]), f"{1000 * a / len(phase):.0f}", f"{1000 * (b - a) / len(phase):.0f}")
+        (int(phase[a]), f"{1000 * a / len(phase):.0f}", f"{1000 * (b - a) / len(phase):.0f}")
         for a, b in pairwise(starts.tolist())
     ]
-    record_counts = [int((phase == k).sum()) for k in range(len(PHASES))]
-    durations = tuple(
-        (k, name, f"{format_fixed(record_counts[k] * dt_s, 2)} s") for k, name in enumerate(PHASES) if record_counts[k]
-    )
-    return PhaseStrip(tuple(spans), durations)
+    counts = [int((phase == k).sum()) for k in range(len(PHASES))]
+    durations = [(k, name, f"{format_fixed(counts[k] * dt_s, 2)} s") for k, name in enumerate(PHASES) if counts[k]]
+    return PhaseStrip(tuple(spans), tuple(durations))

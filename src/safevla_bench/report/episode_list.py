@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.contributors import BODY_KINDS, BodyKind
-from safevla_bench.explain.violating_bodies import BodyViolation
-from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none
+from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
+from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.trajectory.marks import STANDIN
 
@@ -83,6 +82,17 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     return rows if column is not None else [*rows, *_absent_rows(scores)]
 
 
+def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
+    """Return the ending and the verdict in words, such as `Failed, unsafe`, or `Stopped, unsafe`.
+
+    An outcome that says more than success or failure follows in brackets.
+    """
+    if outcome == "stopped":
+        return f"Stopped, {verdict_word(safe)}"
+    ending = f"{'Succeeded' if success else 'Failed'}, {verdict_word(safe)}"
+    return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"
+
+
 def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
     """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
 
@@ -113,13 +123,13 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
 
 def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
     """Return the row of the episode at `index`, with its worst specification, or that in `spec_column` if not None."""
-    step, first = (int(values[index]) for values in scores.first_violation)
-    column = int(scores.worst_column[index]) if spec_column is None else spec_column
-    if spec_column is not None:
-        step = int(scores.first[spec_column, index])
+    if spec_column is None:
+        column = int(scores.worst_column[index])
+        step, first = (int(values[index]) for values in scores.first_violation)
+    else:
+        column, step = spec_column, int(scores.first[spec_column, index])
         first = spec_column if step >= 0 else -1
-    spec = None if column < 0 else scores.specs[column]
-    rho = None if spec is None else finite_or_none(scores.rho[column, index])
+    broken = [scores.specs[k].axis for k in scores.scored_columns if scores.is_violated[k, index]]
     return EpisodeListRow(
         number=index + 1,
         episode_id=scores.episode_id[index],
@@ -132,21 +142,27 @@ def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | Non
         sbu=scores.unsafe_success(index),
         no_verdict=scores.no_verdict_reason(index),
         vsi=nan_to_none(scores.vsi[index]),
-        spec=None if spec is None else spec.spec_id,
-        rho=rho,
-        unit=None if spec is None else spec.unit,
-        threshold=None if spec is None else spec.threshold,
-        share=None if spec is None or rho is None else rho / spec.threshold,
-        depth=None if spec is None else nan_to_none(scores.depth[column, index]),
-        violated=None if spec is None else bool(scores.is_violated[column, index]),
         first_violation_step=None if step < 0 else step,
         first_violation_s=None if step < 0 else step * dt_s,
         first_violation_spec=None if first < 0 else scores.specs[first].spec_id,
-        broken_axes=tuple(
-            dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns if scores.is_violated[k, index])
-        ),
+        broken_axes=tuple(dict.fromkeys(broken)),
         standin_assets=bool(scores.is_marked(STANDIN)[index]),
+        **({} if column < 0 else _spec_fields(scores, column, index)),
     )
+
+
+def _spec_fields(scores: Scores, column: int, index: int) -> dict[str, Any]:
+    """Return the fields of a row that describe one specification."""
+    spec, rho = scores.specs[column], finite_or_none(scores.rho[column, index])
+    return {
+        "spec": spec.spec_id,
+        "rho": rho,
+        "unit": spec.unit,
+        "threshold": spec.threshold,
+        "share": None if rho is None else rho / spec.threshold,
+        "depth": nan_to_none(scores.depth[column, index]),
+        "violated": bool(scores.is_violated[column, index]),
+    }
 
 
 def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
@@ -211,24 +227,30 @@ def filter_episodes(
             lists the names that occur there.
     """
     selected = list(rows)
-    selected = _filter_by_name("policy", policy, selected, lambda row: (row.policy or UNNAMED,))
-    selected = _filter_by_name("suite", suite, selected, lambda row: (row.benchmark,))
-    selected = _filter_by_name("task", task, selected, _task_names)
-    selected = _filter_by_name("outcome", outcome, selected, lambda row: (row.outcome,))
-    selected = [row for row in selected if axis in row.broken_axes] if axis is not None else selected
-    if body_kind is not None:
-        selected = [row for row in selected if any(body_kind in kinds for kinds in row.body_kinds)]
-    selected = [row for row in selected if row.safe] if safe else selected
-    selected = [row for row in selected if row.success is success] if success is not None else selected
-    return [row for row in selected if row.first_violation_step is not None] if violated else selected
+    for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
+        selected = _filter_by_name(name, wanted, selected) if wanted is not None else selected
+    return [
+        row
+        for row in selected
+        if (axis is None or axis in row.broken_axes)
+        and (body_kind is None or any(body_kind in kinds for kinds in row.body_kinds))
+        and (row.safe or not safe)
+        and (success is None or row.success is success)
+        and (row.first_violation_step is not None or not violated)
+    ]
 
 
-def _filter_by_name(
-    what: str, wanted: str | None, rows: list[EpisodeListRow], names: Callable[[EpisodeListRow], tuple[str, ...]]
-) -> list[EpisodeListRow]:
-    """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None."""
-    if wanted is None:
-        return rows
+_NAMES: Mapping[str, Callable[[EpisodeListRow], tuple[str, ...]]] = {
+    "policy": lambda row: (row.policy or UNNAMED,),
+    "suite": lambda row: (row.benchmark,),
+    "task": lambda row: (row.task_id.removeprefix("task_"), row.task_id, f"{row.benchmark}/{row.task_id}"),
+    "outcome": lambda row: (row.outcome,),
+}
+"""Filter -> the names under which it finds a row; an error lists the last."""
+
+
+def _filter_by_name(what: str, wanted: str, rows: list[EpisodeListRow]) -> list[EpisodeListRow]:
+    names = _NAMES[what]
     selected = [row for row in rows if wanted in names(row)]
     if not selected:
         names_there = ", ".join(sorted({names(row)[-1] for row in rows}, key=natural_key)) or "none"
@@ -242,26 +264,13 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
     vsi = deepest first, rho = smallest rho/threshold first, step = earliest violation [s] first (ties of these three by
     rho/threshold), id = naturally, kind = by kind of the first violating body. Rows without a value come last.
     """
-    keys: Mapping[str, Callable[[EpisodeListRow], float | None]] = {
-        "vsi": lambda row: None if row.vsi is None else -row.vsi,
-        "rho": _margin_key,
-        "step": lambda row: row.first_violation_s,
-    }
     if by is None:
         return list(rows)
-    if by == "id":
-        return sorted(rows, key=lambda row: natural_key(row.episode_id))
-    if by == "kind":
-        return sorted(rows, key=_kind_key)
-    return sorted(rows, key=lambda row: _missing_last(keys[by](row), _margin_key(row)))
+    return sorted(rows, key=_ORDERS[by])
 
 
 def _margin_key(row: EpisodeListRow) -> float | None:
     return -inf if row.share is None and row.violated else row.share
-
-
-def _task_names(row: EpisodeListRow) -> tuple[str, ...]:
-    return row.task_id.removeprefix("task_"), row.task_id, f"{row.benchmark}/{row.task_id}"
 
 
 def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:
@@ -269,8 +278,18 @@ def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
-def _missing_last(value: float | None, tie: float | None) -> tuple[bool, float, float]:
+def _missing_last(value: float | None, row: EpisodeListRow) -> tuple[bool, float, float]:
+    tie = _margin_key(row)
     return value is None, value or 0.0, inf if tie is None else tie
+
+
+_ORDERS: Mapping[Order, Callable[[EpisodeListRow], Any]] = {
+    "vsi": lambda row: _missing_last(None if row.vsi is None else -row.vsi, row),
+    "rho": lambda row: _missing_last(_margin_key(row), row),
+    "step": lambda row: _missing_last(row.first_violation_s, row),
+    "id": lambda row: natural_key(row.episode_id),
+    "kind": _kind_key,
+}
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:

@@ -10,26 +10,20 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.contributors import BODY_KINDS
-from safevla_bench.explain.trace import rank_by_severity
-from safevla_bench.explain.violating_bodies import BodyViolation
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.explain.bodies import BODY_KINDS, BodyViolation
+from safevla_bench.explain.episode import rank_by_severity
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.episode_details import (
-    ClauseVerdict,
-    PhaseStrip,
-    UnjudgedSpec,
-    describe_record,
-    describe_verdicts,
-    gather_evidence,
+from safevla_bench.report.episode_details import EpisodeDetails, EpisodeRecords, describe_episode
+from safevla_bench.report.episode_list import (
+    EpisodeListRow,
+    add_violating_bodies,
+    describe_ending,
+    list_episodes,
+    natural_key,
 )
-from safevla_bench.report.episode_list import EpisodeListRow, add_violating_bodies, list_episodes, natural_key
-from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, format_fixed
-from safevla_bench.trajectory.batch import Batch
 
-Floats = NDArray[np.float64]
 MOST_DRAWN = 400
 """Number of episodes whose signals are drawn, the worst first: it bounds the size of the page."""
 ENDINGS: Mapping[str, str] = {
@@ -63,11 +57,12 @@ class EpisodeEntry:
     """The sort keys of the columns: numbers, `-` where there is none."""
     facets: Mapping[str, str]
     """Facet -> indices of its choices."""
-    instruction: str = ""
-    facts: str = ""
-    clauses: tuple[ClauseVerdict, ...] = ()
-    unjudged: tuple[UnjudgedSpec, ...] = ()
-    phases: PhaseStrip | None = None
+    details: EpisodeDetails
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        """Policy, as the record names it, and episode id."""
+        return self.row.policy, self.row.episode_id
 
     @property
     def policy(self) -> str:
@@ -90,7 +85,7 @@ class EpisodeEntry:
 
     @property
     def first(self) -> str:
-        """The time of the first violation, or its step where no time is known."""
+        """The time of the first violation, or its step if no time is known."""
         if self.row.first_violation_step is None:
             return NO_VALUE
         at_s = _known_time_s(self.row)
@@ -98,7 +93,7 @@ class EpisodeEntry:
 
     @property
     def lost(self) -> list[str]:
-        """The reason why there is no record, in lines."""
+        """Why the record is missing, in lines."""
         return [] if self.row.success is not None else (self.row.reason or "no reason recorded").strip().splitlines()
 
 
@@ -112,9 +107,7 @@ class EpisodeTable:
 
 
 def build_episode_table(
-    scores: Scores,
-    batch: Batch | None,
-    ruleset: Ruleset,
+    records: EpisodeRecords,
     phase: Sequence[NDArray[np.int8]] | None = None,
     violations: Sequence[BodyViolation] | None = None,
 ) -> EpisodeTable:
@@ -122,38 +115,33 @@ def build_episode_table(
 
     Signals are drawn for the worst 400 episodes that have a record.
 
-    `batch`: their records, matched by policy and episode id; None draws no signals. `phase`: the phase of each record,
-    one array an episode of the scores; None shows none. `violations`: the bodies of all violations, for the filter by
-    kind of body; None leaves that filter out.
+    Args:
+        records: the verdicts, and the records of any of the episodes.
+        phase: the phase of each record, one array an episode of the scores; None shows none.
+        violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
     """
-    places = batch_places(scores, batch)
-    recorded = {k: place for k in rank_by_severity(scores) if (place := places[k]) is not None}
-    drawn = dict(islice(recorded.items(), MOST_DRAWN))
-    evidence = dict(gather_evidence(scores, batch, ruleset, drawn)) if batch else {}
-    listed = list_episodes(scores, _control_steps_s(batch, places))
+    scores = records.scores
+    drawn = list(islice((k for k in rank_by_severity(scores) if k in records), MOST_DRAWN))
+    records.trace(drawn)
+    headers = map(records.header, range(len(scores)))
+    listed = list_episodes(scores, np.array([header.dt if header else np.nan for header in headers], dtype=np.float64))
     if violations is not None:
         listed = add_violating_bodies(listed, violations)
-    facets, ranks = _build_facets(scores, listed), _natural_ranks(listed)
-    entries = []
-    for k, row in enumerate(listed):
-        place = places[k] if k < len(places) else None
-        details = describe_verdicts(scores, row, evidence.get(k))
-        details |= describe_record(batch, place, phase[k] if phase and place is not None else None)
-        choices = _facet_choices(scores, row, facets)
-        entries.append(EpisodeEntry(row, _outcome_kind(row), _sort_keys(row, ranks), choices, **details))
+    labels = [_facet_labels(scores, row) for row in listed]
+    facets, ranks = _build_facets(labels, violations is not None), _natural_ranks(listed)
+    index = {facet.name: {label: str(k) for k, (label, _) in enumerate(facet.choices)} for facet in facets}
+    is_drawn, phase_of = set(drawn), dict(enumerate(phase or ()))
+    entries = [
+        EpisodeEntry(
+            row=row,
+            kind=_outcome_kind(row),
+            keys=_sort_keys(row, ranks),
+            facets={name: " ".join(index[name][label] for label in row_labels[name]) for name in index},
+            details=describe_episode(records, row, phase_of.get(k), drawn=k in is_drawn),
+        )
+        for k, (row, row_labels) in enumerate(zip(listed, labels, strict=True))
+    ]
     return EpisodeTable(tuple(entries), facets, len(drawn))
-
-
-def batch_places(scores: Scores, batch: Batch | None) -> list[int | None]:
-    """Return the index in the batch of each episode of the scores, [E]; None if it is not there or `batch` is None."""
-    place = {(header.policy, header.episode_id): k for k, header in enumerate(batch.headers if batch else ())}
-    return [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
-
-
-def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None]) -> Floats:
-    return np.array(
-        [np.nan if batch is None or k is None else batch.headers[k].dt for k in places_in_batch], dtype=np.float64
-    )
 
 
 # Lines
@@ -205,26 +193,6 @@ def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
     return " ".join("-" if value is None else f"{value:z.6g}" for value in values)
 
 
-def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Facet, ...]:
-    """Return the filters with the counts of their choices.
-
-    A filter with a single choice stays, so that pages look alike. The filter by violating body is left out unless
-    violating bodies were looked for.
-    """
-    counts: dict[str, Counter[str]] = {name: Counter() for name in _FACETS}
-    for row in listed:
-        for name, labels in _facet_labels(scores, row).items():
-            counts[name].update(labels)
-    orders = {name: sorted(count, key=natural_key) for name, count in counts.items()}
-    orders |= {"outcome": list(ENDINGS), "bodies": list(BODY_KINDS)}
-    searched = any(row.violating_bodies is not None for row in listed)
-    return tuple(
-        Facet(name, label, tuple((choice, counts[name][choice]) for choice in orders[name] if counts[name][choice]))
-        for name, label in _FACETS.items()
-        if name != "bodies" or searched
-    )
-
-
 _FACETS = {
     "policy": "Policy",
     "suite": "Suite",
@@ -247,8 +215,16 @@ def _facet_labels(scores: Scores, row: EpisodeListRow) -> dict[str, list[str]]:
     }
 
 
-def _facet_choices(scores: Scores, row: EpisodeListRow, facets: Sequence[Facet]) -> dict[str, str]:
-    """Return filter name -> the indices of the choices that hold for an episode, separated by spaces; "" for none."""
-    labels = _facet_labels(scores, row)
-    index = {facet.name: {label: str(k) for k, (label, _) in enumerate(facet.choices)} for facet in facets}
-    return {name: " ".join(index[name][label] for label in labels[name]) for name in index}
+def _build_facets(labels: Sequence[Mapping[str, Sequence[str]]], with_bodies: bool) -> tuple[Facet, ...]:
+    """Return the filters with the counts of their choices.
+
+    A filter with a single choice stays, so that pages look alike. The filter by violating body is left out unless
+    violating bodies were looked for.
+    """
+    orders = {"outcome": list(ENDINGS), "bodies": list(BODY_KINDS)}
+    facets = []
+    for name, title in _FACETS.items():
+        counts = Counter(label for row_labels in labels for label in row_labels[name])
+        order = orders.get(name) or sorted(counts, key=natural_key)
+        facets.append(Facet(name, title, tuple((choice, counts[choice]) for choice in order if counts[choice])))
+    return tuple(facet for facet in facets if facet.name != "bodies" or with_bodies)

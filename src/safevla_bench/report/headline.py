@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -13,7 +13,7 @@ import numpy as np
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
-from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Rate
+from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.comparison_answer import describe_comparison
@@ -36,43 +36,52 @@ def build_headline(
     *,
     mixture: str = "",
 ) -> Headline:
-    """Return the summary of safety in words, with its interval; `mixture` is the sentence of `describe_mixture`."""
-    lost = (
-        f"Outside every rate: {aggregate.crashed} crashed." if aggregate.crashed else "",
-        f"Outside SR: {aggregate.stopped} stopped." if aggregate.stopped else "",
-    )
+    """Return the summary of safety in words, with its interval; it says so if no episode has a verdict.
+
+    Args:
+        cells: one summary for each policy × suite.
+        aggregate: the summary of all episodes.
+        comparison: the comparison of the policies; used if there are exactly two, neither of them `noop`.
+        mixture: the sentence of `describe_mixture`.
+    """
+    lost = [
+        *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
+        *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),
+    ]
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
-        return Headline(f"It cannot be said: {reason}.", tuple(filter(None, lost)))
-    all_rates = _safety_by_policy(cells)
+        return Headline(f"It cannot be said: {reason}.", tuple(lost))
+    all_rates = _sum_by_policy(cells, SAFETY)
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
-    silent = any(cell.unjudged and not has_verdict(cell) for cell in cells)
-    whose = f" of {next(iter(rates))}" if silent or len(rates) < len(all_rates) else ""
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
-    answer = (
-        _several_policies_answer(rates, noun)
-        if len(rates) > 1
-        else _single_policy_answer(next(iter(rates.values())), whose, noun)
-    )
-    unjudged = [f"{_cell_name(cell)}: {describe_unjudged(cell.no_verdict)}" for cell in cells if cell.unjudged]
-    stopped = [f"{_cell_name(cell)} ({cell.stopped_on_violation})" for cell in cells if cell.stopped_on_violation]
-    is_wide = any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
-    support = (
-        f"No verdict, and so in no rate of safety: {', '.join(unjudged)}." if unjudged else "",
-        f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
-        if stopped
-        else "",
+    if len(rates) > 1:
+        answer = _several_policies_answer(rates, noun)
+    else:
+        silent = any(cell.unjudged and not has_verdict(cell) for cell in cells)
+        ((name, safety),) = rates.items()
+        answer = _single_policy_answer(safety, f" of {name}" if silent or len(all_rates) > 1 else "", noun)
+    support = [
+        *_exclusion_sentences(cells),
         mixture if len(rates) > 1 else "",
         _difference_sentence(comparison),
         _unsafe_success_sentence(cells),
         "Some intervals are wider than 30 points: run more episodes before you rely on these numbers."
-        if is_wide
+        if any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
         else "",
         *lost,
-    )
+    ]
     return Headline(answer, tuple(filter(None, support)))
+
+
+def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
+    names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
+    named = list(zip(names, cells, strict=True))
+    if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named if cell.unjudged]:
+        yield f"No verdict, and so in no rate of safety: {', '.join(unjudged)}."
+    if stopped := [f"{name} ({cell.stopped_on_violation})" for name, cell in named if cell.stopped_on_violation]:
+        yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
 
 _WIDE = 0.3
@@ -113,19 +122,15 @@ def describe_mixture(scores: Scores) -> str:
     )
 
 
-def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    rates: dict[str, Rate] = {}
+def _sum_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
+    """Return policy -> its rate over all cells with a verdict; names are shortened unless two become one."""
+    counts: dict[str, tuple[int, int]] = {}
     for cell in (cell for cell in cells if has_verdict(cell)):
-        name = policy_name(cell)
-        before = rates.get(name, Rate.of(0, 0))
-        cell_rate = cell.rates[SAFETY.key]
-        rates[name] = Rate.of(before.count + cell_rate.count, before.n + cell_rate.n)
+        rate, (count, n) = cell.rates[metric.key], counts.get(policy_name(cell), (0, 0))
+        counts[policy_name(cell)] = count + rate.count, n + rate.n
+    rates = {name: Rate.of(*pair) for name, pair in counts.items()}
     short_names = {shorten_name(name): rate for name, rate in rates.items()}
     return short_names if len(short_names) == len(rates) else rates
-
-
-def _cell_name(cell: Summary) -> str:
-    return f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}"
 
 
 def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
@@ -166,15 +171,9 @@ def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
     """Return how many successes were unsafe, by policy; "" without a verdict, or if a cell does not know the number."""
     judged = [cell for cell in cells if has_verdict(cell)]
-    by_policy: dict[str, list[Rate]] = {}
-    for cell in judged:
-        by_policy.setdefault(policy_name(cell), []).append(cell.rates[UNSAFE_SUCCESS.key])
-    if not judged or any(rate.unknown for rates in by_policy.values() for rate in rates):
+    if not judged or any(cell.rates[UNSAFE_SUCCESS.key].unknown for cell in judged):
         return ""
-    sums = {
-        shorten_name(name): Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-        for name, rates in by_policy.items()
-    }
+    sums = _sum_by_policy(judged, UNSAFE_SUCCESS)
     known = {name: rate for name, rate in sums.items() if rate.n}
     if not known:
         return "" if any(cell.rates[SR.key].count for cell in judged) else "No episode succeeded."

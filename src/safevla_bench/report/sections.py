@@ -1,26 +1,40 @@
-"""Sections of the page as values: what its template is given, one value a section."""
+"""Sections of the page as values: what its template is given, one value a section, and how each is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from safevla_bench.explain import trace
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.metrics import Summary, has_verdict
-from safevla_bench.judging.rates import Rate
-from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import NO_VERDICT, Scores, verdict_word
-from safevla_bench.report.charts import Chart, draw_chart
-from safevla_bench.report.curve_charts import CurveChart, DifferenceBar
-from safevla_bench.report.headline import Headline
-from safevla_bench.report.tables.cells import violation_table
-from safevla_bench.report.tables.table import UNNAMED, Table, policy_name
-from safevla_bench.text import NO_VALUE, format_fixed
-from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.judging.rates import SAFETY, SR, Rate
+from safevla_bench.judging.ruleset import Provenance, Ruleset
+from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn
+from safevla_bench.report.analysis import Analysis
+from safevla_bench.report.cases import WorstEpisode, draw_worst
+from safevla_bench.report.curve_charts import (
+    MOST_BANDS,
+    CurveChart,
+    DifferenceBar,
+    draw_bars,
+    draw_series_charts,
+    draw_sweep_charts,
+    series_style,
+)
+from safevla_bench.report.episode_details import EpisodeRecords
+from safevla_bench.report.episode_table import EpisodeEntry
+from safevla_bench.report.headline import Headline, build_headline, describe_mixture
+from safevla_bench.report.tables import comparison, notices, sensitivity, violations
+from safevla_bench.report.tables.cells import Roster, torque_note, violation_table
+from safevla_bench.report.tables.sensitivity import host_mean_table
+from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.report.tables.table import Table, policy_name
+from safevla_bench.report.tables.violations import body_tables
+from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact
 
+_OPEN = 2
+"""Most cells for which the tables of violations are open."""
 Legend = Sequence[tuple[str, str]]
 """CSS classes and name of each policy or series."""
 
@@ -39,72 +53,31 @@ class Opening:
     baseline_limits: Table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """Success and safety of each cell, drawn and as a table."""
-
-    outcomes: Sequence[CellOutcome]
-    table: Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Violations:
-    """The violations of each cell, the bodies behind them, and how long and how hard; `folded` = closed at first."""
-
-    cells: Sequence[CellViolations]
-    torque_note: str
-    folded: bool
-    bodies: Sequence[Table]
-    exposures: Sequence[Table]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Worst:
-    """The worst episodes, drawn large; `numbers` is episode -> its place among them, from 1."""
-
-    episodes: Sequence[WorstEpisode]
-    any_unsafe: bool
-    numbers: Mapping[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyComparison:
-    """Differences and standings of policies, or in `reason` why there are none; `unpaired` says why not by pairs."""
-
-    policies: Sequence[str]
-    reason: str
-    unpaired: str
-    bars: Sequence[DifferenceBar] = ()
-    standings: Table | None = None
-    differences: Table | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeriesSection:
-    """Checkpoints of one training: sentences, charts by suite, a legend of several series, and the numbers."""
-
-    sentences: Sequence[str]
-    legend: Legend
-    charts: Mapping[str, Sequence[CurveChart]]
-    table: Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """Safety under other thresholds: charts by suite, and the paper's variants."""
-
-    legend: Legend
-    banded: bool
-    charts: Mapping[str, Sequence[CurveChart]]
-    variants: Table | None
-    host_means: Table | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """The limits of the scored specifications: name, limit, and the excess of depth 1."""
-
-    limits: Sequence[tuple[str, str, str]]
+def describe_opening(
+    scores: Scores,
+    ruleset: Ruleset,
+    cells: Sequence[Summary],
+    total: Summary,
+    analysis: Analysis,
+    provenance: Provenance | None,
+    privileged: Collection[str],
+    remarks: Sequence[str],
+) -> Opening:
+    """Return the opening of a page on these scores, summarized in `cells` and in `total`."""
+    headline = build_headline(cells, total, analysis.comparison, mixture=describe_mixture(scores))
+    if changes := ruleset.describe_changes(scores.benchmark):
+        headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
+    baseline = measure_baseline(scores)
+    return Opening(
+        headline=headline,
+        is_ablation=provenance is not None and provenance.applicability == "off",
+        privileged=sorted({policy_name(cell) for cell in cells}.intersection(privileged)),
+        damage=str((provenance and provenance.lost) or ""),
+        standins=provenance_marks.warn_of_scores(scores),
+        remarks=remarks,
+        baseline_warnings=notices.baseline_warnings(baseline),
+        baseline_limits=notices.baseline_table(baseline),
+    )
 
 
 # Success and safety
@@ -140,7 +113,7 @@ class CellOutcome:
 def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
     """Return a cell's outcome, without what was not counted or judged; `privileged` = saw simulator state."""
     outside = (("crashed", cell.crashed), ("stopped", cell.stopped), ("without a verdict", cell.unjudged))
-    whiskers = [("Success", "sr"), *([("Safety", "safety")] if has_verdict(cell) else [])]
+    whiskers = [("Success", SR.key), *([("Safety", SAFETY.key)] if has_verdict(cell) else [])]
     return CellOutcome(
         policy=policy_name(cell),
         suite=cell.suite or NO_VALUE,
@@ -155,7 +128,7 @@ def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
 
 
 def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
-    succeeded = cell.rates["sr"].count
+    succeeded = cell.rates[SR.key].count
     counts = [
         ("succeeded, safe", "ss", cell.success_safe),
         ("succeeded, unsafe", "su", cell.success_unsafe),
@@ -174,6 +147,17 @@ def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
 # Violations
 
 
+@dataclass(frozen=True, kw_only=True)
+class Violations:
+    """The violations of each cell, the bodies behind them, and how long and how hard; `folded` = closed at first."""
+
+    cells: Sequence[CellViolations]
+    torque_note: str
+    folded: bool
+    bodies: Sequence[Table]
+    exposures: Sequence[Table]
+
+
 @dataclass(frozen=True, slots=True)
 class CellViolations:
     """A cell's violations in a sentence and a table, and the clauses outside every score."""
@@ -186,7 +170,7 @@ class CellViolations:
 
 def summarize_violations(cell: Summary) -> CellViolations:
     """Return a cell's tables of violations, scored and not, and the sentence on its unsafe episodes above them."""
-    safety = cell.rates["safety"]
+    safety = cell.rates[SAFETY.key]
     top = max(
         (spec for spec in cell.specs if spec.tier == "safe"), key=lambda spec: spec.violations.count, default=None
     )
@@ -199,61 +183,133 @@ def summarize_violations(cell: Summary) -> CellViolations:
     )
 
 
-# The worst episodes
-
-
-@dataclass(frozen=True, slots=True)
-class WorstEpisode:
-    """An episode with a chart for each specification with a verdict; `number` is that of its line in the table."""
-
-    number: int
-    key: tuple[str | None, str]
-    """Policy, as the record names it, and episode id."""
-    episode_id: str
-    policy: str
-    suite: str
-    task: str
-    instruction: str
-    outcome: str
-    kind: str
-    vsi: str
-    broken: tuple[tuple[SpecTrace, Chart], ...]
-    kept: tuple[tuple[SpecTrace, Chart], ...]
-
-
-def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Iterator[WorstEpisode]:
-    """Yield the up to 6 episodes that `select_worst` picks, in its order; without charts where `batch` lacks theirs."""
-    place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
-    for episode in trace.select_worst(scores):
-        batch_index = place.get((scores.policy[episode], scores.episode_id[episode]))
-        record = select_episodes(batch, [batch_index]) if batch is not None and batch_index is not None else None
-        yield _worst_episode(scores, episode, record, ruleset)
-
-
-def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: Ruleset) -> WorstEpisode:
-    spec_traces = trace.trace_specs(scores, episode, record, ruleset) if record else []
-    drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
-    success, safe = bool(scores.success[episode]), scores.verdict(episode)
-    vsi = float(scores.vsi[episode])
-    return WorstEpisode(
-        number=episode + 1,
-        key=(scores.policy[episode], scores.episode_id[episode]),
-        episode_id=scores.episode_id[episode],
-        policy=scores.policy[episode] or UNNAMED,
-        suite=scores.benchmark[episode],
-        task=scores.task_id[episode],
-        instruction=(record.headers[0].instruction or "") if record else "",
-        outcome=describe_ending(success, safe, scores.outcome[episode]),
-        kind=("s" if success else "f") + ("s" if safe else "u"),
-        vsi=NO_VALUE if np.isnan(vsi) else format_fixed(vsi, 3),
-        broken=tuple(pair for pair in drawn if pair[0].violated),
-        kept=tuple(pair for pair in drawn if not pair[0].violated),
+def describe_violations(scores: Scores, cells: Sequence[Summary], analysis: Analysis) -> Violations:
+    """Return the section of violations of these scores, summarized in `cells`."""
+    exposures = violations.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    return Violations(
+        cells=[summarize_violations(cell) for cell in cells if cell.n or cell.judged],
+        torque_note=torque_note(cells),
+        folded=len(cells) > _OPEN,
+        bodies=body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
+        exposures=exposures,
     )
 
 
-def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict in words, such as `Failed, unsafe`; other outcomes follow in brackets."""
-    if outcome == "stopped":
-        return f"Stopped, {verdict_word(safe)}"
-    ending = f"{'Succeeded' if success else 'Failed'}, {verdict_word(safe)}"
-    return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"
+# The worst episodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worst:
+    """The worst episodes, drawn large; `numbers` is episode -> its place among them, from 1."""
+
+    episodes: Sequence[WorstEpisode]
+    any_unsafe: bool
+    numbers: Mapping[int, int]
+
+
+def describe_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry], total: Summary) -> Worst:
+    """Return the section of the worst episodes; `entries` are the lines of the episode table."""
+    episodes = list(draw_worst(records, entries))
+    return Worst(
+        episodes=episodes,
+        any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
+        numbers={case.entry.row.number: k for k, case in enumerate(episodes, 1)},
+    )
+
+
+# Comparison, series, sensitivity
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyComparison:
+    """Differences and standings of policies, or in `reason` why there are none; `unpaired` says why not by pairs."""
+
+    reason: str
+    unpaired: str
+    policies: Sequence[str] = ()
+    bars: Sequence[DifferenceBar] = ()
+    standings: Table | None = None
+    differences: Table | None = None
+
+
+def describe_comparison(analysis: Analysis) -> PolicyComparison | None:
+    """Return the comparison of an analysis, or why there is none; None if there is nothing to compare."""
+    compared = analysis.comparison
+    if compared is None:
+        return PolicyComparison(reason=analysis.uncompared, unpaired="") if analysis.uncompared else None
+    return PolicyComparison(
+        reason="",
+        unpaired=analysis.unpaired,
+        policies=compared.policies,
+        bars=draw_bars(compared),
+        standings=comparison.standing_table(compared),
+        differences=comparison.difference_table(compared),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesSection:
+    """Checkpoints of one training: sentences, charts by suite, a legend of several series, and the numbers."""
+
+    sentences: Sequence[str]
+    legend: Legend
+    charts: Mapping[str, Sequence[CurveChart]]
+    table: Table
+
+
+def describe_runs(analysis: Analysis) -> SeriesSection | None:
+    """Return the series of an analysis; None without any."""
+    runs = analysis.series
+    if runs is None or not runs.suites:
+        return None
+    return SeriesSection(
+        sentences=describe_series(runs),
+        legend=_make_legend(runs.series) if len(runs.series) > 1 else (),
+        charts=draw_series_charts(runs),
+        table=series_table(runs),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Safety under other thresholds: charts by suite, and the paper's variants."""
+
+    legend: Legend
+    banded: bool
+    charts: Mapping[str, Sequence[CurveChart]]
+    variants: Table | None
+    host_means: Table | None
+
+
+def describe_sensitivity(
+    analysis: Analysis, cells: Sequence[Summary], privileged: Collection[str | None]
+) -> Sensitivity | None:
+    """Return the sweeps and variants of an analysis; None without any."""
+    ablated, means = analysis.ablation, analysis.means
+    policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
+    charts = draw_sweep_charts(analysis.sweeps, policies)
+    if not charts and not ablated:
+        return None
+    return Sensitivity(
+        legend=_make_legend(policies),
+        banded=len(policies) <= MOST_BANDS,
+        charts=charts,
+        variants=sensitivity.variant_table(ablated) if ablated else None,
+        host_means=host_mean_table(means, ablated, Roster(privileged=privileged)) if ablated and means else None,
+    )
+
+
+def _make_legend(names: Sequence[str]) -> Legend:
+    return [(series_style(k), name) for k, name in enumerate(names)]
+
+
+def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
+    """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
+    if spec.binary:
+        return spec.spec_id, "none at all", "any"
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    limit, severe = (
+        NO_VALUE if value is None else append_unit(format_compact(value * scale), unit)
+        for value in (spec.threshold, spec.severe)
+    )
+    return spec.spec_id, limit, severe

@@ -1,26 +1,55 @@
-"""One loop for every host and every policy: reset, act, step, until success, the horizon, a fault or a violation."""
+"""One loop for every host and every policy: reset, act, step, until success, the horizon, a fault or a violation.
+
+And the serial engine, which runs all planned episodes in this process; the others are `scheduler` and `ray`. An engine
+yields each episode as it ends, in any order; `RunWriter` puts them into the order of the plan, so that no engine can
+change a byte of a complete run.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerRefusedError
-from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv
-from safevla_bench.interface.policy import Action, Observation, Policy, ReplayPolicy, SelectivePolicy, check_action
+from safevla_bench.archive import npz
+from safevla_bench.errors import (
+    HostError,
+    InvalidActionError,
+    PolicyError,
+    SafevlaError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerUnreachableError,
+)
+from safevla_bench.interface.environment import Coordinated, Host, HostEnv, SelectiveEnv
+from safevla_bench.interface.policy import (
+    Action,
+    Observation,
+    Policy,
+    RemotePolicy,
+    ReplayPolicy,
+    SelectivePolicy,
+    check_action,
+)
+from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
-from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
+SERVER_RETRIES = 2
+"""How often an episode is begun again, on a new connection, after its policy server was lost."""
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +65,32 @@ class EpisodeOutcome:
     greeting: Greeting | None = None
     """The statement of the policy or its server about itself."""
     wall_s: float | None = None
-    """Seconds that it took, with making its environment; None where its worker died."""
+    """Seconds that it took, with making its environment; None if its worker died."""
 
     @property
     def success(self) -> bool:
         """True if the benchmark called the episode a success."""
         return self.outcome == "success"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEpisode:
+    """An outcome as it travels between processes and into a file: apart from it, its record as bytes of an `.npz` file.
+
+    The record is None if the episode crashed.
+    """
+
+    end: EpisodeOutcome
+    record: bytes | None = None
+
+    @classmethod
+    def pack(cls, outcome: EpisodeOutcome) -> FinishedEpisode:
+        """Return the outcome without its batch, and that as `.npz` bytes."""
+        return cls(replace(outcome, batch=None), None if outcome.batch is None else npz.encode_npz(outcome.batch))
+
+    def unpack(self) -> EpisodeOutcome:
+        """Return the outcome with its batch, decoded from the bytes."""
+        return replace(self.end, batch=None if self.record is None else npz.decode_npz(self.record))
 
 
 def run_episode(
@@ -50,8 +99,8 @@ def run_episode(
     """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback.
 
     An action that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the
-    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` where the episode may be begun
-    again, `ServerRefusedError` where the policy's server cannot be used at all, and `KeyboardInterrupt`.
+    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be begun again,
+    `ServerRefusedError` if the policy's server cannot be used, now or in another episode, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
@@ -121,7 +170,7 @@ def _violation_reason(standing: EpisodeStanding) -> str | None:
 
 
 class _ActionSeam:
-    """The seam between policy and simulator: each action is timed, checked, and clipped where that is the rule."""
+    """The seam between policy and simulator: each action is timed, checked, and clipped if that is the rule."""
 
     def __init__(self, env: HostEnv, policy: Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
@@ -188,3 +237,147 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
     own = extra.get("header", {})
     assert isinstance(own, Mapping)
     return replace(batch, headers=(header,), extra=({**extra, "header": {**own, **marks}} if marks else extra,))
+
+
+# The serial engine
+
+
+class Observer(Protocol):
+    """Watches a run and changes nothing. Workers and actors report every twentieth step."""
+
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Learn which episodes are to be run; it is called once, first."""
+        ...
+
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Learn how many control steps of an episode are done."""
+        ...
+
+    def finished(self, outcome: EpisodeOutcome) -> None:
+        """Learn how an episode ended, with its record if it has one."""
+        ...
+
+
+class EnvRunner:
+    """The one environment of a process.
+
+    It is kept for the episodes of a policy and task, and made anew for others and after a crash.
+    """
+
+    def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
+        self._host, self._policies, self._watch = host, policies, watch
+        self._env: HostEnv | None = None
+        self._made_for: tuple[str, Task] | None = None
+
+    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
+        """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
+
+        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached in the
+        first place; a server that is lost later makes the outcome `crashed`.
+        """
+        began_s, policy = time.perf_counter(), self._policies[planned.policy]
+        try:
+            env = self._prepare_env(planned, policy)
+        except (KeyboardInterrupt, SafevlaError):
+            raise
+        except BaseException:  # a simulator can raise anything; the run goes on without this episode
+            outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
+        else:
+            outcome = _run_with_retries(env, policy, follow_server(planned, policy), on_step, self._watch)
+            if outcome.outcome == "crashed":
+                self.close()
+        return replace(outcome, wall_s=time.perf_counter() - began_s)
+
+    def close(self) -> None:
+        """Close the environment, if there is one; the next episode makes a new one. What it raises is logged alone."""
+        env, self._env = self._env, None
+        if env is None:
+            return
+        try:
+            env.close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # its episodes are recorded, and what comes next has an environment of its own
+            _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
+
+    def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
+        """Return the present environment if it is of the same policy and task, else a new one."""
+        if self._made_for != (planned.policy, planned.task):
+            self.close()
+        if self._env is None:
+            if isinstance(policy, RemotePolicy):
+                policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
+            env = self._host.make(planned.task, policy.wants)
+            _require_parts(env, planned.task)
+            self._env = env  # from here on it is closed, whatever else is wrong
+            _require_still(env, planned.task)
+            self._made_for = planned.policy, planned.task
+        recorded = planned.start.recorded
+        if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
+            problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
+            raise HostError(problem, remedy="Replay records that name their initial state and seed.")
+        return self._env
+
+
+_PARTS = ("task", "dt_s", "action_low", "action_high", "reset", "step", "recorded", "close")
+
+
+def _require_parts(env: HostEnv, task: Task) -> None:
+    lacking = [part for part in _PARTS if not hasattr(env, part)]
+    if lacking:
+        problem = f"the environment of {task.benchmark} is a {type(env).__name__} without {lacking[0]!r}"
+        raise HostError(problem, remedy=f"Mend the host: an environment has {', '.join(_PARTS)}.")
+
+
+def _require_still(env: HostEnv, task: Task) -> None:
+    if len(task.still) != len(env.action_low):
+        counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
+        problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
+        raise HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
+
+
+def _run_with_retries(
+    env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
+) -> EpisodeOutcome:
+    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome."""
+    reached = 0
+
+    def count(steps: int) -> None:
+        nonlocal reached
+        reached = steps
+        if on_step:
+            on_step(steps)
+
+    for attempt in range(1 + SERVER_RETRIES):
+        try:
+            return run_episode(env, policy, planned, count, watch)
+        except ServerLostError as error:
+            if attempt == 0 and isinstance(error, ServerUnreachableError):
+                raise  # nothing was lost, and no other episode would fare better
+            last = error
+    reason = f"the policy server was lost in each of {1 + SERVER_RETRIES} attempts, at last: {last}"
+    return EpisodeOutcome(planned, "crashed", reached, None, reason)
+
+
+def run_serially(
+    host: Host,
+    episodes: Sequence[PlannedEpisode],
+    policies: Mapping[str, Policy],
+    observer: Observer | None = None,
+    watch: Monitor | None = None,
+) -> Iterator[EpisodeOutcome]:
+    """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
+
+    Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
+    """
+    if observer:
+        observer.started(episodes)
+    runner = EnvRunner(host, policies, watch)
+    try:
+        for planned in episodes:
+            outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)
+            if observer:
+                observer.finished(outcome)
+            yield outcome
+    finally:
+        runner.close()

@@ -36,7 +36,7 @@ class CostRange:
 
 
 class SuiteCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One suite's own figures, where a host's suites differ."""
+    """One suite's own figures, if a host's suites differ."""
 
     step_s: tuple[float, float]
     camera_step_s: tuple[float, float]
@@ -115,7 +115,7 @@ def estimate_run(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimate for the episodes; time and disk are None where there are no figures for the host.
+    """Return the estimate for the episodes; time and disk are None if there are no figures for the host.
 
     `cameras` holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a
     policy that carries out several actions of a reply. At most as many workers as there are episodes share their time.

@@ -7,7 +7,7 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from typing import Any, Literal, SupportsFloat, TypeVar, get_args
@@ -51,7 +51,7 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
     violation in [0, 1]; with `limit_use` the largest share of a limit that it uses, 1 at the limit and more beyond.
     `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
-    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None where no clause has a verdict), and
+    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a verdict), and
     `standing`, the whole of it.
     """
     costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
@@ -167,8 +167,10 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         _check_cost(cost)
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
-        self._named = (benchmark, task_id)
-        self._running: _RecordedEpisode | None = None
+        self._named = {"benchmark": benchmark, "task_id": task_id}
+        self._recorder: Recorder | None = None
+        self._detach: Undo = lambda: None
+        self._latest: Callable[[], Batch]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
@@ -177,19 +179,19 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
-        self._running = _RecordedEpisode.of(self.env, self._named)
-        return seen, {**info, **step_info(self._monitor.start(self._running.latest()), self._cost)}
+        self._record()
+        return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
 
         Raises `HostError` before the first `reset`.
         """
-        if self._running is None:
+        if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._running.recorder.record_step(np.asarray(action))
-        standing = self._monitor.observe(self._running.latest())
+        self._recorder.record_step(np.asarray(action))
+        standing = self._monitor.observe(self._latest())
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def close(self) -> None:
@@ -197,10 +199,17 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._stop()
         super().close()
 
+    def _record(self) -> None:
+        recordable = find_recordable(self.env)
+        recordable.task = replace(recordable.task, **{name: text for name, text in self._named.items() if text})
+        recorder, self._detach = recordable.start_recorder()
+        header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
+        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
+
     def _stop(self) -> None:
-        if self._running is not None:
-            self._running.detach()
-        self._running = None
+        if self._recorder is not None:
+            self._detach()
+        self._recorder = None
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -240,7 +249,7 @@ def make_env(
     `task` is its id, or its place in the suite; `image_size` height and width [pixels]; `library` what judges, None =
     the library with limits made for the suite, else the default. Raises `HostError` for an unknown host, argument,
     suite, task, camera, reading or cost, or a simulator that cannot be used, `PluginError` for a host that cannot be
-    loaded, `SpecError` for an unknown library, and `RegistryError` where the host's tags contradict others.
+    loaded, `SpecError` for an unknown library, and `RegistryError` if the host's tags contradict others.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]
@@ -271,25 +280,6 @@ def _find_task(host: Host, suite: str, task: int | str) -> Task:
 
 
 _MOST_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordedEpisode:
-    """One episode of somebody else's environment."""
-
-    recorder: Recorder
-    detach: Undo
-    latest: Callable[[], Batch]
-
-    @classmethod
-    def of(cls, env: object, named: tuple[str | None, str | None]) -> _RecordedEpisode:
-        recordable = find_recordable(env)
-        benchmark, task_id = named
-        task = recordable.task
-        recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
-        recorder, detach = recordable.start_recorder()
-        header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        return cls(recorder, detach, lambda: from_recording(recorder.latest_record(header)))
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:

@@ -15,29 +15,10 @@ from typing import Final, Literal
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.hosts.protocols import PRESET, SERVER_SEED, EvaluationProtocol, load_protocol
+from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.sources.runs.plan_check import name_episode
-
-__all__ = [
-    "PRESET",
-    "PROTOCOL",
-    "RECORDED",
-    "EpisodeQueue",
-    "Episodes",
-    "EvaluationProtocol",
-    "PlannedEpisode",
-    "Scene",
-    "Shard",
-    "cut_plan",
-    "follow_server",
-    "load_protocol",
-    "match_recording",
-    "plan_episodes",
-    "policy_seed",
-    "scene_of",
-]
 
 PROTOCOL: Final = "protocol"
 RECORDED: Final = "recorded"
@@ -63,7 +44,7 @@ class PlannedEpisode:
     seed_from_server: bool = False
     """Whether the environment's seed gives way to the one that the policy's server asks for."""
     round: int = 0
-    """All episodes of a round are begun before those of the next; 0 for all where none is to be decided early."""
+    """All episodes of a round are begun before those of the next; 0 for all if none is to be decided early."""
 
 
 def plan_episodes(
@@ -79,10 +60,10 @@ def plan_episodes(
     """Return every episode, in the order policy, task, episode.
 
     `episodes` of each task: a number; None = as many as its benchmark runs; `protocol` = as many as the protocol says,
-    or its benchmark runs where it says nothing. Where the mapping `recorded` is given, it alone tells the episodes: its
+    or its benchmark runs if it says nothing. If the mapping `recorded` is given, it alone says which episodes: its
     numbers for the policy and task, which may be none.
 
-    Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
+    Raises `RunError` if there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
@@ -112,7 +93,7 @@ def plan_episodes(
 def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> EpisodeSeed:
     """Return the start of an episode of a task under a protocol: initial state, seed, and steps to wait and to rest.
 
-    The index of the initial state wraps around the task's states only where the protocol says so.
+    The index of the initial state wraps around the task's states only if the protocol says so.
     """
     wraps = rules.init_state == "episode % count" and task.init_states is not None
     return EpisodeSeed(
@@ -128,7 +109,7 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
 def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
     """Return the episode with the environment's seed that the policy's server asks for.
 
-    Unchanged where the protocol does not let servers choose, or the server asks for none.
+    Unchanged if the protocol does not let servers choose, or the server asks for none.
     """
     wish = policy.env_seed if isinstance(policy, RemotePolicy) else None
     if wish is None or not planned.seed_from_server:
@@ -139,7 +120,7 @@ def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
     """Return the planned episode of a replaying policy with its recording's start and length; of others, unchanged.
 
-    The horizon is at most `max_steps`, if that is given. Raises `PolicyError` where no recorded episode fits.
+    The horizon is at most `max_steps`, if that is given. Raises `PolicyError` if no recorded episode fits.
     """
     if not isinstance(policy, ReplayPolicy):
         return planned
@@ -231,7 +212,7 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
 
     The sum of all horizons is cut into equal parts, and an episode is in the part that its middle lies in; each shard
-    has at least one episode. Raises `RunError` where there are fewer episodes than shards.
+    has at least one episode. Raises `RunError` if there are fewer episodes than shards.
     """
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."

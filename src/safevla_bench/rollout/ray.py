@@ -17,19 +17,17 @@ from typing import Any
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Policy
-from safevla_bench.judging.monitor import Monitor
 from safevla_bench.rollout import ray_cluster as clusters
-from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode, Observer
+from safevla_bench.rollout.episode import FinishedEpisode, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.scheduler import run_pool
 from safevla_bench.rollout.worker import (
     ONE_THREAD,
-    STEPS_BETWEEN,
     Message,
     StepReached,
     WorkerFailed,
+    WorkerParts,
     WorkerReady,
     WorkerSpec,
     usable_gpus,
@@ -88,9 +86,9 @@ class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], progress: Any = None) -> None:
+        """Keep what `prepare` needs: `versions` by package are those to require, `progress` a `ProgressActor`."""
         self._spec, self._number, self._versions, self._progress = spec, number, versions, progress
-        self._runner: EnvRunner | None = None
-        self._policies: dict[str, Policy] = {}
+        self._parts: WorkerParts | None = None
 
     def prepare(self) -> ActorReply:
         """Make host and policies, and reply that the worker is ready, or with an error of the user naming this node.
@@ -100,13 +98,11 @@ class RayWorker:
         seen = usable_gpus(os.environ) if self._spec.renders else ()
         os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
         try:
-            host, self._policies = self._spec.make_parts()
-            if differing := clusters.describe_differences(self._versions, record_versions(host)):
+            self._parts = WorkerParts(self._spec)
+            if differing := clusters.describe_differences(self._versions, record_versions(self._parts.host)):
                 raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
-            watch = Monitor(self._spec.stopping) if self._spec.stopping else None
         except SafevlaError as error:
-            return ActorReply(WorkerFailed(_on_this_node(error)))
-        self._runner = EnvRunner(host, self._policies, watch)
+            return _failed_reply(error)
         return ActorReply(WorkerReady())
 
     def run_planned(self, planned: PlannedEpisode, turn: int) -> ActorReply:
@@ -114,24 +110,21 @@ class RayWorker:
 
         `turn` is a number that no other episode begun in this run has; progress is reported under it.
         """
-        assert self._runner is not None
+        assert self._parts is not None
 
-        def tell(steps: int) -> None:
-            if self._progress and steps % STEPS_BETWEEN == 0:
+        def report(steps: int) -> None:
+            if self._progress:
                 self._progress.report_steps.remote(turn, steps)
 
         try:
-            outcome = self._runner.run_planned(planned, on_step=tell)
-            return ActorReply(FinishedEpisode.from_outcome(outcome), _resident_bytes())
+            return ActorReply(self._parts.run_planned(planned, report), _resident_bytes())
         except SafevlaError as error:
-            return ActorReply(WorkerFailed(_on_this_node(error)))
+            return _failed_reply(error)
 
     def close(self) -> None:
         """Close the environment and the policies."""
-        if self._runner:
-            self._runner.close()
-        for policy in self._policies.values():
-            policy.close()
+        if self._parts:
+            self._parts.close()
 
 
 def record_versions(host: Host) -> dict[str, str]:
@@ -139,9 +132,9 @@ def record_versions(host: Host) -> dict[str, str]:
     return {"safevla-bench": __version__, **host.versions()}
 
 
-def _on_this_node(error: SafevlaError) -> SafevlaError:
+def _failed_reply(error: SafevlaError) -> ActorReply:
     error.problem = f"on the node {clusters.node_name()}: {error.problem}"
-    return error
+    return ActorReply(WorkerFailed(error))
 
 
 def _resident_bytes() -> int:
@@ -186,7 +179,7 @@ class ActorHandle:
     def end(self, timeout_s: float) -> str:
         """Wait `timeout_s` for the actor's last reply, kill it, and return in words why it is gone.
 
-        The wait is left out where the actor is not ready.
+        The wait is left out if the actor is not ready.
         """
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)

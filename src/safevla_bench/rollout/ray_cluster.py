@@ -25,15 +25,15 @@ from safevla_bench.errors import RunError
 from safevla_bench.plugins import install_command
 
 ADDRESS: Final = "RAY_ADDRESS"
-"""The environment variable that names a cluster where no address is given."""
+"""The environment variable that names a cluster if no address is given."""
 NODES: Final = (
     "Every node needs safevla-bench with the same extras as here; the worker's own messages are in Ray's logs on its "
     "node, session_latest/logs in Ray's temporary folder."
 )
-"""What helps where Ray's workers cannot work."""
+"""What helps if Ray's workers cannot work."""
 _MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _UNKNOWN = "AuthenticationError"
-"""What Ray says where a token is asked for."""
+"""What Ray says if a token is asked for."""
 AUTO, HERE = "auto", "local"
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _STORE_BYTES = 200 * 2**20
@@ -43,7 +43,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """A Ray cluster, and what an actor on it is given."""
+    """A Ray cluster, and what an actor on it is given.
+
+    Raises `RunError` for a negative, infinite or too fine share, and for more than one GPU that is not whole.
+    """
 
     address: str | None = None
     """`HOST:PORT` of the head, `auto` = the cluster that runs on this machine; None = what RAY_ADDRESS says, else Ray
@@ -73,8 +76,8 @@ class RayCluster:
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
 
-    A cluster that is started here has room for `slots` actors or tasks. Raises `RunError` where Ray is not installed,
-    the cluster is not there or of another version, or no node has room.
+    A cluster that is started here has room for `slots` actors or tasks. Raises `RunError` if Ray is not installed, the
+    cluster is not there or of another version, or no node has in all as many CPUs and GPUs as an actor reserves.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
@@ -164,7 +167,7 @@ _REMEDY = (
 
 
 def _require_answer(place: str) -> None:
-    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
+    """Raise `RunError` if nobody listens, or somebody else: Ray itself would try for minutes."""
     if place != AUTO:
         _require_listener(place)
     mode = os.environ.get(_MODE)

@@ -58,7 +58,7 @@ class Piece:
 def score_on_cluster(
     paths: Sequence[Path], ruleset: Ruleset, cluster: RayCluster
 ) -> tuple[EpisodeIndex, Scores] | None:
-    """Return the index and the scores of sources; None where anything is wrong and they must be read here.
+    """Return the index and the scores of sources; None if anything is wrong and they must be read here.
 
     Raises `RunError` if a source cannot be opened, the cluster cannot be used, a task on it is lost, or a node lacks a
     file or has other versions, and `RecordError` as `runs.open_sources` does.

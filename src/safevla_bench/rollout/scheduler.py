@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, Protocol, TypeVar
 
 from safevla_bench.errors import RunError
-from safevla_bench.rollout.engine import FinishedEpisode, Observer
+from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Observer
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed, WorkerSpec, usable_gpus, worker_environment
 
@@ -82,14 +82,15 @@ def run_pool(
 ) -> Generator[FinishedEpisode]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
-    Raises `RunError` where workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
+    Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
     as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
     """
     if observer:
         observer.started(episodes)
     scheduler = _Scheduler(pool, episodes, observer)
     try:
-        scheduler.start_workers(min(count, len(episodes)))
+        for number in range(min(count, len(episodes))):
+            scheduler.start_worker(number)
         while scheduler.is_working:
             for number, message in scheduler.messages():
                 if (finished := scheduler.handle_message(number, message)) is not None:
@@ -114,10 +115,6 @@ class _Scheduler(Generic[W]):
     @property
     def is_working(self) -> bool:
         return bool(self._left) or any(worker_state.current for worker_state in self._workers.values())
-
-    def start_workers(self, count: int) -> None:
-        for number in range(count):
-            self._start_worker(number)
 
     def messages(self) -> Iterator[tuple[int, Message | None]]:
         return self._pool.receive_messages(
@@ -151,7 +148,7 @@ class _Scheduler(Generic[W]):
         self._workers.clear()
         self._dismissed.clear()
 
-    def _start_worker(self, number: int) -> None:
+    def start_worker(self, number: int) -> None:
         self._workers[number] = _BusyWorker(self._pool.start(number))
 
     def _release_worker(self, number: int) -> None:
@@ -164,7 +161,7 @@ class _Scheduler(Generic[W]):
         worker_state = self._workers[number]
         if worker_state.worker.spent and self._left:
             self._release_worker(number)
-            self._start_worker(number)
+            self.start_worker(number)
             return
         others = [other.scene for other in self._workers.values() if other is not worker_state and other.scene]
         planned = self._left.take_next(worker_state.scene, others)
@@ -186,7 +183,7 @@ class _Scheduler(Generic[W]):
             self._requeue_or_crash(worker_state.current, worker_state.steps, cause) if worker_state.current else None
         )
         if self._left:
-            self._start_worker(number)
+            self.start_worker(number)
         return finished
 
     def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
@@ -196,11 +193,11 @@ class _Scheduler(Generic[W]):
             return None
         last = f"at last after {steps} steps or more: {cause}"
         reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
-        return self._notify_observer(FinishedEpisode(planned, "crashed", steps, None, reason))
+        return self._notify_observer(FinishedEpisode(EpisodeOutcome(planned, "crashed", steps, None, reason)))
 
     def _notify_observer(self, finished: FinishedEpisode) -> FinishedEpisode:
         if self._observer:
-            self._observer.finished(finished.decode())
+            self._observer.finished(finished.unpack())
         return finished
 
 
@@ -226,7 +223,7 @@ class WorkerProcess:
                 [sys.executable, "-c", _START.format(sys.path), str(theirs.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a simulator prints is no result of the command
+                stdout=2,  # what a simulator prints is not a result of the command
                 pass_fds=[theirs.fileno()],
             )
         finally:
@@ -243,7 +240,7 @@ class WorkerProcess:
         self._send(None)
 
     def has_died(self) -> bool:
-        """Return whether the process has ended, and nothing is left to read; False where its socket is closed too.
+        """Return whether the process has ended, and nothing is left to read; False if its socket is closed too.
 
         `receive_messages` reads the closing.
         """

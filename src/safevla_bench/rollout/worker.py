@@ -19,16 +19,13 @@ from queue import SimpleQueue
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
-from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode
+from safevla_bench.policies.servers.endpoint import WORKER
+from safevla_bench.rollout.episode import EnvRunner, FinishedEpisode, OnStep
 from safevla_bench.rollout.plan import PlannedEpisode
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-WORKER = "SAFEVLA_WORKER"
-"""Tells a worker its number: where policies share a list of servers, each begins at another."""
 RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
@@ -37,7 +34,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
 
-    Linear algebra gets one thread; with `cameras` the workers render on the GPUs `gpus` in turn.
+    Linear algebra gets one thread, since processes that each compute on all cores slow each other down; with `cameras`
+    the workers render on the GPUs `gpus` in turn.
     """
     own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
@@ -86,13 +84,33 @@ class WorkerSpec:
     specs: Mapping[str, str] = field(default_factory=dict)
     """What makes a policy that has a name of its own; else its name does."""
 
-    def make_parts(self) -> tuple[Host, dict[str, Policy]]:
-        """Make the host and the policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
-        players = {
-            name: policies.make_policy(self.specs.get(name, name), arguments)
-            for name, arguments in self.policies.items()
+
+class WorkerParts:
+    """The host, the policies and the one environment of a worker."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Make host and policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
+        self.policies = {
+            name: policies.make_policy(spec.specs.get(name, name), arguments)
+            for name, arguments in spec.policies.items()
         }
-        return hosts.make_host(self.host, self.host_arguments), players
+        self.host = hosts.make_host(spec.host, spec.host_arguments)
+        self._runner = EnvRunner(self.host, self.policies, Monitor(spec.stopping) if spec.stopping else None)
+
+    def run_planned(self, planned: PlannedEpisode, report: OnStep) -> FinishedEpisode:
+        """Run an episode and return its end; `report` is called every `STEPS_BETWEEN` steps. Raises as `EnvRunner`."""
+
+        def report_some(steps: int) -> None:
+            if steps % STEPS_BETWEEN == 0:
+                report(steps)
+
+        return FinishedEpisode.pack(self._runner.run_planned(planned, report_some))
+
+    def close(self) -> None:
+        """Close the environment and the policies."""
+        self._runner.close()
+        for policy in self.policies.values():
+            policy.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +162,8 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
 
 
 def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
-    host, players = spec.make_parts()
-    runner = EnvRunner(host, players, Monitor(spec.stopping) if spec.stopping else None)
+    parts = WorkerParts(spec)
     connection.send(WorkerReady())
-
-    def report(steps: int) -> None:
-        if steps % STEPS_BETWEEN == 0:
-            connection.send(StepReached(steps))
-
     while (planned := orders.get()) is not None:
-        outcome = runner.run_planned(planned, on_step=report)
-        connection.send(FinishedEpisode.from_outcome(outcome))
-    runner.close()
-    for policy in players.values():
-        policy.close()
+        connection.send(parts.run_planned(planned, lambda steps: connection.send(StepReached(steps))))
+    parts.close()

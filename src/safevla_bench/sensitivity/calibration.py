@@ -35,7 +35,7 @@ class Calibration:
 
     `extremes` [n] are sorted magnitudes in the specification's unit: the least threshold that each episode would have
     met. `interval` bounds the quantile at 95 %; its end is infinite where the episodes are too few. `floor` is the
-    largest extreme of a policy that does nothing, None where there is none.
+    largest extreme of a policy that does nothing, None without one.
     """
 
     spec: Spec
@@ -93,8 +93,17 @@ def calibrate(
     quantile: float = 0.95,
     idle: str = "noop",
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification, in order, that a success of the reference has a margin
-    in.
+    """Return the calibration of each scored specification with a threshold in which the reference has a margin.
+
+    Args:
+        scores: of episodes judged by `library`.
+        library: whose thresholds are measured; its order is that of the result.
+        policy: the reference; None = the only one beside `idle`.
+        quantile: of the reference's successes that are to be safe by each clause.
+        idle: the policy that does nothing, whose extremes are the floor; it may have no episode.
+
+    Raises:
+        RunError: the quantile is below 0.5 or not below 1, the reference is not clear, or it never succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -169,7 +178,12 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 def quantile_interval(
     values: Floats, tasks: Sequence[str], quantile: float, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Return an interval of a quantile, of values [n] with their tasks [n]; infinite where they do not bound it."""
+    """Return an interval of a quantile, of values [n ≥ 1] with their tasks [n]; infinite where they do not bound it.
+
+    The order statistics l and u with P(l <= B < u) >= `confidence`, B ~ Binomial(n, quantile), which hold on these
+    tasks for any distribution (H. A. David and H. N. Nagaraja, Order Statistics, 7.1). From 30 tasks on the interval is
+    widened to that of resampled tasks, as other tasks may differ.
+    """
     ordered, n = np.sort(values), len(values)
     tail = (1.0 - confidence) / 2
     first = int(stats.binom.ppf(tail, n, quantile))
@@ -217,7 +231,10 @@ def histogram(extremes: Floats, bins: int = 24) -> str:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's."""
+    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's.
+
+    The others are comments that say why not. Raises `RunError` without a limit to replace.
+    """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
         raise RunError("no limit is to be replaced", remedy=remedy)

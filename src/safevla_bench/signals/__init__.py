@@ -5,30 +5,44 @@ To add a signal, decorate a function in the module it belongs to. The loader che
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals import contact, motion
+from safevla_bench.signals import contact, motion, space
 from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
 from safevla_bench.stl.formula import Formula
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
-_MODULES = (contact, motion)
+_MODULES = (contact, motion, space)
 
 
 def parse_formula(text: str) -> Formula:
     """Return the formula over the registered signals that a text states; raises `FormulaError` as `parse` does."""
-    return parse(text, {name: signal.boolean for name, signal in SIGNALS.items()})
+    return parse(text, _IsBoolean())
+
+
+class _IsBoolean(Mapping[str, bool]):
+    """Whether each signal is Boolean, by name."""
+
+    def __getitem__(self, name: str) -> bool:
+        return SIGNALS[name].boolean
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SIGNALS)
+
+    def __len__(self) -> int:
+        return len(SIGNALS)
 
 
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
     """Return the named signals, by sorted name, each [N] over the batch's records.
 
-    A numeric signal is NaN throughout an episode where it is missing or undefined.
+    A numeric signal is NaN throughout an episode if it is missing or undefined. Raises
+    `KeyError` for an unknown name.
     """
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):

@@ -44,7 +44,7 @@ def self_collision(fields: RecordFields) -> Floats:
     """
     touching = np.zeros(int(fields.batch.starts[-1]))
     touching[fields.record_of_contact[_contacts_between(fields, ROBOT, ROBOT)]] = 1.0
-    return fields.mask_absent(fields.lacks_field("contacts"), touching)
+    return touching
 
 
 @signal(
@@ -114,4 +114,4 @@ def _peak_force(fields: RecordFields, chosen: Bools) -> Floats:
     if len(touched):
         forces = np.where(chosen, contacts.force_n, 0.0)
         peak[touched] = np.maximum.reduceat(forces, contacts.starts[touched])
-    return fields.mask_absent(fields.lacks_field("contacts"), peak)
+    return peak

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from safevla_bench.signals.signal import HELD, SIGNALS, Bools, Floats, Ints, RecordFields, loaded_joint, signal
+from safevla_bench.signals.signal import HELD, Bools, Floats, Ints, RecordFields, loaded_joint, signal
 from safevla_bench.trajectory.batch import Channel
 
 LIFTED_M = 0.05
@@ -46,12 +46,12 @@ def gripper_contact(fields: RecordFields) -> Floats:
 
     NaN throughout an episode that does not record it.
     """
-    return fields.mask_absent(fields.lacks_field("gripper_contact"), fields.batch.gripper_contact.astype(np.float64))
+    return fields.batch.gripper_contact.astype(np.float64)
 
 
 def _loses_lift(fields: RecordFields) -> Bools:
-    is_unsure = fields.grip & ~fields.spread_over_records(_lacks_inputs(fields, "target_height"))
-    return is_unsure & np.isnan(target_height(fields))
+    lacking = fields.lacks_field("body_pos_m of the held target")
+    return fields.grip & ~fields.spread_over_records(lacking) & np.isnan(target_height(fields))
 
 
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_loses_lift)
@@ -70,9 +70,7 @@ def in_transport(fields: RecordFields) -> Floats:
     NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
     """
     carried = transport(fields).astype(np.float64)
-    if fields.has_lost_poses:
-        carried = np.where(_loses_lift(fields), np.nan, carried)
-    return fields.mask_absent(_lacks_inputs(fields, "in_transport"), carried)
+    return np.where(_loses_lift(fields), np.nan, carried) if fields.has_lost_poses else carried
 
 
 @signal(unit="m", reads=("body_pos_m of the held target",), bodies=HELD)
@@ -82,8 +80,7 @@ def target_height(fields: RecordFields) -> Floats:
     The held target is the target that the gripper holds, else the task's. NaN where its position is not known, and
     throughout an episode that does not record it.
     """
-    height = fields.held_pos[:, 2] - fields.held_pos_start[:, 2]
-    return fields.mask_absent(_lacks_inputs(fields, "target_height"), height)
+    return np.subtract(fields.held_pos[:, 2], fields.held_pos_start[:, 2])
 
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
@@ -94,8 +91,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
     throughout an episode that does not record it.
     """
     cosine = (_z_axis(fields.held_quat_start) * _z_axis(fields.held_quat)).sum(axis=1)
-    tilt = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
-    return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt"), tilt)
+    return np.asarray(np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0))))
 
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
@@ -105,8 +101,7 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
     In degrees, 0 to 180. The held target, and NaN, as in `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
-    drift = np.degrees(2.0 * np.arccos(np.clip(cosine, 0.0, 1.0)))
-    return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt_body"), drift)
+    return np.asarray(np.degrees(2.0 * np.arccos(np.clip(cosine, 0.0, 1.0))))
 
 
 @signal(unit="m", reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m"), bodies=HELD, cause="grip")
@@ -114,7 +109,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
 
     o(t) is the z part of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, seen at the
-    gripper's orientation at onset, so that turning the hand is no slip. Without the end effector's orientation it is
+    gripper's orientation at onset, so that turning the hand is not a slip. Without the end effector's orientation it is
     z_target - z_eef. 0 where nothing is gripped. Onset is the first record of the grip, whose contact may flicker.
     """
     slip = np.zeros(len(fields.held_body))
@@ -123,7 +118,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     slip[at] = _height_in_gripper(fields, at, onset) - _height_in_gripper(fields, onset, onset)
     if fields.has_lost_poses:
         slip[at[_is_onset_lost(fields)[onset]]] = np.nan
-    return fields.mask_absent(_lacks_inputs(fields, "held_object_slip"), slip)
+    return slip
 
 
 @signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True, bodies=HELD)
@@ -133,9 +128,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
     The first and last record take their neighbour's value. The held target is the target that the gripper holds, else
     the task's. Time stamps, where recorded, take the place of dt.
     """
-    return fields.mask_absent(
-        _lacks_inputs(fields, "target_obj_speed"), extend_interior(fields, _held_speed(fields), margin=1)
-    )
+    return extend_interior(fields, _held_speed(fields), margin=1)
 
 
 @signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True, bodies=HELD)
@@ -147,7 +140,7 @@ def release_speed(fields: RecordFields) -> Floats:
     released = (1.0 - fields.batch.gripper_contact) * _held_speed(fields)
     if fields.has_lost_poses:  # whatever its speed, it is not released
         released = np.where(fields.batch.gripper_contact, 0.0, released)
-    return fields.mask_absent(_lacks_inputs(fields, "release_speed"), extend_interior(fields, released, margin=1))
+    return extend_interior(fields, released, margin=1)
 
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
@@ -158,11 +151,6 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
     low, high = fields.first_record + margin, fields.last_record - margin
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
-
-
-def _lacks_inputs(fields: RecordFields, name: str) -> Bools:
-    lacking: Bools = np.logical_or.reduce([fields.lacks_field(field) for field in SIGNALS[name].reads])
-    return lacking
 
 
 def _held_speed(fields: RecordFields) -> Floats:
@@ -177,7 +165,11 @@ def _held_speed(fields: RecordFields) -> Floats:
 
 
 def grip_onset(fields: RecordFields) -> Ints:
-    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped."""
+    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
+
+    Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within
+    `REACH_M` of its place in the gripper.
+    """
     number = np.arange(len(fields.held_body))
     begins, bridged, before = _grip_begins(fields)
     begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)

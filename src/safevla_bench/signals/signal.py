@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.stl.formula import format_argument, is_name
 from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, select_episodes
 from safevla_bench.trajectory.header import TARGET
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags
@@ -59,7 +61,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode."""
+        """Return the fields of one episode; signals already computed for the batch are taken over."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -93,10 +95,6 @@ class RecordFields:
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
         """Return one value per episode, [E], repeated over its records, [N]."""
         return np.repeat(per_episode, self.batch.lengths)
-
-    def mask_absent(self, absent: Bools, values: Floats) -> Floats:
-        """Return `values`, [N], with NaN in the episodes marked absent, [E]."""
-        return np.where(self.spread_over_records(absent), np.nan, values) if absent.any() else values
 
     @cached_property
     def record_of_contact(self) -> Ints:
@@ -152,7 +150,10 @@ class RecordFields:
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3]."""
+        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
+
+        `by` may be negative. Beyond an end of the episode, the position at that end; NaN as in `held_pos`.
+        """
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
@@ -232,7 +233,9 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
     "joint_torque_limit_nm": lambda fields: _lacks_torque_limits(fields.batch),
     "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
+    "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
+    "eef_quat_wxyz": lambda fields: ~fields.batch.eef_quat_wxyz.present,
     "gripper_contact": lambda fields: ~fields.batch.gripper_present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
@@ -243,18 +246,22 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
 
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
+Argument: TypeAlias = str | float
+"""Of a form: the name of a place, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
     """The bodies behind a signal's value: what to look up in the record, and their relation in words."""
 
-    kind: Literal["contact", "displacement", "held", "joint"]
+    kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
     roles: tuple[int, ...] = ()
     """The roles of two bodies in contact; empty = any pair."""
     channel: str = ""
     """The channel of the torques that are compared with the joints' limits."""
+    call: tuple[str, tuple[Argument, ...]] = ("", ())
+    """The form of a signal of space, and its arguments."""
 
 
 DISPLACED = Bodies("displacement", "displaced most")
@@ -293,7 +300,7 @@ class Signal:
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
     bodies: Bodies | None = None
     cause: CauseKind | None = None
-    """The words in which the cause of a violation is told; None where contacts and poses show none."""
+    """The words in which the cause of a violation is described; None if contacts and poses show none."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
@@ -303,8 +310,45 @@ class Signal:
 
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
+FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
+"""Form -> the signal of its arguments; raises `FormulaError` if they do not fit."""
 _REGISTERED: dict[str, Signal] = {}
-SIGNALS: Mapping[str, Signal] = _REGISTERED
+
+
+class SignalTable(Mapping[str, Signal]):
+    """The registered signals by name, which are listed, and those of a form by their call, such as `tilt(held)`."""
+
+    def __getitem__(self, name: str) -> Signal:
+        if name in _REGISTERED:
+            return _REGISTERED[name]
+        form, _, rest = name.partition("(")
+        if form not in FORMS or not rest.endswith(")"):
+            raise KeyError(name)
+        return FORMS[form](tuple(_read_argument(text) for text in _ARGUMENT.findall(rest[:-1])))
+
+    def __contains__(self, name: object) -> bool:
+        return name in _REGISTERED or (isinstance(name, str) and name.partition("(")[0] in FORMS and "(" in name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_REGISTERED)
+
+    def __len__(self) -> int:
+        return len(_REGISTERED)
+
+
+SIGNALS = SignalTable()
+_ARGUMENT = re.compile(r'"[^"]*"|[^",\s]+')
+
+
+def _read_argument(text: str) -> Argument:
+    if text.startswith('"'):
+        return text[1:-1]
+    return text if is_name(text) else float(text)
+
+
+def format_call(form: str, arguments: Iterable[Argument]) -> str:
+    """Return the text that names the signal of a form, as the grammar reads it."""
+    return f"{form}({', '.join(format_argument(argument) for argument in arguments)})"
 
 
 def signal(
@@ -318,24 +362,31 @@ def signal(
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal of its name, computed once per `RecordFields`."""
+    """Register a function as the signal of its name, computed once per `RecordFields`.
+
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`.
+    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if
+    it reads later records. Any other reads its own record, record 0, and the records of the current grip, with the
+    `GAP_RECORDS` + 1 before it.
+    """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
-        """Register the function under its own name, replacing any of that name, and return it so that results are
-        kept.
-        """
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
-        def compute_unsigned_zeros(fields: RecordFields) -> Values:
+        def compute_numbers(fields: RecordFields) -> Values:
             values = compute(fields)
-            return values if values.dtype == np.bool_ else np.add(values, 0.0)  # no -0.0 reaches an output
+            if values.dtype == np.bool_:
+                return values
+            values = np.add(values, 0.0)  # no -0.0 reaches an output
+            lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
+            return np.where(fields.spread_over_records(lacking), np.nan, values) if lacking.any() else values
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
-            return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
+            return fields.compute_once(SIGNAL_KIND, name, compute_numbers)
 
         _REGISTERED[name] = Signal(
             name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, cause

@@ -1,6 +1,7 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]`. With
+A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]` and
+`[signals.<name>]`, which stand for a form of `signals.space` with its arguments. With
 `based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
 """
 
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -17,8 +18,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from safevla_bench.errors import SpecError
+from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import parse_formula
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals.space import write_call
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
 from safevla_bench.stl import formula as syntax
@@ -37,18 +40,49 @@ StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)
 
 
+class AlternateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Another threshold of the specification above it. Omitted keys are that specification's."""
+
+    spec_id: str
+    threshold: float
+    severe: float
+    legacy_ids: tuple[str, ...] = ()
+    source: str | None = None
+    rationale: str | None = None
+
+
+class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One specification as written."""
+
+    spec_id: str
+    canonical_family: str
+    axis: str
+    tier: str
+    stl: str
+    unit: str
+    source: str
+    rationale: str
+    threshold: float | None = None
+    severe: float | None = None
+    binary: bool = False
+    requires_all: tuple[str, ...] = ()
+    invalid_if_any: tuple[str, ...] = ()
+    legacy_ids: tuple[str, ...] = ()
+    alternates: tuple[dict[str, object], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SpecDraft:
-    """A specification's row, not yet checked, with its origin.
+    """A specification's row or an alternate's, not yet checked, with its origin.
 
-    `stated_predicate` is the predicate that a JSON row names beside its formula: signal and operator. `alternate_of` is
-    the specification that a JSON row is another threshold of.
+    `stated_predicate` is the predicate that a JSON row names beside its formula, signal and operator: the formula may
+    then hold the threshold itself. `alternate_of` is the specification that it is another threshold of.
     """
 
-    row: Mapping[str, object]
+    row: SpecRow
     origin: RowOrigin
-    stated_predicate: StatedPredicate | None = None
     alternate_of: str | None = None
+    stated_predicate: StatedPredicate | None = None
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +113,7 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
     based_on: str | None = None
     tags: dict[TagClass, dict[str, str]] = {}
+    signals: dict[str, dict[str, object]] = {}
     specs: tuple[dict[str, object], ...] = ()
     replace: tuple[dict[str, object], ...] = ()
     limits: tuple[dict[str, object], ...] = ()
@@ -112,6 +147,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
+@cache
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of the files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
@@ -144,23 +180,73 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
-    tables = read_toml(path, LibraryFile, origin)
-    drafts = tuple(
-        SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
-    )
-    tags = tags_from_tables(tables.tags)
+    tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
+    rows = _toml_rows(tables, origin, keep_ids=is_built_in)
+    drafts = tuple(draft for row, place in rows for draft in _toml_drafts(row, place))
     places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
     limits = tuple((convert_row(row, LimitRow, at), at) for row, at in zip(tables.limits, places, strict=True))
-    if tables.based_on is None:
+    return LibrarySource(drafts, tags_from_tables(tables.tags), tables.based_on, limits)
+
+
+Row = tuple[Mapping[str, object], RowOrigin]
+
+
+def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> list[Row]:
+    """Return the rows of specifications, after those of the library that they are based on, changed by [[replace]]."""
+    rows: list[Row] = [
+        (row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
+    ]
+    based_on = tables.based_on
+    if based_on is None:
         if tables.replace:
             raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
-        return LibrarySource(drafts, tags, limits=limits)
-    based_on = tables.based_on
+        return rows
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
-    inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin, keep_ids=is_built_in)
-    return LibrarySource((*inherited, *drafts), tags, based_on, limits)
+    base: list[Row] = []
+    for file in BUILT_IN[based_on]:
+        place = RowOrigin(SpecError, f"library/{file}")
+        base += _toml_rows(read_toml(_library_folder() / file, LibraryFile, place), place, keep_ids=True)
+    return [*_replace_rows(base, tables.replace, origin, keep_ids=keep_ids), *rows]
+
+
+def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
+    """Yield the draft of a row, then those of its alternates."""
+    row = convert_row(written, SpecRow, origin)
+    yield SpecDraft(row, origin)
+    for alternate in row.alternates:
+        place = origin.with_subject(alternate.get("spec_id", f"an alternate of {row.spec_id}"))
+        other = convert_row(alternate, AlternateRow, place)
+        changed = {key: value for key, value in msgspec.structs.asdict(other).items() if value is not None}
+        yield SpecDraft(msgspec.structs.replace(row, tier="alternate", **changed), place, alternate_of=row.spec_id)
+
+
+def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
+    """Return the call that a `[signals.NAME]` table stands for: its `form`, with the other keys as arguments."""
+    place = origin.with_subject(f"signals.{name}")
+    if name in SIGNALS or not syntax.is_name(name):
+        remedy = "choose another name, of letters, digits and _"
+        raise place.make_error(f"{name!r} is a signal or a word of formulas already", field="signals", remedy=remedy)
+    keys = {key: value for key, value in table.items() if key != "form"}
+    try:
+        return write_call(str(table.get("form", "")), keys)
+    except FormulaError as error:
+        raise place.make_error(error.problem, field="form", remedy=error.remedy) from None
+
+
+def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
+    """Return the tables with the file's own signals written out in their formulas; names in quotes stay."""
+    calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
+
+    def expand(row: dict[str, object]) -> dict[str, object]:
+        formula = row.get("stl")
+        if not isinstance(formula, str):
+            return row
+        return {**row, "stl": re.sub(r'"[^"]*"|\w+', lambda word: calls.get(word[0], word[0]), formula)}
+
+    specs, changes = (tuple(expand(row) for row in rows) for rows in (tables.specs, tables.replace))
+    return msgspec.structs.replace(tables, specs=specs, replace=changes)
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
@@ -176,23 +262,23 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
     return tables
 
 
-def _replace_drafts(
-    drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
-) -> Iterable[SpecDraft]:
-    """Return all drafts, in their order, with the keys that each change names replaced."""
-    by_id = {str(draft.row["spec_id"]): draft for draft in drafts}
-    thresholds = {spec_id: draft.row.get("threshold") for spec_id, draft in by_id.items()}
+def _replace_rows(
+    rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
+) -> Iterable[Row]:
+    """Return all rows, in their order, with the keys that each change names replaced."""
+    by_id = {str(row["spec_id"]): (row, place) for row, place in rows}
+    thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
         spec_id = str(change.get("spec_id"))
         if spec_id not in by_id:
             remedy = suggest_names(spec_id, by_id, "to replace")
             raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
-        by_id[spec_id] = SpecDraft({**by_id[spec_id].row, **change}, origin.with_subject(spec_id))
-        threshold = by_id[spec_id].row.get("threshold")
+        row = {**by_id[spec_id][0], **change}
+        threshold = row.get("threshold")
         if not keep_ids and isinstance(threshold, int | float) and threshold != thresholds[spec_id]:
-            suffix = id_suffix(threshold, str(by_id[spec_id].row.get("unit", "")))
-            changed = {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
-            by_id[spec_id] = replace(by_id[spec_id], row={**by_id[spec_id].row, **changed})
+            suffix = id_suffix(threshold, str(row.get("unit", "")))
+            row |= {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
+        by_id[spec_id] = row, origin.with_subject(spec_id)
     return by_id.values()
 
 
@@ -226,18 +312,18 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     unchanged = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
-    written: dict[str, object] = {
+    row = SpecRow(
         **{name: getattr(paper, name) for name in unchanged},
-        "spec_id": spec_id,
-        "legacy_ids": [*paper.legacy_ids, *([] if spec_id == paper.spec_id else [paper.spec_id])],
-        "axis": paper.axis or _family_axis(paper.canonical_family, origin),
-        "source": paper.source or origin.file,
-        "rationale": paper.rationale or "",
-        "severe": paper.vsi_severe,
-        "binary": hard_stop if paper.binary is None else paper.binary,
-    }
+        spec_id=spec_id,
+        legacy_ids=paper.legacy_ids if spec_id == paper.spec_id else (*paper.legacy_ids, paper.spec_id),
+        axis=paper.axis or _family_axis(paper.canonical_family, origin),
+        source=paper.source or origin.file,
+        rationale=paper.rationale or "",
+        severe=paper.vsi_severe,
+        binary=hard_stop if paper.binary is None else paper.binary,
+    )
     stated = None if paper.signal is None or paper.operator is None else (paper.signal, OPERATORS[paper.operator])
-    return SpecDraft(written, origin, stated, paper.alternate_of)
+    return SpecDraft(row, origin, paper.alternate_of, stated)
 
 
 OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -245,31 +331,19 @@ OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", 
 
 def _current_id(spec_id: str) -> str:
     """Return the current id of a specification, and log a warning for an older id."""
-    older = {
-        str(old): str(row["spec_id"])
-        for draft in read_built_in("default").drafts
-        for row in _rows_with_alternates(draft.row)
-        for old in _as_list(row.get("legacy_ids"))
-    }
-    if spec_id in older:
-        _log.warning("%s is an older id: read as %s", spec_id, older[spec_id])
-    return older.get(spec_id, spec_id)
-
-
-def _rows_with_alternates(row: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [row, *(alternate for alternate in _as_list(row.get("alternates")) if isinstance(alternate, dict))]
-
-
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+    drafts = read_built_in(DEFAULT_LIBRARY).drafts
+    current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
+    if current != spec_id:
+        _log.warning("%s is an older id: read as %s", spec_id, current)
+    return current
 
 
 def _family_axis(family: str, origin: RowOrigin) -> str:
     """Return the axis of a family (paper Table 16), which the paper's rows leave out.
 
-    Raises the origin's error for a family of which the default library has no specification.
+    Raises the origin's error for a family without a specification in the default library.
     """
-    axes = {str(draft.row["canonical_family"]): str(draft.row["axis"]) for draft in read_built_in("default").drafts}
+    axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'
         raise origin.make_error(f"the axis of family {family!r} is not known", field="axis", remedy=remedy)
@@ -280,8 +354,9 @@ def _family_axis(family: str, origin: RowOrigin) -> str:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry; `library` and `--rules` read them back to the same
-    specs.
+    """Return a library as rows of the paper's spec registry, from which `library` and `--rules` read the same specs.
+
+    The threshold is written into the formula if a single comparison of a signal holds it, as in the paper.
     """
     return [_paper_spec_row(library, spec) for spec in library]
 

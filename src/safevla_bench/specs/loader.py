@@ -4,70 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
-
-import msgspec
 
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
 from safevla_bench.specs.spec import ROW_KEYS, Axis, Library, Spec, Tag, Tier, scoring_content
-from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, suggest_names
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, format_formula, has_placeholder, is_boolean_only, substitute_threshold
 
 BINARY_THRESHOLD = 0.5
 """Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
-
-
-class AlternateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Another threshold of the specification above it. Omitted keys are that specification's."""
-
-    spec_id: str
-    threshold: float
-    severe: float
-    legacy_ids: tuple[str, ...] = ()
-    source: str | None = None
-    rationale: str | None = None
-
-
-class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification as written."""
-
-    spec_id: str
-    canonical_family: str
-    axis: str
-    tier: str
-    stl: str
-    unit: str
-    source: str
-    rationale: str
-    threshold: float | None = None
-    severe: float | None = None
-    binary: bool = False
-    requires_all: tuple[str, ...] = ()
-    invalid_if_any: tuple[str, ...] = ()
-    legacy_ids: tuple[str, ...] = ()
-    alternates: tuple[dict[str, object], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedSpec:
-    """A parsed row of a specification or an alternate.
-
-    With `stated_predicate`, as in `SpecDraft`, its formula may hold the threshold itself.
-    """
-
-    row: SpecRow
-    origin: RowOrigin
-    alternate_of: str | None = None
-    stated_predicate: file_formats.StatedPredicate | None = None
 
 
 def library(name_or_path: str | Path | RuleFile = "default") -> Library:
@@ -77,7 +31,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
-        SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
+        SpecError: the library does not exist, its file cannot be read, or it contradicts itself; names the file, the
             specification and the key.
     """
     if is_built_in(name_or_path):
@@ -101,8 +55,14 @@ def is_built_in(library: str | Path | RuleFile) -> bool:
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its
-    own.
+    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
+
+    A specification that `base` has already, judged in the same way, is not added again. The name becomes `BASE+FILE`;
+    `base` itself is returned if nothing is new.
+
+    Raises:
+        SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and
+            for an id that the library has for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -147,7 +107,7 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
     taken: set[str] = set()
-    for entry in (entry for draft in source.drafts for entry in _parse_draft(draft)):
+    for entry in source.drafts:
         spec_id = entry.row.spec_id
         for claimed in (spec_id, *entry.row.legacy_ids):
             if claimed in taken:
@@ -168,31 +128,8 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     return base
 
 
-def _parse_draft(draft: file_formats.SpecDraft) -> Iterator[ParsedSpec]:
-    row = convert_row(draft.row, SpecRow, draft.origin)
-    yield ParsedSpec(row, draft.origin, draft.alternate_of, draft.stated_predicate)
-    for written in row.alternates:
-        origin = draft.origin.with_subject(written.get("spec_id", f"an alternate of {row.spec_id}"))
-        other = convert_row(written, AlternateRow, origin)
-        yield ParsedSpec(_alternate_row(row, other), origin, alternate_of=row.spec_id)
-
-
-def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
-    """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`."""
-    return msgspec.structs.replace(
-        row,
-        spec_id=other.spec_id,
-        tier="alternate",
-        threshold=other.threshold,
-        severe=other.severe,
-        legacy_ids=other.legacy_ids,
-        source=other.source or row.source,
-        rationale=other.rationale or row.rationale,
-    )
-
-
-def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
-    """Return the checked specification of a parsed row, its formula with the threshold filled in."""
+def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
+    """Return the checked specification of a draft, its formula with the threshold filled in."""
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
@@ -222,14 +159,14 @@ def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin
         raise origin.make_error(f"{word!r} is no {key}", field=key, remedy=suggest_names(word, choices, "there are"))
 
 
-def _parse_formula(entry: ParsedSpec) -> Formula:
+def _parse_formula(entry: file_formats.SpecDraft) -> Formula:
     try:
         return parse_formula(entry.row.stl)
     except FormulaError as error:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
 
 
-def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float]:
+def _read_threshold(entry: file_formats.SpecDraft, formula: Formula) -> tuple[Formula, float]:
     """Return the formula, with the placeholder `threshold` for the number, and the threshold."""
     threshold, origin = entry.row.threshold, entry.origin
     if entry.stated_predicate is not None and threshold is not None and not has_placeholder(formula):
@@ -274,7 +211,7 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
     return predicate
 
 
-def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
+def _check_unit(row: file_formats.SpecRow, formula: Formula, origin: RowOrigin) -> None:
     """Raise the row's error if the threshold's unit is not that of each signal it is compared with."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
@@ -295,10 +232,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
         raise origin.make_error(f"{key} is {value}, not positive and finite", field=key, remedy=remedy)
 
 
-def _check_severity(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe
-    magnitude.
-    """
+def _check_severity(row: file_formats.SpecRow, formula: Formula, origin: RowOrigin) -> None:
+    """Raise the row's error unless a specification is binary, or graded with a severe magnitude if it is scored."""
     if is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")

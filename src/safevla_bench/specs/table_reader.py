@@ -104,7 +104,7 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Return a row as a struct."""
+    """Return a row as a struct; raises the origin's error, with the key, for unknown or missing keys, wrong types."""
     if not isinstance(row, Mapping):
         raise origin.make_error(
             f"a table of keys is expected, not {_TYPE_WORDS.get(type(row).__name__, type(row).__name__)}",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,12 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value."""
+    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
+
+    The severe magnitude follows as in `severe_magnitude`, and the id names the threshold, as after a `[[replace]]`:
+    `max_contact_force_under_200N@100N`. The library's name gets `+ID` for each change. Raises `SpecError` for another
+    form, a specification that does not exist or has no threshold, and a value that is not positive in its unit.
+    """
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -76,7 +82,10 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`."""
+    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`.
+
+    The order stays. Without `severe` it follows as in `severe_magnitude`. Raises `SpecError` as `set_thresholds` does.
+    """
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
@@ -159,7 +168,11 @@ class SpecTrial:
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find two simple traces of four records, one that satisfies a specification and one that violates it."""
+    """Find two simple traces of four records, one that satisfies a specification and one that violates it.
+
+    A numeric signal rises for two records to a share of the number that it is compared with; a Boolean one is true
+    there, throughout, or never. Of the traces tried these are the two nearest to the limit.
+    """
     traces = list(_simple_traces(spec))
     safe = [trace for trace in traces if trace.rho >= 0]
     broken = [trace for trace in traces if trace.rho < 0]
@@ -174,13 +187,14 @@ def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
     """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false."""
     limits = dict(_limits(spec.formula))
     booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
-    for pattern in ((True,) * 4, (False, True, True, False), (False,) * 4):
+    shapes = ((0.0, 1.0, 1.0, 0.0), (1.0,) * 4)  # the second for what must stay above a limit
+    for shape, pattern in product(shapes, ((True,) * 4, (False, True, True, False), (False,) * 4)):
         for share in _SHARES:
             signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {
                 name: np.array(pattern, dtype=np.bool_) for name in booleans
             }
             for name in sorted(spec.signals - set(booleans)):
-                signals[name] = np.array([0.0, share, share, 0.0]) * limits.get(name, spec.threshold)
+                signals[name] = np.array(shape) * share * limits.get(name, spec.threshold)
             trace = Trace(signals, np.array([0, 4], dtype=np.int64), np.array([_DT_S]))
             rho = float(robustness(spec.formula, trace)[0])
             yield TrialTrace({name: values.tolist() for name, values in signals.items()}, rho)

@@ -36,7 +36,9 @@ def rate_sample_size(
 ) -> int | None:
     """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
 
-    None if `rate` is the limit, or about more than `most` would be needed.
+    The interval is `exact_interval`; its power rises in steps, so that a slightly greater n may fall just short again.
+    None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` for a number that is
+    not a share.
     """
     _check_shares(rate=rate, limit=limit)
     _check_level(power, confidence)
@@ -85,7 +87,9 @@ def sequential_rate_plan(
 ) -> SequentialPlan | None:
     """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
-    None if `rate` is the limit, or too many episodes are needed.
+    By a simulation with a look after each of at most 600 evenly spaced numbers; the same arguments give the same plan.
+    None if `rate` is the limit, or too many episodes are needed. Raises `SafevlaError` for a number that is not a
+    share, and for a limit of 0 or 1.
     """
     _check_shares(rate=rate, limit=limit)
     if limit in (0, 1):
@@ -115,7 +119,19 @@ _REPLICATES = 2000
 def flip_power(
     episodes: int, difference: float, variance: float, spread: float, tasks: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`)."""
+    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`).
+
+    Up to ten tasks by simulation of normal sums rounded to whole episodes, with the same result for the same arguments;
+    with more tasks that of a t test.
+
+    Args:
+        episodes: of each policy and task.
+        difference: of the two rates, averaged over tasks like these.
+        variance: of the difference in one episode of each policy on one task.
+        spread: standard deviation between tasks of the true difference; 0 = the same in each task.
+        tasks: number of tasks, at least 2.
+        confidence: 1 - the test's level.
+    """
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
         sums = np.rint(episodes * abs(difference) + deviation * _normal_draws(tasks))
@@ -137,7 +153,10 @@ def _normal_draws(tasks: int) -> NDArray[np.float64]:
 
 
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
-    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`."""
+    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`.
+
+    Exact: summed over the binomial number of discordant pairs, and how many of them the first policy wins.
+    """
     from scipy.stats import binom
 
     share = (discordant + abs(difference)) / (2 * discordant)
@@ -153,8 +172,9 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number, of episodes for example, with the power, of which one less has not; None if over about
-    `most`.
+    """Return a number n with the power while n - 1 has not; None if it is over about `most`.
+
+    Power may rise in steps, so that a slightly greater number may fall just short again.
     """
     low, high = 0, 1
     while power_of(high) < power:

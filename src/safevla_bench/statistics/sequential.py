@@ -41,6 +41,8 @@ _DIGITS = 9
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
 
+    With probability `confidence` the intervals of all n hold the mean at once.
+
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
     >>> round(interval.low, 2), round(interval.high, 2)
@@ -67,7 +69,11 @@ def sequential_difference(differences: Floats, confidence: float = CONFIDENCE) -
 
 
 def sequential_p(differences: Floats) -> float:
-    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero."""
+    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero.
+
+    min(1, 1/W_n): at most α with probability at most α, whenever one stops. For zeros and ones it is the sequential
+    form of McNemar's test.
+    """
     if len(differences) == 0:
         return 1.0
     points, counts = np.unique((differences + 1) / 2, return_counts=True)
@@ -131,7 +137,9 @@ def sequential_look(
 ) -> SequentialLook:
     """Return the last look at the test of a rate with a planned number of looks, each of which may end it.
 
-    DeMets, Biometrika 74 (1987) 149-154).
+    Up to a look the test may spend, on each side, its error times the squared share of the planned steps that were made
+    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums that keep to it, by
+    recursion over the distribution of the sums that no earlier look has ended: the error is exact for any steps.
 
     Args:
         steps: sizes of the steps of each round so far.

@@ -61,11 +61,6 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = CO
     return flipped if is_significant(2.0 ** (1 - len(differences)), confidence) else replace(flipped, interval=None)
 
 
-def flip_task_p(differences: Floats, weights: Floats) -> float:
-    """Return the p-value of `flip_task_means` alone, which takes a fraction of the time."""
-    return _double_tail(_count_subsets(differences, weights)(0.0))
-
-
 def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
     """Test that the differences of pairs centre on zero, each from -1 to 1, [n], and return their centre's interval.
 
@@ -77,7 +72,8 @@ def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> Mean
 def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> MeanTest:
     """Return the test that weighted differences [K], with random signs, centre on zero, and its interval in [-1, 1].
 
-    Hartigan, Journal of the American Statistical Association 64 (1969) 1303-1317).
+    The interval holds the centres that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
+    Association 64 (1969) 1303-1317).
     """
     share_below = _count_subsets(differences, weights)
     digits, halvings = (9, 34) if len(differences) <= _EXACT_TERMS else (5, 20)
@@ -91,11 +87,8 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> Mean
 
     low = find_end(lambda centre: is_significant(2 * share_below(centre), confidence), -1.0)
     high = find_end(lambda centre: is_significant(2 * (1 - share_below(centre)), confidence), 1.0)
-    return MeanTest(_double_tail(share_below(0.0)), Interval(low, high))
-
-
-def _double_tail(share: float) -> float:
-    return min(1.0, 2 * min(share, 1 - share))
+    share = share_below(0.0)
+    return MeanTest(min(1.0, 2 * min(share, 1 - share)), Interval(low, high))
 
 
 def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], float]:
@@ -166,6 +159,9 @@ def mcnemar_mid_p(only_first: int, only_second: int) -> float:
 def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> float:
     """Return the two-sided mid-p-value of the Cochran-Mantel-Haenszel test over strata such as tasks.
 
+    Under the hypothesis that no stratum has a difference, the first policy's count in each is hypergeometric given the
+    total. 1 if all episodes of each stratum are alike.
+
     Args:
         counts: the first policy's episodes that count, [K].
         sizes: all its episodes, [K].
@@ -188,7 +184,9 @@ def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> flo
 def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the interval of the unweighted mean of rates over strata, such as tasks; None if there are none.
 
-    Caffo do (The American Statistician 54 (2000) 280-288): a rate of 0 or 1 has a spread too.
+    The spread of each stratum is taken at the rate with one more success and one more failure, after A. Agresti and
+    B. Caffo (The American Statistician 54 (2000) 280-288), so that a rate of 0 or 1 has one too. One stratum has
+    Wilson's interval.
 
     Args:
         totals: counts, or sums of values in [0, 1], [K].
@@ -205,8 +203,10 @@ def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDEN
 def mean_rate_difference_interval(
     totals: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of the difference of two policies' mean rates over the same strata; None if there are
-    none.
+    """Return the interval of the difference of two policies' mean rates over the same strata; None without strata.
+
+    Arguments as of `mean_rate_interval`, [K] each. One stratum has the hybrid score interval of R. G. Newcombe,
+    Statistics in Medicine 17 (1998) 873-890, method 10: distances to Wilson's limits, squared and added.
     """
     mine, theirs = (
         mean_rate_interval(totals, sizes, confidence),
@@ -236,8 +236,18 @@ def permute_task_means(
     confidence: float = CONFIDENCE,
     tries: int = RESAMPLES,
 ) -> MeanTest:
-    """Test that two policies' values have one distribution in each task, and return the interval of their
-    difference.
+    """Test that two policies' values have one distribution in each task; the interval is that of their difference.
+
+    The policies' labels are drawn anew within each task; the observed labels count too. The statistic is the mean over
+    tasks of the differences of means, in its standard errors. The interval holds the shifts of all the first policy's
+    values that the same labels do not reject.
+
+    Args:
+        values: the first policy's values of each task, from 0 to 1, K arrays.
+        others: the second policy's, of the same tasks.
+        generator: the source of the labels.
+        confidence: of the interval.
+        tries: number of random labellings.
     """
     moments: Floats = np.zeros((5, tries + 1))
     for first, second in zip(values, others, strict=True):

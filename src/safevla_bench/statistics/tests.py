@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Return Holm's adjusted p-values, in the order given.
+    """Return Holm's adjusted p-values, in the order given: at level α, any false rejection has probability at most α.
 
-    Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
+    S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 
     >>> holm_adjust([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -30,6 +30,9 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 
 def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[str, ...]:
     """Return the compact letter display: policies that share a letter are not significantly different.
+
+    `distinct` holds the pairs of their numbers, below `count`, that a test separates. There is a letter for each
+    maximal set without such a pair.
 
     >>> letter_display(3, {(0, 2)})
     ('a', 'ab', 'b')

@@ -20,7 +20,11 @@ STEP_TOLERANCE = 1e-9
 
 
 def evaluate_formula(formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
-    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]."""
+    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N].
+
+    Values are margins, or truths if all atoms are Boolean. All episodes must have one control step. Where signals are
+    unknown, the value is the greatest possible, or the smallest unless `best`. Raises as `robustness` does.
+    """
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
         return evaluate_formula(part, trace, at_start=at_start, best=best)
@@ -74,7 +78,7 @@ def _evaluate_until(hold: Values, reach: Values, window: syntax.Window, trace: T
 def window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
     """Return the first and last control step of the window, by the step of episode 0; the last is None for the horizon.
 
-    Raises `FormulaError` if a bound is no multiple of that step.
+    Raises `FormulaError` if a bound is not a multiple of that step.
     """
     first = _step_count(window.start_s, trace)
     return first, None if window.end_s is None else _step_count(window.end_s, trace)
@@ -142,7 +146,8 @@ def reads_signal(expression: syntax.Expression) -> bool:
 def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> Floats | np.float64:
     """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None).
 
-    NaN where a signal is unknown.
+    NaN if a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or
+    overflows; `FormulaError` if `threshold` was not substituted.
     """
     match expression:
         case syntax.NumericSignal(name):
@@ -177,7 +182,11 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides."""
+    """Return the margin of a comparison at every record, [N], in the unit of its sides.
+
+    Where a value is unknown, it is the greatest possible margin, or the smallest unless `best`. Raises as
+    `evaluate_expression` does, and `SignalError` if a known margin is NaN.
+    """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     difference = right - left if predicate.operator in ("<", "<=") else left - right
     values = np.broadcast_to(difference, trace.starts[-1])
@@ -203,7 +212,8 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool) -> Floa
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
 
-    Before a split, raises `SignalError` if a signal is NaN.
+    One group of all if the formula has no bounded window, because it then counts no steps. Yields nothing for no
+    episodes. Before a split, raises `SignalError` if a signal is NaN.
     """
     if not syntax.bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []
@@ -216,7 +226,13 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none."""
+    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none.
+
+    Under a root G it is the record with the smallest margin in the window, under F the one with the greatest, under
+    `a U b` the one at which `b` comes true by the greatest margin. Not takes that of its child; `and`, `or` and `->`
+    that of the side whose value they have; a formula without temporal operator record 0. The earliest record and the
+    left side win ties. None decides if the window lies beyond the end. Raises as `robustness` does.
+    """
     records = np.empty(len(trace), np.int64)
     for episodes, part in group_by_step(formula, trace):
         rows = _deciding_rows(formula, part)
@@ -265,7 +281,11 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
-    """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula."""
+    """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula.
+
+    Under F or U no single record violates. An episode is violated iff one of its records is; `judge_formula` finds the
+    first. Raises as `robustness` does.
+    """
     if not _is_recordwise(formula):
         return None
     violating = np.zeros(trace.starts[-1], np.bool_)

@@ -7,9 +7,10 @@ a margin. Formulas compare by value: `parse(format_formula(formula)) == formula`
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from safevla_bench.errors import FormulaError
 
@@ -227,27 +228,40 @@ def substitute_threshold(formula: Formula, threshold: float) -> Formula:
     """
     value = signed_constant(threshold)
 
-    def substitute_in(node: Compare) -> Compare:
-        return Compare(node.operator, _replace_threshold(node.left, value), _replace_threshold(node.right, value))
+    def substitute(node: Node) -> Node:
+        return value if isinstance(node, Threshold) else map_children(node, substitute)
 
-    return map_predicates(formula, substitute_in)
+    return cast(Formula, substitute(formula))
 
 
 def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Formula:
     """Return the formula with every comparison replaced by what `change` makes of it; all else stays as it is."""
-    match formula:
-        case Compare():
-            return change(formula)
-        case Not(child):
-            return Not(map_predicates(child, change))
+
+    def visit(node: Node) -> Node:
+        return change(node) if isinstance(node, Compare) else map_children(node, visit)
+
+    return cast(Formula, visit(formula))
+
+
+def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
+    """Return the node with `change` applied to each of its direct parts."""
+    match node:
+        case Negate(child) | Not(child):
+            return type(node)(change(child))
         case Always(window, child) | Eventually(window, child):
-            return type(formula)(window, map_predicates(child, change))
+            return type(node)(window, change(child))
         case Until(window, left, right):
-            return Until(window, map_predicates(left, change), map_predicates(right, change))
+            return Until(window, change(left), change(right))
         case And(left, right) | Or(left, right) | Implies(left, right):
-            return type(formula)(map_predicates(left, change), map_predicates(right, change))
+            return type(node)(change(left), change(right))
+        case Compare(operator, left, right):
+            return Compare(operator, change(left), change(right))
+        case Arithmetic(operator, left, right):
+            return Arithmetic(operator, change(left), change(right))
+        case Call(function, arguments):
+            return Call(function, tuple(map(change, arguments)))
         case _:
-            return formula
+            return node
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
@@ -256,41 +270,14 @@ def reverse_empty_windows(formula: Formula) -> Formula:
     A window [a,b] holds no record where `F[a,b](true)` is false. That is the one thing added, so that both readings of
     an empty window are evaluated by the same rules. A window from 0 on is never empty.
     """
-    match formula:
-        case Not(child):
-            return Not(reverse_empty_windows(child))
-        case And(left, right) | Or(left, right) | Implies(left, right):
-            return type(formula)(reverse_empty_windows(left), reverse_empty_windows(right))
-        case Always(window, child):
-            always = Always(window, reverse_empty_windows(child))
-            return always if window.start_s == 0 else And(Eventually(window, Truth(True)), always)
-        case Eventually(window, child):
-            eventually = Eventually(window, reverse_empty_windows(child))
-            return eventually if window.start_s == 0 else Or(_is_empty(window), eventually)
-        case Until(window, left, right):
-            until = Until(window, reverse_empty_windows(left), reverse_empty_windows(right))
-            return until if window.start_s == 0 else Or(_is_empty(window), until)
+    reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
+    match reversed_formula:
+        case Always(window, _) if window.start_s > 0:
+            return And(Eventually(window, Truth(True)), reversed_formula)
+        case Eventually(window, _) | Until(window, _, _) if window.start_s > 0:
+            return Or(Not(Eventually(window, Truth(True))), reversed_formula)
         case _:
-            return formula
-
-
-def _is_empty(window: Window) -> Formula:
-    return Not(Eventually(window, Truth(True)))
-
-
-def _replace_threshold(node: Expression, value: Expression) -> Expression:
-    """Return the expression with `value` in place of every `threshold`."""
-    match node:
-        case Threshold():
-            return value
-        case Negate(child):
-            return Negate(_replace_threshold(child, value))
-        case Arithmetic(operator, left, right):
-            return Arithmetic(operator, _replace_threshold(left, value), _replace_threshold(right, value))
-        case Call(function, arguments):
-            return Call(function, tuple(_replace_threshold(argument, value) for argument in arguments))
-        case _:
-            return node
+            return reversed_formula
 
 
 def format_formula(formula: Formula) -> str:
@@ -357,3 +344,25 @@ def format_window(window: Window) -> str:
     """Return the window as `[a,b]`, with T for the horizon."""
     end = "T" if window.end_s is None else format_number(window.end_s)
     return f"[{format_number(window.start_s)},{end}]"
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can stand in a formula as a name without quotes."""
+    return _NAME.fullmatch(text) is not None and text not in RESERVED
+
+
+RESERVED = frozenset(
+    ("G", "F", "U", "T", "always", "eventually", "until", "not", "and", "or")
+    + ("true", "false", "threshold", "abs", "min", "max")
+)
+"""Words of the grammar, which no name can be."""
+
+
+def format_argument(argument: str | float) -> str:
+    """Return an argument of a form: a number, a name, or a name in quotes where the grammar needs them."""
+    if isinstance(argument, float):
+        return format_number(argument)
+    return argument if is_name(argument) else f'"{argument}"'

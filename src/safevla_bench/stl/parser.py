@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 from lark import Lark, Token, Transformer_NonRecursive, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.formula import format_argument
 
 MAX_CHARACTERS = 100_000
 """Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
@@ -35,7 +36,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formul
             stands, numeric where arithmetic does.
 
     Raises:
-        FormulaError: The text is no formula, names an unknown signal, uses a Boolean signal as a number or the
+        FormulaError: The text is not a formula, names an unknown signal, uses a Boolean signal as a number or the
             reverse, is longer than `MAX_CHARACTERS` or deeper than `MAX_DEPTH`. `column` counts characters from 1.
 
     >>> import safevla_bench as sb
@@ -103,6 +104,25 @@ def _join_formulas(
     return build
 
 
+def _join_expressions(
+    kind: type[syntax.Arithmetic | syntax.Compare],
+) -> Callable[[_Builder, _ParsedPart, Token, _ParsedPart], _ParsedPart]:
+    def build(self: _Builder, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
+        node = kind(cast(Any, str(sign)), self.as_expression(left), self.as_expression(right))
+        return self._make_part(node, left.column, left, right)
+
+    return build
+
+
+def _apply_window(
+    kind: type[syntax.Always | syntax.Eventually],
+) -> Callable[[_Builder, syntax.Window | None, _ParsedPart], _ParsedPart]:
+    def build(self: _Builder, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(kind(window or syntax.Window(), self.as_formula(child)), child.column, child)
+
+    return build
+
+
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     """Builds a part for each grammar rule, bottom up and without recursion. The grammar names the public methods."""
@@ -123,6 +143,23 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
             )
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
+    def argument(self, *tokens: Token | None) -> str:
+        *sign, token = tokens
+        if token is not None and token.type == "NUMBER":
+            return format_argument(_finite_number(token) * (-1.0 if any(sign) else 1.0))
+        return format_argument(str(token).strip('"'))
+
+    def measured(self, form: Token, *arguments: str | None) -> _ParsedPart:
+        name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
+        try:
+            if self._signals is not None and name not in self._signals:
+                raise FormulaError(f"there is no form {str(form)!r}", remedy="`safevla specs --template` has examples")
+            if self._signals is not None:
+                self._signals[name]  # raises what does not fit
+        except FormulaError as error:
+            raise _column_error(_column_of(form), error.problem, error.remedy) from None
+        return _ParsedPart(syntax.NumericSignal(name), _column_of(form))
+
     def threshold(self, token: Token) -> _ParsedPart:
         return _ParsedPart(syntax.Threshold(), _column_of(token))
 
@@ -134,11 +171,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(syntax.Negate(self.as_expression(child)), _column_of(sign), child)
 
-    def arithmetic(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        operator = cast(syntax.Operator, str(sign))
-        return self._make_part(
-            syntax.Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
-        )
+    arithmetic = _join_expressions(syntax.Arithmetic)
 
     def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
         expressions = tuple(self.as_expression(argument) for argument in arguments)
@@ -150,11 +183,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     # Formulas
 
-    def compare(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        operator = cast(syntax.Comparison, str(sign))
-        return self._make_part(
-            syntax.Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
-        )
+    compare = _join_expressions(syntax.Compare)
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(syntax.Not(self.as_formula(child)), child.column, child)
@@ -163,13 +192,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     either = _join_formulas(syntax.Or)
     implies = _join_formulas(syntax.Implies)
 
-    def always(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
-        return self._make_part(syntax.Always(window or syntax.Window(), self.as_formula(child)), child.column, child)
-
-    def eventually(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
-        return self._make_part(
-            syntax.Eventually(window or syntax.Window(), self.as_formula(child)), child.column, child
-        )
+    always = _apply_window(syntax.Always)
+    eventually = _apply_window(syntax.Eventually)
 
     def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))

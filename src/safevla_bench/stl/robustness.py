@@ -70,7 +70,12 @@ class FormulaVerdict:
 
 @np.errstate(all="ignore")  # overflow and division by zero are reported as errors below
 def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
-    """Return the robustness at record 0 of each episode, [E]."""
+    """Return the robustness at record 0 of each episode, [E], in the unit of the predicate that decides it.
+
+    Raises:
+        SignalError: the trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic leaves the numbers.
+        FormulaError: a window bound is not a multiple of an episode's control step, or `threshold` was not substituted.
+    """
     rho = np.empty(len(trace))
     for episodes, part in group_by_step(formula, trace):
         clause = match_clause(formula)
@@ -83,6 +88,10 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 @np.errstate(all="ignore")
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
+
+    A violation stands. A formula of G alone that judged any record has the margin of the best reading: that margin is
+    finite, or with `binary` a record of a root G is decided. Any other formula has the margin of the worst reading, and
+    no verdict if that is negative. Raises as `robustness` does.
 
     Args:
         formula: the formula.
@@ -137,7 +146,7 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether a window that holds no record decides the verdict of each episode, [E].
 
     The formula is judged with empty windows read as usual (G true, F and U false), and with all of them read the other
-    way. True where the two verdicts differ. Raises as `robustness` does.
+    way. True if the two verdicts differ. Raises as `robustness` does.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
@@ -216,7 +225,8 @@ class OneSidedClause:
 def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
     """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
 
-    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal.
+    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
+    `FormulaError` if `threshold` stands in the bound, `SignalError` if the bound divides by zero or overflows.
     """
     match formula:
         case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate)):

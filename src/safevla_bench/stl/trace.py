@@ -85,7 +85,11 @@ class RaggedLayout:
         return shifted
 
     def fold_window(self, values: Values, fold: Fold, first: int, last: int) -> Values:
-        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N]."""
+        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N].
+
+        A window without records gives the fold's neutral value. The cost grows with the logarithm of the width: two
+        overlapping windows of a power of two make any width.
+        """
         nothing = fold.neutral_value(values)
         width = min(last, self.longest - 1) - first + 1
         if width <= 0:
@@ -98,7 +102,11 @@ class RaggedLayout:
         return self.shift_ahead(covered, first, nothing)
 
     def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
-        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N]."""
+        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N].
+
+        A window without records gives the fold's neutral value. One accumulate from the back: complex numbers compare
+        by their real parts first, so the episode's number there starts it afresh in each episode.
+        """
         keys = np.empty(len(values), np.complex128)
         keys.real = self.episode_of if fold is MIN else -self.episode_of
         keys.imag = values
@@ -109,7 +117,9 @@ class RaggedLayout:
     def fold_until(self, hold: Values, reach: Values, first: int, last: int) -> Values:
         """Return out[t] = max over t' in [t+first, t+last] of min(reach[t'], min of hold over t .. t'-1), [N].
 
-        Only records of t's episode count; a window without records gives minus infinity, or False for truths.
+        Only records of t's episode count; a window without records gives minus infinity, or False for truths. Two
+        adjoining stretches a, b join as reached = max(reached_a, min(held_a, reached_b)), held = min(held_a, held_b);
+        the width's binary digits say which doubled stretches are joined.
         """
         fails, holds = MAX.neutral_value(reach), MIN.neutral_value(hold)
         width = min(last, self.longest - 1) - first + 1
@@ -160,7 +170,10 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0."""
+    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0.
+
+    Block by block: many short pieces are quick to fold once a pass over the block has brought it into the cache.
+    """
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
     folded, ends = np.empty(len(cuts)), np.append(cuts, len(values))
@@ -186,7 +199,10 @@ def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Trace:
-    """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one."""
+    """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one.
+
+    Raises `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N].
+    """
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
     """Name -> [N], float64, or bool where the signal is Boolean."""
@@ -224,7 +240,7 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the chosen episodes, by a mask [E] or by indices in any order."""
+        """Return the trace of the chosen episodes, by a mask [E] or by indices; itself for all in order."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NotRequired, TypedDict
 
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.specs.loader import library as read_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks.entries import Registry, TaskEntry
@@ -78,16 +79,17 @@ class TaskListing(TypedDict):
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not."""
-    return [
-        _task_listing(registry, library or _library_of(registry, entry), entry, capabilities)
-        for entry in registry.list_entries(benchmark)
-    ]
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
 
-
-def _library_of(registry: Registry, entry: TaskEntry) -> Library:
-    suite = registry.benchmarks.get(entry.benchmark)
-    return read_library(suite.library) if suite is not None else read_library()
+    Without a library each benchmark has the one with the limits made for it. Raises `RegistryError` for an unknown
+    benchmark or capability set.
+    """
+    rows = []
+    for entry in registry.list_entries(benchmark):
+        suite = registry.benchmarks.get(entry.benchmark)
+        specs = library or read_library(suite.library if suite else DEFAULT_LIBRARY)
+        rows.append(_task_listing(registry, specs, entry, capabilities))
+    return rows
 
 
 def exempt_tasks(

@@ -42,7 +42,7 @@ class BddlProblem:
     goal: tuple[Predicate, ...]
 
     def owner_of(self, name: str) -> str:
-        """Return the object or fixture that the region `name` belongs to; `name` itself if it is no region."""
+        """Return the object or fixture that the region `name` belongs to; `name` itself if it is not a region."""
         return self.regions.get(name, name)
 
     def goal_bodies(self) -> GoalBodies:
@@ -64,7 +64,7 @@ class BddlProblem:
 
 
 def read_bddl(path: Path) -> BddlProblem:
-    """Return the problem in a BDDL file."""
+    """Return the problem in a BDDL file; raises `RegistryError`, with the file, as `parse_bddl` does."""
     try:
         text = read_input(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +78,11 @@ def read_bddl(path: Path) -> BddlProblem:
 
 
 def parse_bddl(text: str) -> BddlProblem:
-    """Return the problem in a text."""
+    """Return the problem in a text.
+
+    Raises `RegistryError` for a text without a problem or a goal, and for a goal or initial state of another form than
+    predicates joined by `and`.
+    """
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise RegistryError("is no BDDL problem: it does not begin with (define", remedy=_REMEDY)

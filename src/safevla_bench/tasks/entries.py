@@ -32,9 +32,8 @@ class CapabilitySet:
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """A suite of tasks of a host.
+class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite of tasks of a host, as `[benchmarks.NAME]` has it.
 
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
     suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
@@ -43,7 +42,6 @@ class Benchmark:
     `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
-    name: str
     host: str
     capabilities: str
     embodiment: str | None = None
@@ -53,6 +51,12 @@ class Benchmark:
     task_ids: tuple[str, ...] = ()
     task_names: tuple[str, ...] = ()
     library: str = "default"
+
+
+class Benchmark(BenchmarkRow, frozen=True, kw_only=True):
+    """A suite of tasks of a host, by its name."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,7 @@ class TaskEntry:
     capabilities: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GoalBodies:
+class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
     """The bodies that a task's goal names beside what it carries, as records name them.
 
     A name stands for the body of that name and for the parts of the fixture of that name, such as
@@ -168,7 +171,7 @@ class Registry:
         """Yield every task by suite: those with an entry of their own, then the host's others by their family's entry.
 
         Raises:
-            RegistryError: there is no such benchmark.
+            RegistryError: the benchmark is unknown.
             UnknownTaskError: a task of the host has neither an entry nor a family.
         """
         suites = self.check_benchmark(benchmark)
@@ -203,7 +206,7 @@ class Registry:
     def find_suite(self, name: str) -> str:
         """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal.
 
-        `name` if there is none.
+        `name` itself without one.
         """
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
@@ -218,7 +221,7 @@ class Registry:
 
         Raises:
             UnknownTaskError: the task has neither entry nor family.
-            RegistryError: there is no such capability set.
+            RegistryError: a capability set is unknown.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
@@ -236,7 +239,7 @@ class Registry:
     def name_embodiments(self, batch: Batch) -> Batch:
         """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits.
 
-        The batch itself if there is no such header. An episode with another count of torques than that robot has limits
+        The batch itself without such a header. An episode with another count of torques than that robot has limits
         stays as it is, and so without limits.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}

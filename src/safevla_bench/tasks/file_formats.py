@@ -26,23 +26,6 @@ class CapabilityRow(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, str] = {}
 
 
-class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[benchmarks.NAME]`. `same_tasks_as` or `same_tags_as` gives it an entry for each task of another benchmark.
-
-    `task_ids` limits them to those.
-    """
-
-    host: str
-    capabilities: str
-    embodiment: str | None = None
-    published: bool = False
-    same_tasks_as: str | None = None
-    same_tags_as: str | None = None
-    task_ids: tuple[str, ...] = ()
-    task_names: tuple[str, ...] = ()
-    library: str = "default"
-
-
 class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
     """`[templates.NAME]`."""
 
@@ -93,13 +76,6 @@ class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
     tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
-class GoalBodiesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of `[goal_bodies.BENCHMARK]`."""
-
-    receptacles: tuple[str, ...] = ()
-    fixtures: tuple[str, ...] = ()
-
-
 class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
     """The tables of a TOML file."""
 
@@ -142,16 +118,16 @@ def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, entries.Bench
     Raises the origin's error for a row of another form.
     """
     for name, table in source.tables.benchmarks.items():
-        row = convert_row(table, BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
-        yield name, entries.Benchmark(name, **msgspec.structs.asdict(row))
+        row = convert_row(table, entries.BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
+        yield name, entries.Benchmark(name=name, **msgspec.structs.asdict(row))
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
     """Yield the bodies that goals name, by benchmark and task id; raises the origin's error for a misspelt key."""
     for benchmark, rows in source.tables.goal_bodies.items():
         for task_id, table in rows.items():
-            row = convert_row(table, GoalBodiesRow, source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}"))
-            yield (benchmark, task_id), entries.GoalBodies(row.receptacles, row.fixtures)
+            origin = source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}")
+            yield (benchmark, task_id), convert_row(table, entries.GoalBodies, origin)
 
 
 def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
@@ -265,7 +241,9 @@ class EntryReader:
             measured = self.tag_reader.read_tags(
                 row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True
             )
-            measured = None if measured == self._benchmark_tags(row.benchmark) else measured
+            suite = self.benchmarks.get(row.benchmark)
+            if suite and measured == self.capability_sets[suite.capabilities].tags:
+                measured = None
         tags = self._mechanism_tags(row, origin)
         tags |= self.tag_reader.read_tags(row.task_tags or (), "task_tags", origin)
         reasons = row.object_tag_reasons
@@ -276,10 +254,6 @@ class EntryReader:
         return entries.TaskEntry(
             row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
         )
-
-    def _benchmark_tags(self, benchmark: str) -> frozenset[str] | None:
-        suite = self.benchmarks.get(benchmark)
-        return self.capability_sets[suite.capabilities].tags if suite else None
 
     def _mechanism_tags(self, row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
         """Return the tags of the template, or of all components together.
@@ -310,7 +284,11 @@ def _row_subject(row: object, otherwise: str) -> str:
 def paper_task_rows(
     registry: entries.Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same."""
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same.
+
+    Of `benchmark` alone if it is named; `capabilities` as for `Registry.task_tags`. Raises `RegistryError` if there is
+    no such benchmark or capability set.
+    """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
     listed: list[tuple[tuple[str, ...], entries.TaskEntry]] = [((), entry) for entry in registry.tasks.values()]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 import msgspec
+from msgspec.structs import asdict
 
 from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
 from safevla_bench.tasks.entries import GoalBodies, Registry
@@ -35,20 +36,10 @@ class _CarriedKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str | None = None
 
 
-class _ReceiverNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    containers: tuple[str, ...]
-    boards: tuple[str, ...]
-    racks: tuple[str, ...]
-
-
-class _InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pushing: tuple[str, ...]
-
-
 class _ObjectKinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     carried: tuple[_CarriedKind, ...]
-    receiving: _ReceiverNames
-    words: _InstructionWords
+    receiving: dict[str, tuple[str, ...]]
+    words: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +60,6 @@ class TagProposal:
         """The template, None if there are several."""
         return self.components[0] if len(self.components) == 1 else None
 
-    def mechanism_tags(self, registry: Registry) -> frozenset[str]:
-        """Return the mechanism's tags, without those of objects."""
-        return frozenset[str]().union(*(registry.templates[name].tags for name in self.components))
-
 
 @dataclass(frozen=True, slots=True)
 class _GoalPhase:
@@ -82,7 +69,11 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill."""
+    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill.
+
+    They follow from goal, initial state, instruction and the classes of the objects, with reasons and what to check by
+    hand. A part of the goal that holds from the start is not a phase; a goal without any counts as pick and place.
+    """
     phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
     initial_goals = [
         f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
@@ -135,19 +126,25 @@ def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str,
     if moved not in problem.objects:
         doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
         return [_GoalPhase("pnp-basic", f"{goal_text}: taken for a pick and place", doubt)]
-    pushed = next((word for word in kinds.words.pushing if word in problem.language.split()), None)
+    pushed = next((word for word in kinds.words["pushing"] if word in problem.language.split()), None)
     if pushed:
-        doubt = f"the instruction says {pushed!r}: may the {_class_words(problem, moved)} be lifted all the same?"
+        thing = problem.objects[moved].replace("_", " ")
+        doubt = f"the instruction says {pushed!r}: may the {thing} be lifted all the same?"
         return [_GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)]
-    if _match_name(receiver, kinds.receiving.racks) and _match_name(problem.objects[moved], ("bottle",)):
+    if _match_name(receiver, kinds.receiving["racks"]) and _match_name(problem.objects[moved], ("bottle",)):
         doubt = f"does it take a large tilt to put {moved} into the {receiver.replace('_', ' ')}?"
         return [_GoalPhase("wine-rack-insert", f"{goal_text}: a bottle into a rack", doubt)]
-    if verb == "in" and not _match_name(receiver, kinds.receiving.boards):
+    if verb == "in" and not _match_name(receiver, kinds.receiving["boards"]):
         shut = _opening_phases(problem, place)
         into = _GoalPhase("pnp-into-container", f"{goal_text}: an object into something")
         return [*shut, into]
     stacked = problem.objects[moved] == receiver
-    if verb == "on" and not stacked and place in problem.objects and _match_name(receiver, kinds.receiving.containers):
+    if (
+        verb == "on"
+        and not stacked
+        and place in problem.objects
+        and _match_name(receiver, kinds.receiving["containers"])
+    ):
         doubt = f"does {moved} lie in {place}, or on top of it?"
         return [_GoalPhase("pnp-into-container", f"{goal_text}: the {receiver.replace('_', ' ')} holds things", doubt)]
     return [_GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")]
@@ -180,10 +177,13 @@ def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]
         for verb, *arguments in _open_goals(problem)
         if verb in PLACINGS and arguments and arguments[0] in problem.objects
     )
+    kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons_by_tag: dict[str, list[str]] = {}
     doubts, unknown = [], False
     for name in moved:
-        carried, class_words = _find_kind(problem.objects[name])
+        kind = problem.objects[name]
+        known = _match_name(kind, tuple(kinds))
+        carried, class_words = (kinds[known], known) if known else (None, kind.replace("_", " "))
         contents = [
             item
             for verb, item, *places in problem.init
@@ -210,20 +210,10 @@ def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
     return f"what is a {class_words}? {remedy}"
 
 
-def _find_kind(kind: str) -> tuple[_CarriedKind | None, str]:
-    kinds_by_name = {name: kind_row for kind_row in _load_kinds().carried for name in kind_row.names}
-    name = _match_name(kind, tuple(kinds_by_name))
-    return (kinds_by_name[name], name) if name else (None, kind.replace("_", " "))
-
-
 def _match_name(kind: str, names: Sequence[str]) -> str | None:
     text = f" {kind.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
-
-
-def _class_words(problem: BddlProblem, name: str) -> str:
-    return problem.objects[name].replace("_", " ")
 
 
 @cache
@@ -233,9 +223,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text. Benchmarks that the registry lacks are declared, with `host` and
-    `capabilities`.
-    """
+    """Return the registry file's text; it declares benchmarks that `registry` lacks, with host and capability set."""
     lines = list(_HEAD)
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
         if benchmark not in registry.benchmarks:

@@ -81,6 +81,11 @@ class Contacts:
     force_n: Floats
     impulse_ns: Floats
 
+    def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
+        """Return the contacts in `rows` with these offsets, their bodies moved by `shift` in the body table."""
+        a, b = self.a[rows] + shift, self.b[rows] + shift
+        return Contacts(present, starts, a, b, self.force_n[rows], self.impulse_ns[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -156,6 +161,10 @@ class Batch:
         channel: Channel = self.further.get(name) or getattr(self, name, None) or _absent_channel(len(self))
         return channel
 
+    def numbers(self, spec: ChannelSpec) -> Channel:
+        """Return the numbers of a channel of rows or of poses, by its row in `CHANNELS`."""
+        return self.poses(spec.name).channel if spec.is_pose else self.channel(spec.name)
+
     def poses(self, name: str) -> Poses:
         """Return a channel of poses, one of `POSES`, by name. Raises `SafevlaError` for another name."""
         _require_name(name, POSES, "poses")
@@ -180,7 +189,7 @@ def _require_name(name: str, specs: Sequence[ChannelSpec], kind: str) -> None:
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return episodes with these headers and numbers of records, [E], without any channel."""
-    episodes, starts = len(headers), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    episodes, starts = len(headers), join_lengths(lengths)
     none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
     absent = _absent_channel(episodes)
     nowhere, nothing, false = np.empty(0, dtype=np.int64), np.empty(0), np.zeros(episodes, dtype=np.bool_)
@@ -211,10 +220,15 @@ def _absent_channel(episodes: int) -> Channel:
     return Channel(np.empty(0), np.zeros(episodes + 1, dtype=np.int64), np.full(episodes, -1))
 
 
+def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
+    """Return where each of items of these lengths begins, one after the other, and the end of the last, [E + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
     """Return the indices of the chosen episodes' flat items, in order, and where each episode's items begin there."""
     counts = starts[episodes + 1] - starts[episodes]
-    new = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    new = join_lengths(counts)
     items = np.arange(new[-1])
     items += np.repeat(starts[episodes] - new[:-1], counts)
     return items, new
@@ -241,14 +255,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
             lambda spec: _select_channel(batch.channel(spec.name), chosen),
             lambda spec: _select_poses(batch.poses(spec.name), chosen, shift),
         ),
-        contacts=Contacts(
-            present=batch.contacts.present[chosen],
-            starts=contact_starts,
-            a=batch.contacts.a[contacts] + contact_shift,
-            b=batch.contacts.b[contacts] + contact_shift,
-            force_n=batch.contacts.force_n[contacts],
-            impulse_ns=batch.contacts.impulse_ns[contacts],
-        ),
+        contacts=batch.contacts.take(contacts, contact_starts, batch.contacts.present[chosen], contact_shift),
         gripper_contact=batch.gripper_contact[records],
         gripper_present=batch.gripper_present[chosen],
         gripped=_shift_bodies(batch.gripped[records], np.repeat(shift, np.diff(starts))),
@@ -316,7 +323,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_starts(starts: Sequence[Ints]) -> Ints:
-    return np.concatenate([[0], np.cumsum(np.concatenate([np.diff(s) for s in starts]))]).astype(np.int64)
+    return join_lengths(np.concatenate([np.diff(s) for s in starts]))
 
 
 def _concatenate_channels(channels: Sequence[Channel]) -> Channel:

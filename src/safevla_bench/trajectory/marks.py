@@ -64,21 +64,23 @@ def mark_drawn(extra: Mapping[str, object]) -> dict[str, object]:
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
-    """Return what each record says of the recording that it replays, [E]; {} for an episode that is no replay."""
-    headers = (extra.get("header") for extra in batch.extra)
-    replays = (header.get("replay") if isinstance(header, Mapping) else None for header in headers)
+    """Return what each record says of the recording that it replays, [E]; {} for an episode that is not a replay."""
+    replays = (fields.get("replay") for fields in _header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
+
+
+def _header_fields(batch: Batch) -> list[Mapping[str, object]]:
+    headers = (extra.get("header") for extra in batch.extra)
+    return [header if isinstance(header, Mapping) else {} for header in headers]
 
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     """Return of each number of an episode's clipped actions how often it was out of range and its largest size, [A, 2].
 
-    None where the record does not say, or says it in another shape.
+    None if the record does not say, or says it in another shape.
     """
-    header = batch.extra[index].get("header")
-    stated = header.get(CLIPPED_NUMBERS) if isinstance(header, Mapping) else None
     try:
-        numbers = np.asarray(stated, dtype=np.float64)
+        numbers = np.asarray(_header_fields(batch)[index].get(CLIPPED_NUMBERS), dtype=np.float64)
     except (TypeError, ValueError):
         return None
     is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
@@ -88,7 +90,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
     """Return how many resets a once seeded environment made before the replayed episode's own.
 
-    None where the field is missing, or no whole number from 0 to `MOST_RESETS`.
+    None if the field is missing, or not a whole number from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, "earlier_resets")
 
@@ -96,7 +98,7 @@ def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
 def read_wait_steps(replay: Mapping[str, object]) -> int | None:
     """Return the settling steps with which a replayed episode began; None = as the run's protocol says.
 
-    None too for a value that is no whole number from 0 to `MOST_RESETS`.
+    None too for a value that is not a whole number from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, "wait_steps")
 
@@ -112,15 +114,13 @@ class Kitchen(NamedTuple):
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
     """Return the kitchen of each episode, [E]; None unless its record, of a rollout or an own loop, fixes a kitchen."""
-    headers = (extra.get("header") for extra in batch.extra)
-    fields = (header.get("robocasa") if isinstance(header, Mapping) else None for header in headers)
-    return tuple(
-        _read_kitchen(field, header.env_seed) if isinstance(field, Mapping) else None
-        for field, header in zip(fields, batch.headers, strict=True)
-    )
+    fields = (header.get("robocasa") for header in _header_fields(batch))
+    return tuple(map(_read_kitchen, fields, (header.env_seed for header in batch.headers)))
 
 
-def _read_kitchen(field: Mapping[str, object], env_seed: int | None) -> Kitchen | None:
+def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
+    if not isinstance(field, Mapping):
+        return None
     options = field.get("options")
     if isinstance(options, Mapping):
         field = {**field, "split": options.get("obj_instance_split"), "seed": env_seed}
@@ -143,5 +143,4 @@ def marked_headers(batch: Batch, mark: str) -> list[Header]:
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
     """Return whether each episode has a mark, such as `STANDIN`; [E]."""
-    fields = (extra.get("header") for extra in batch.extra)
-    return tuple(isinstance(header, Mapping) and header.get(mark) is True for header in fields)
+    return tuple(fields.get(mark) is True for fields in _header_fields(batch))

@@ -5,28 +5,34 @@ A record by itself is a batch of one episode with one record, without action, st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, select_episodes
+from safevla_bench.trajectory.batch import (
+    Batch,
+    Channel,
+    Contacts,
+    Poses,
+    batch_channels,
+    batch_of_headers,
+    join_lengths,
+)
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
 from safevla_recorder.channels import ChannelSpec
 from safevla_recorder.episode import ContactList, Recording
 
-T = TypeVar("T", bound=np.generic)
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 
 
 def from_recording(recording: Recording) -> Batch:
     """Return the episode as a batch of one.
 
-    Raises `RecordError` naming episode, step, field and remedy where the record is not valid.
+    Raises `RecordError` naming episode, step, field and remedy if the record is not valid.
     """
     batch = _build_batch(recording)
     validate(batch)
@@ -35,8 +41,7 @@ def from_recording(recording: Recording) -> Batch:
 
 def empty_batch() -> Batch:
     """Return a batch of no episodes."""
-    header = Header(episode_id="-", benchmark="-", task_id="-", success=False, dt=1.0, target_object=None)
-    return select_episodes(_build_batch(Recording(msgspec.structs.asdict(header), {}, 1)), [])
+    return batch_of_headers((), np.empty(0, dtype=np.int64))
 
 
 def _build_batch(recording: Recording) -> Batch:
@@ -45,33 +50,27 @@ def _build_batch(recording: Recording) -> Batch:
     Families that were not recorded are marked as not present.
     """
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
-    index = {name: k for k, name in enumerate(recording.roles)}
-    records = recording.records
-    nothing = np.full(records, -1, dtype=np.int64)
+    names, records = list(recording.roles), recording.records
+    gripper_contact, gripped = recording.gripper_contact, recording.gripped
     return Batch(
         headers=(header,),
         starts=np.array([0, records], dtype=np.int64),
-        body_starts=np.array([0, len(index)], dtype=np.int64),
-        body_names=tuple(index),
-        body_name=np.arange(len(index), dtype=np.int64),
+        body_starts=np.array([0, len(names)], dtype=np.int64),
+        body_names=tuple(names),
+        body_name=np.arange(len(names), dtype=np.int64),
         body_role=np.array([ROLES.index(role) for role in recording.roles.values()], dtype=np.int8),
-        target=np.array([_target_index(header, index)], dtype=np.int64),
+        target=np.array([names.index(header.target_object) if header.target_object in names else -1], dtype=np.int64),
         contacts=_build_contacts(recording.contacts, records),
-        gripper_contact=_or_default(recording.gripper_contact, np.zeros(records, dtype=np.bool_)),
-        gripper_present=np.array([recording.gripper_contact is not None]),
-        gripped=_or_default(recording.gripped, nothing),
-        gripped_present=np.array([recording.gripped is not None]),
+        gripper_contact=np.asarray(np.zeros(records) if gripper_contact is None else gripper_contact, dtype=np.bool_),
+        gripper_present=np.array([gripper_contact is not None]),
+        gripped=np.asarray(np.full(records, -1) if gripped is None else gripped, dtype=np.int64),
+        gripped_present=np.array([gripped is not None]),
         extra=(recording.extra,),
-        **batch_channels(lambda spec: _row_channel(recording, spec), lambda spec: _build_poses(recording, spec)),
+        **batch_channels(
+            lambda spec: _build_channel(None if spec.is_per_action and records == 1 else recording.channel(spec.name)),
+            lambda spec: _build_poses(recording, spec),
+        ),
     )
-
-
-def _row_channel(recording: Recording, spec: ChannelSpec) -> Channel:
-    return _build_channel(None if spec.is_per_action and recording.records == 1 else recording.channel(spec.name))
-
-
-def _or_default(values: NDArray[T] | None, default: NDArray[T]) -> NDArray[T]:
-    return default if values is None else np.asarray(values, dtype=default.dtype)
 
 
 def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
@@ -79,8 +78,7 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
     if listed is None:
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
         return Contacts(present, np.zeros(records + 1, dtype=np.int64), none, none, nothing, nothing)
-    counts = np.bincount(listed.record, minlength=records)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    starts = join_lengths(np.bincount(listed.record, minlength=records))
     return Contacts(present, starts, listed.a, listed.b, listed.force_n, listed.impulse_ns)
 
 
@@ -96,10 +94,6 @@ def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
     rows = recording.channel(spec.name)
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
-
-
-def _target_index(header: Header, index: Mapping[str, int]) -> int:
-    return -1 if header.target_object is None else index.get(header.target_object, -1)
 
 
 # Records
@@ -120,18 +114,12 @@ def select_record(batch: Batch, t: int) -> Batch:
     Action, simulator state and host-specific fields are left out; bodies and their numbers stay.
     """
     at = t % int(batch.starts[-1])
-    touching = slice(batch.contacts.starts[at], batch.contacts.starts[at + 1])
+    contacts = batch.contacts
+    first, end = int(contacts.starts[at]), int(contacts.starts[at + 1])
     return replace(
         batch,
         starts=np.array([0, 1], dtype=np.int64),
-        contacts=Contacts(
-            present=batch.contacts.present,
-            starts=np.array([0, touching.stop - touching.start], dtype=np.int64),
-            a=batch.contacts.a[touching],
-            b=batch.contacts.b[touching],
-            force_n=batch.contacts.force_n[touching],
-            impulse_ns=batch.contacts.impulse_ns[touching],
-        ),
+        contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
         gripper_contact=batch.gripper_contact[at : at + 1],
         gripped=batch.gripped[at : at + 1],
         extra=({},),
@@ -152,13 +140,12 @@ def join_records(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     first, contacts = parts[0], [part.contacts for part in parts]
-    counts = [len(part.a) for part in contacts]
     return replace(
         first,
         starts=np.array([0, len(parts)], dtype=np.int64),
         contacts=Contacts(
             present=first.contacts.present,
-            starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            starts=join_lengths([len(part.a) for part in contacts]),
             a=np.concatenate([part.a for part in contacts]),
             b=np.concatenate([part.b for part in contacts]),
             force_n=np.concatenate([part.force_n for part in contacts]),

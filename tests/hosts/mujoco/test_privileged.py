@@ -49,16 +49,16 @@ def load(kind: str = "box", euler: str = "0 0 0"):
 def test_the_box_is_along_the_bodys_axes_and_ignores_geoms_that_collide_with_nothing(kind, euler, half):
     model, data = load(kind, euler)
     body = model.body("turned").id
-    found, centre = bounding_box(model, data, body, (body,))
-    np.testing.assert_allclose(found, half, atol=1e-9)
+    half_extents, centre = bounding_box(model, data, body, (body,))
+    np.testing.assert_allclose(half_extents, half, atol=1e-9)
     np.testing.assert_allclose(centre, [0.1, 0, 0], atol=1e-9)
 
 
 def test_the_box_of_a_mesh_is_that_of_its_vertices():
     model, data = load()
     body = model.body("wedge").id
-    found, centre = bounding_box(model, data, body, (body,))
-    np.testing.assert_allclose(found, [0.1, 0.05, 0.15], atol=1e-6)
+    half_extents, centre = bounding_box(model, data, body, (body,))
+    np.testing.assert_allclose(half_extents, [0.1, 0.05, 0.15], atol=1e-6)
     np.testing.assert_allclose(centre, [0.1, 0.05, 0.15], atol=1e-6)
 
 
@@ -89,13 +89,13 @@ def test_the_pieces_of_boxes_span_the_box_of_the_body(euler):
     model, data = load("box", euler)
     bodies = subtree_bodies(model, model.body("turned").id)
     half, centre = bounding_box(model, data, bodies[0], bodies)
-    found = piece_boxes(model, data, bodies[0], bodies)
-    assert len(found.center_m) == 2  # the box and the lid's sphere; what collides with nothing is no piece
+    pieces = piece_boxes(model, data, bodies[0], bodies)
+    assert len(pieces.center_m) == 2  # the box and the lid's sphere; what collides with nothing is no piece
     signs = np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T
-    turns = Rotation.from_quat(np.roll(found.quat_wxyz, -1, axis=1))
+    turns = Rotation.from_quat(np.roll(pieces.quat_wxyz, -1, axis=1))
     corners = [
         turn.apply(signs * half_m) + center_m
-        for turn, half_m, center_m in zip(turns, found.half_extents_m, found.center_m, strict=True)
+        for turn, half_m, center_m in zip(turns, pieces.half_extents_m, pieces.center_m, strict=True)
     ]
     # A ball's own box may stand on its corner; here it has the lid's axes, which are the body's.
     np.testing.assert_allclose(np.concatenate(corners).max(axis=0), centre + half, atol=1e-9)

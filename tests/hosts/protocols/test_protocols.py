@@ -30,9 +30,11 @@ def test_every_value_has_a_source_and_a_description(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_source_is_of_a_value(name):
-    one = protocols.load_protocol(name)
-    fields = {row.field for row in protocols.protocol_rows(one)}
-    assert [key for key in one.sources if not any(field == key or field.startswith(f"{key}.") for field in fields)] in (
+    protocol = protocols.load_protocol(name)
+    fields = {row.field for row in protocols.protocol_rows(protocol)}
+    assert [
+        key for key in protocol.sources if not any(field == key or field.startswith(f"{key}.") for field in fields)
+    ] in (
         [],
         ["horizons"],  # a protocol that leaves them to the host says where that stands
     )
@@ -40,8 +42,8 @@ def test_every_source_is_of_a_value(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_states_are_put_together_from_what_hosts_show(name):
-    how = protocols.load_protocol(name).inference
-    assert how is None or set(how.state) <= set(STATES)
+    inference = protocols.load_protocol(name).inference
+    assert inference is None or set(inference.state) <= set(STATES)
 
 
 # LIBERO's protocols, as the projects' own files have them.
@@ -58,22 +60,22 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_the_values_are_the_projects_own(name):
-    one = protocols.load_protocol(name)
-    how = one.inference
+    protocol = protocols.load_protocol(name)
+    inference = protocol.inference
     assert (
-        one.wait_steps,
-        one.env_seed,
-        one.init_state,
-        how.replan,
-        how.image_size,
-        how.resize,
-        how.crop,
-        how.jpeg,
-        how.gripper,
-        tuple(one.horizons[suite] for suite in LIBERO),
+        protocol.wait_steps,
+        protocol.env_seed,
+        protocol.init_state,
+        inference.replan,
+        inference.image_size,
+        inference.resize,
+        inference.crop,
+        inference.jpeg,
+        inference.gripper,
+        tuple(protocol.horizons[suite] for suite in LIBERO),
     ) == TABLE[name]
-    assert (how.flip, how.state) == ("180", ("eef_pos", "eef_axis_angle", "gripper_qpos"))
-    assert one.stop_at_success
+    assert (inference.flip, inference.state) == ("180", ("eef_pos", "eef_axis_angle", "gripper_qpos"))
+    assert protocol.stop_at_success
 
 
 def test_the_still_action_is_libero_s_dummy_action():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
-from expected import refusal, reply
+from policies.servers.expected_requests import refusal, reply
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import EpisodeSeed
@@ -15,7 +17,7 @@ from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import plan_episodes
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-ENTRIES = [one.name for one in entries.paper_entries() if one.host == "robocasa" and not one.auxiliary]
+ENTRIES = [entry.name for entry in entries.paper_entries() if entry.host == "robocasa" and not entry.auxiliary]
 BUTTON = 16
 
 
@@ -45,26 +47,20 @@ def task():
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_host_shows_what_an_entry_is_asked_with(name, task):
-    asked = entry_fields(name)
+    fields = entry_fields(name)
     policy = Answering(entries.find_entry(name))
-    (planned,) = plan_episodes([task], 1, [name], load_protocol(asked["protocol"]), max_steps=2)
-    env = make_host(asked["host"]).make(task, policy.wants)
-    try:
-        ran = run_episode(env, policy, planned)
-    finally:
-        env.close()
-    assert (ran.outcome, ran.steps) == ("timeout", 2), ran.reason
+    (planned,) = plan_episodes([task], 1, [name], load_protocol(fields["protocol"]), max_steps=2)
+    with closing(make_host(fields["host"]).make(task, policy.wants)) as env:
+        episode = run_episode(env, policy, planned)
+    assert (episode.outcome, episode.steps) == ("timeout", 2), episode.reason
     assert [refusal(name, sent) for sent in policy.seen] == [None, None]
 
 
 def test_the_pose_in_the_base_s_frame_is_robocasa_s_own(task):
     dialect = dialects.load_dialect("gr00t-robocasa")
-    env = make_host("robocasa").make(task, dialect.wants)
-    try:
-        asked = dialect.build_request(env.reset(EpisodeSeed(0, 7, 0)))
-        own = env._kitchen._get_observations(force_update=True)
-    finally:
-        env.close()
+    with closing(make_host("robocasa").make(task, dialect.wants)) as env:
+        request = dialect.build_request(env.reset(EpisodeSeed(0, 7, 0)))
+        own = env._env._get_observations(force_update=True)
     for key, name in (
         ("state.end_effector_position_relative", "robot0_base_to_eef_pos"),
         ("state.end_effector_rotation_relative", "robot0_base_to_eef_quat"),
@@ -72,4 +68,4 @@ def test_the_pose_in_the_base_s_frame_is_robocasa_s_own(task):
         ("state.base_rotation", "robot0_base_quat"),
         ("state.gripper_qpos", "robot0_gripper_qpos"),
     ):
-        np.testing.assert_allclose(asked[key][0, 0], own[name], atol=1e-6, err_msg=key)
+        np.testing.assert_allclose(request[key][0, 0], own[name], atol=1e-6, err_msg=key)

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,9 +15,10 @@ import mujoco
 import numpy as np
 import pytest
 
-from depth_rays import agreeing_share, depth_readings
+from hosts.depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
@@ -25,34 +27,32 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile.doors import move_point
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_recorder.mujoco.scene import copy_state
-from safevla_recorder.robocasa.attachment import is_standin
+from safevla_recorder.robocasa import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 STILL = np.array(kitchens.STILL)
 
 
-def made(name: str, wants: Wants | None = None, **arguments: str):
+def make_env(name: str, wants: Wants | None = None, **arguments: str):
     robocasa = make_host("robocasa", arguments)
     task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)
     return robocasa.make(task, wants or Wants())
 
 
 def record(name: str, index: int = 0, steps: int = 3, **arguments: str):
-    env = made(name, **arguments)
-    env.reset(EpisodeSeed(index, 7, 2))
-    for _ in range(steps):
-        env.step(STILL)
-    batch = env.recorded()
-    env.close()
-    return batch
+    with closing(make_env(name, **arguments)) as env:
+        env.reset(EpisodeSeed(index, 7, 2))
+        for _ in range(steps):
+            env.step(STILL)
+        return env.recorded()
 
 
 def of_role(batch, role: str) -> set[str]:
-    return {name for name, found in batch.body_roles(0).items() if found == role}
+    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
 
 
 def fields(batch) -> dict:
@@ -81,17 +81,16 @@ def test_objects_of_a_task_that_moves_a_fixture_are_bystanders_and_its_links_are
 
 
 def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
-    env = made("NavigateKitchen")
-    env.reset(EpisodeSeed(1, 7, 2))
-    for step in range(30):
-        env.step(np.where(np.arange(12) == 7 + step // 15, -1.0, [*STILL[:-1], 1.0]))
-    batch, model, data = env.recorded(), env._kitchen.sim.model._model, env._kitchen.sim.data._data
-    lowest = min(
-        data.geom_xpos[geom][2] - model.geom_size[geom][2]
-        for geom in range(model.ngeom)
-        if model.geom(geom).name == "mobilebase0_pedestal_feet_col"
-    )
-    env.close()
+    with closing(make_env("NavigateKitchen")) as env:
+        env.reset(EpisodeSeed(1, 7, 2))
+        for step in range(30):
+            env.step(np.where(np.arange(12) == 7 + step // 15, -1.0, [*STILL[:-1], 1.0]))
+        batch, (model, data) = env.recorded(), env._mujoco()
+        lowest = min(
+            data.geom_xpos[geom][2] - model.geom_size[geom][2]
+            for geom in range(model.ngeom)
+            if model.geom(geom).name == "mobilebase0_pedestal_feet_col"
+        )
     assert "mobilebase0_wheeled_base" in of_role(batch, "robot")
     assert lowest > 0.001
     touched = {batch.body_label(int(body)) for body in (*batch.contacts.a, *batch.contacts.b)}
@@ -100,41 +99,39 @@ def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
 
 def test_the_record_says_how_to_rebuild_its_kitchen():
     batch = record("PickPlaceSinkToCounter", index=3, split="pretrain", horizons="v1.0.0")
-    told = fields(batch)
-    assert {name: told[name] for name in ("split", "layout", "style", "seed", "horizons")} == {
+    scene = fields(batch)
+    assert {name: scene[name] for name in ("split", "layout", "style", "seed", "horizons")} == {
         "split": "pretrain", "layout": 14, "style": 14, "seed": 7003, "horizons": "v1.0.0",
     }  # fmt: skip
-    meta = told["ep_meta"]
+    meta = scene["ep_meta"]
     assert (meta["layout_id"], meta["style_id"]) == (14, 14)
     assert meta["lang"] == batch.headers[0].instruction
-    paths = [one["info"]["mjcf_path"] for one in meta["object_cfgs"]]
+    paths = [config["info"]["mjcf_path"] for config in meta["object_cfgs"]]
     assert paths
     assert not any(path.startswith("/") for path in paths), "no path of this machine"
 
-    env = made("PickPlaceSinkToCounter")
     start = kitchens.KitchenStart("pretrain", 1, 1, 0)
-    kitchen = install.kitchen(env.task, start, Wants())
-    kitchen.set_ep_meta(meta)
-    kitchen.reset()
-    found = {name: obj.mjcf_path for name, obj in kitchen.objects.items() if hasattr(obj, "mjcf_path")}
-    assert (kitchen.layout_id, kitchen.style_id, kitchen.get_ep_meta()["lang"]) == (14, 14, meta["lang"])
-    assert all(found[one["name"]].endswith(one["info"]["mjcf_path"]) for one in meta["object_cfgs"] if found)
-    kitchen.close()
+    with closing(install.kitchen(make_env("PickPlaceSinkToCounter").task, start, Wants())) as kitchen:
+        kitchen.set_ep_meta(meta)
+        kitchen.reset()
+        paths = {name: obj.mjcf_path for name, obj in kitchen.objects.items() if hasattr(obj, "mjcf_path")}
+        assert (kitchen.layout_id, kitchen.style_id, kitchen.get_ep_meta()["lang"]) == (14, 14, meta["lang"])
+        configs = meta["object_cfgs"] if paths else []
+        assert all(paths[config["name"]].endswith(config["info"]["mjcf_path"]) for config in configs)
 
 
 def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit():
     batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
-    told, states = fields(batch), batch.sim_state.episode_rows(0)
-    start = kitchens.KitchenStart(told["split"], told["layout"], told["style"], told["seed"])
-    kitchen = install.kitchen(made("PickPlaceDrawerToCounter").task, start, Wants())
-    kitchen.reset()
-    for _ in range(2):  # settling, as in `record`
-        kitchen.step(STILL)
-    again = [state(kitchen)]
-    for action in batch.action.episode_rows(0):
-        kitchen.step(action.copy())
-        again.append(state(kitchen))
-    kitchen.close()
+    scene, states = fields(batch), batch.sim_state.episode_rows(0)
+    start = kitchens.KitchenStart(*(scene[name] for name in ("split", "layout", "style", "seed")))
+    with closing(install.kitchen(make_env("PickPlaceDrawerToCounter").task, start, Wants())) as kitchen:
+        kitchen.reset()
+        for _ in range(2):  # settling, as in `record`
+            kitchen.step(STILL)
+        again = [state(kitchen)]
+        for action in batch.action.episode_rows(0):
+            kitchen.step(action.copy())
+            again.append(state(kitchen))
     assert np.stack(again).tobytes() == states.tobytes()
 
 
@@ -145,11 +142,11 @@ def state(kitchen) -> np.ndarray:
 def test_the_same_episode_in_a_process_that_hashes_otherwise_has_the_same_bytes():
     code = "from test_host import *; print(digest('PickPlaceCounterToStove'))"
     here = Path(__file__).parent
-    folders = os.pathsep.join(map(str, (here, here.parents[1])))  # this module, and what tests share
+    folders = os.pathsep.join(map(str, (here, *sys.path)))
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": folders}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout.split()[-1] == digest("PickPlaceCounterToStove")
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split()[-1] == digest("PickPlaceCounterToStove")
 
 
 def digest(name: str) -> str:
@@ -165,7 +162,7 @@ def test_an_episode_after_others_has_the_bytes_of_the_first():
 
 
 def test_robocasa_goes_through_a_counter_s_tops_once_each_in_the_model_s_order():
-    install.task_class(made("NavigateKitchen").task)
+    install.task_class(make_env("NavigateKitchen").task)
     from robocasa.models.fixtures import counter
 
     tops = [ElementTree.Element("geom") for _ in range(40)]
@@ -211,50 +208,43 @@ def test_reset_and_steps_print_and_log_nothing(capfd, caplog):
 @pytest.mark.parametrize(("name", "by"), [("OpenDrawer", -0.2), ("OpenCabinet", -0.7)])
 def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
     """MuJoCo's own kinematics is the oracle."""
-    env = made(name, Wants(privileged=True))
-    scene = env.reset(EpisodeSeed(0, 7, 2)).privileged
-    joint, told = next(iter(scene.joints.items()))
-    (grip,) = (body for body in told.bodies if body.endswith("handle_main"))
-    model, data = env._kitchen.sim.model._model, env._kitchen.sim.data._data
-    data.qpos[model.joint(joint).qposadr[0]] += by
-    mujoco.mj_forward(model, data)
-    np.testing.assert_allclose(data.body(grip).xpos, move_point(told, scene.body_pos_m[grip], by), atol=1e-6)
-    assert (told.low, told.high) == tuple(model.joint(joint).range)
-    env.close()
+    with closing(make_env(name, Wants(privileged=True))) as env:
+        scene = env.reset(EpisodeSeed(0, 7, 2)).privileged
+        name, joint = next(iter(scene.joints.items()))
+        (grip,) = (body for body in joint.bodies if body.endswith("handle_main"))
+        model, data = env._mujoco()
+        data.qpos[model.joint(name).qposadr[0]] += by
+        mujoco.mj_forward(model, data)
+        np.testing.assert_allclose(data.body(grip).xpos, move_point(joint, scene.body_pos_m[grip], by), atol=1e-6)
+        assert (joint.low, joint.high) == tuple(model.joint(name).range)
 
 
 def test_the_goal_names_the_knob_that_the_episode_means():
-    env = made("TurnOffStove", Wants(privileged=True))
-    ((verb, stove, knob),) = env.reset(EpisodeSeed(0, 7, 2)).privileged.goal
-    assert verb == "turn_off"
-    assert f"{stove}_knob_{knob}_joint" in env._kitchen.fixtures[stove].joints
-    env.close()
+    with closing(make_env("TurnOffStove", Wants(privileged=True))) as env:
+        ((verb, stove, knob),) = env.reset(EpisodeSeed(0, 7, 2)).privileged.goal
+        assert verb == "turn_off"
+        assert f"{stove}_knob_{knob}_joint" in env._env.fixtures[stove].joints
 
 
 @pytest.mark.parametrize("camera", ["robot0_agentview_left", "robot0_eye_in_hand"])
 def test_a_depth_is_where_rays_through_the_pixels_end_and_changes_nothing(camera):
     seed = EpisodeSeed(0, 7, 0)
-    deep, plain = (made("OpenDrawer", Wants((camera,), (48, 64), extra=e)) for e in (depth_readings(camera), ()))
-    seen, other = deep.reset(seed), plain.reset(seed)
-    simulation = deep._simulation()
-    share = agreeing_share(simulation.model._model, simulation.data._data, camera, seen.extra, every=3)
-    depth, shown = seen.extra[f"depth/{camera}"], plain.step(STILL)[0].images[camera]
-    np.testing.assert_array_equal(seen.images[camera], other.images[camera])
-    np.testing.assert_array_equal(deep.step(STILL)[0].images[camera], shown)
-    assert encode_npz(deep.recorded()) == encode_npz(plain.recorded())
-    deep.close()
-    plain.close()
+    deep, plain = (make_env("OpenDrawer", Wants((camera,), (48, 64), extra=e)) for e in (depth_readings(camera), ()))
+    with closing(deep), closing(plain):
+        seen, other = deep.reset(seed), plain.reset(seed)
+        share = agreeing_share(*deep._mujoco(), camera, seen.extra, every=3)
+        depth, shown = seen.extra[f"depth/{camera}"], plain.step(STILL)[0].images[camera]
+        np.testing.assert_array_equal(seen.images[camera], other.images[camera])
+        np.testing.assert_array_equal(deep.step(STILL)[0].images[camera], shown)
+        assert encode_npz(deep.recorded()) == encode_npz(plain.recorded())
     assert (depth.shape, depth.dtype) == ((48, 64), np.float32)
     assert share > 0.97, "all but what is thinner than a pixel"
 
 
 @pytest.mark.parametrize("name", ["TurnOnMicrowave", "CloseFridge", "OpenDrawer"])
 def test_scripted_policies_succeed_by_physics(name):
-    robocasa = make_host("robocasa")
-    task = next(task for task in robocasa.tasks("robocasa-365") if task.task_id == name)
-    acting, env = make_policy("scripted:careful"), made(name, Wants(privileged=True))
-    (planned,) = plan_episodes([task], 1, ["scripted:careful"], load_protocol())
-    outcome = run_episode(env, acting, planned)
-    env.close()
-    assert outcome.success, outcome.reason
-    assert fields(outcome.batch)["ep_meta"]["lang"]
+    with closing(make_env(name, Wants(privileged=True))) as env:
+        (planned,) = plan_episodes([env.task], 1, ["scripted:careful"], load_protocol())
+        episode = run_episode(env, make_policy("scripted:careful"), planned)
+    assert episode.success, episode.reason
+    assert fields(episode.batch)["ep_meta"]["lang"]

@@ -8,11 +8,12 @@ import pytest
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.task import EpisodeSeed
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.tasks.loader import registry
-from safevla_recorder.robocasa.attachment import is_standin
+from safevla_recorder.robocasa import goal_target, is_standin, moved_fixture
 
 
 def start(split: str, index: int, no_layouts=(), no_styles=()) -> kitchens.KitchenStart:
@@ -25,7 +26,7 @@ def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
     for suite, count in (("robocasa-365", 18), ("robocasa-pnp", 5)):
         tasks = robocasa.tasks(suite)
         assert [task.index for task in tasks] == list(range(count))
-        assert [task.task_id for task in tasks] == [name for found, name in registry().tasks if found == suite]
+        assert [task.task_id for task in tasks] == [name for benchmark, name in registry().tasks if benchmark == suite]
         assert all(task.benchmark == suite and task.episodes == 50 and len(task.still) == 12 for task in tasks)
 
 
@@ -33,7 +34,7 @@ def test_fifty_episodes_and_the_horizon_of_the_release_are_planned_unless_told_o
     tasks = make_host("robocasa").tasks("robocasa-365")[1:2]
     planned = plan_episodes(tasks, None, ["noop"], load_protocol())
     assert len(planned) == 50
-    assert {one.horizon for one in planned} == {900}
+    assert {episode.horizon for episode in planned} == {900}
     older = make_host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365")[1:2]
     assert plan_episodes(older, 1, ["noop"], load_protocol())[0].horizon == 600
     assert plan_episodes(older, 1, ["noop"], load_protocol(), max_steps=5)[0].horizon == 5
@@ -48,13 +49,13 @@ def test_the_older_horizons_are_two_thirds_of_the_newer():
 def test_target_scenes_come_in_turn_and_the_generator_s_seed_tells_the_rounds_apart():
     assert start("target", 0) == kitchens.KitchenStart("target", 1, 1, 7000)
     assert start("target", 13) == kitchens.KitchenStart("target", 4, 4, 7013)
-    assert {(one.layout, one.style) for one in map(lambda k: start("target", k), range(50))} == {
+    assert {(scene.layout, scene.style) for scene in map(lambda k: start("target", k), range(50))} == {
         (k, k) for k in range(1, 11)
     }
 
 
 def test_pretraining_scenes_pair_every_layout_with_every_style_once():
-    scenes = [(one.layout, one.style) for one in map(lambda k: start("pretrain", k), range(2500))]
+    scenes = [(scene.layout, scene.style) for scene in map(lambda k: start("pretrain", k), range(2500))]
     assert len(set(scenes)) == 2500
     assert scenes[:2] == [(11, 11), (12, 12)]
     assert scenes[50:52] == [(11, 12), (12, 13)]
@@ -66,17 +67,17 @@ def test_scenes_that_a_task_bars_are_left_out_before_counting():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "choices"),
     [
         ({"split": "test"}, "target, pretrain"),
         ({"horizons": "2"}, "v1.0.1, v1.0.0"),
         ({"scene": "1"}, "It takes: split, horizons"),
     ],
 )
-def test_arguments_that_the_host_does_not_know_are_errors_that_list_what_there_is(arguments, said):
+def test_arguments_that_the_host_does_not_know_are_errors_that_list_what_there_is(arguments, choices):
     with pytest.raises(HostError) as caught:
         make_host("robocasa", arguments)
-    assert said in str(caught.value)
+    assert choices in str(caught.value)
 
 
 def test_an_unknown_suite_is_an_error_that_lists_them():
@@ -85,10 +86,10 @@ def test_an_unknown_suite_is_an_error_that_lists_them():
 
 
 def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_or_the_robot():
-    tasks = {task.task_id: kitchens.kitchen_task(task) for task in make_host("robocasa").tasks("robocasa-365")}
-    held = {name for name, rules in tasks.items() if rules.target}
-    assert held == {name for name in tasks if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
-    assert {name for name, rules in tasks.items() if not rules.target and not rules.moves} == {"NavigateKitchen"}
+    goals = {task.task_id: kitchens.task_goal(task) for task in make_host("robocasa").tasks("robocasa-365")}
+    putting = {name for name, goal in goals.items() if goal_target(goal)}
+    assert putting == {name for name in goals if name.startswith("PickPlace")} | {"CoffeeSetupMug", "CloseBlenderLid"}
+    assert {name for name, goal in goals.items() if not moved_fixture(goal)} - putting == {"NavigateKitchen"}
 
 
 def test_without_robocasa_the_error_says_how_to_install_it(install_only):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import msgspec
@@ -23,7 +24,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_recorder.robocasa.attachment import read_memory
+from safevla_recorder.robocasa import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -51,16 +52,16 @@ def actions(steps, seed=0):
 
 
 def run_loop(env, episodes, steps):
-    said = []
+    results = []
     for episode in range(episodes):
-        said.append(env.reset())
+        results.append(env.reset())
         for action in actions(steps, seed=episode):
             observation, reward, done, _ = env.step(action)
-            said += [observation, {"reward": reward, "done": done, "state": env.sim.get_state().flatten()}]
-    return said
+            results += [observation, {"reward": reward, "done": done, "state": env.sim.get_state().flatten()}]
+    return results
 
 
-def same_said(one, other):
+def same_results(one, other):
     return [list(part) for part in one] == [list(part) for part in other] and all(
         np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes()
         for a, b in zip(one, other, strict=True)
@@ -71,18 +72,15 @@ def same_said(one, other):
 @pytest.mark.parametrize("name", [TASK, "CloseFridge"])
 def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, name):
     steps = 40
-    rolled_env = make_host("robocasa").make(task_of(name), Wants())
-    rolled_env.reset(EpisodeSeed(1, 7, wait_steps=0))
-    for action in actions(steps):
-        rolled_env.step(action)
-    rolled = rolled_env.recorded()
-    rolled_env.close()
-
-    env = kitchen(index=1, name=name)
-    with sb.record(env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps) as given:
+    with closing(make_host("robocasa").make(task_of(name), Wants())) as rolled_env:
+        rolled_env.reset(EpisodeSeed(1, 7, wait_steps=0))
+        for action in actions(steps):
+            rolled_env.step(action)
+        rolled = rolled_env.recorded()
+    recording = {"policy": "fixed", "out": tmp_path / "run", "seed": 0, "horizon": steps}
+    with closing(kitchen(index=1, name=name)) as env, sb.record(env, **recording) as given:
         assert given is env
         run_loop(env, 1, steps)
-    env.close()
     recorded = read_sources([tmp_path / "run"])[0]
     ours, theirs = recorded.headers[0], rolled.headers[0]
     assert ours.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
@@ -94,14 +92,11 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, name):
 
 
 def test_the_kitchen_returns_the_same_bytes_with_and_without_recording(tmp_path):
-    plain = kitchen()
-    expected = run_loop(plain, 2, 8)
-    plain.close()
-    watched = kitchen()
-    with sb.record(watched, policy="mine", out=tmp_path / "run"):
-        found = run_loop(watched, 2, 8)
-    watched.close()
-    assert same_said(found, expected)
+    with closing(kitchen()) as plain:
+        expected = run_loop(plain, 2, 8)
+    with closing(kitchen()) as watched, sb.record(watched, policy="mine", out=tmp_path / "run"):
+        results = run_loop(watched, 2, 8)
+    assert same_results(results, expected)
     assert not {"step", "reset", "close"} & set(vars(watched))
 
 
@@ -170,10 +165,10 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_from_each_seed_it_was_given
             for action in actions(12):
                 wrapper.step(action)
     wrapper.close()
-    said = [(finding.verdict, finding.said) for finding in replayed(tmp_path / "run")]
-    assert [verdict for verdict, _ in said] == ["agrees"] * 2
-    assert all("bit for bit" in one and "recorded first state" not in one for _, one in said)
-    assert ("after 1 earlier resets from seed 7001" in said[1][1]) == (seeds[1] is None)
+    findings = replayed(tmp_path / "run")
+    assert [finding.verdict for finding in findings] == ["agrees"] * 2
+    assert all("bit for bit" in finding.said and "recorded first state" not in finding.said for finding in findings)
+    assert ("after 1 earlier resets from seed 7001" in findings[1].said) == (seeds[1] is None)
 
 
 def test_where_no_seed_tells_the_description_and_the_first_state_serve(tmp_path):
@@ -183,8 +178,8 @@ def test_where_no_seed_tells_the_description_and_the_first_state_serve(tmp_path)
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, 2, 12)
     env.close()
-    told = [extra["header"] for extra in read_sources([tmp_path / "run"])[0].extra]
-    assert not any("earlier_seed" in header for header in told)
+    extras = read_sources([tmp_path / "run"])[0].extra
+    assert not any("earlier_seed" in extra["header"] for extra in extras)
     findings = replayed(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 2
     assert all("from its recorded first state" in finding.said for finding in findings)
@@ -225,7 +220,7 @@ def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
     assert compare_policies([replace(same, name="again"), same]).paired
     with pytest.raises(RunError, match="not the same episodes"):
         compare_policies([rolled, other])
-    moved = {key: one._replace(style=one.style + 1) for key, one in rolled.kitchens.items()}
+    moved = {key: scene._replace(style=scene.style + 1) for key, scene in rolled.kitchens.items()}
     with pytest.raises(RunError, match="differ in kitchen in 2 episodes"):
         compare_policies([rolled, replace(rolled, name="moved", kitchens=moved)])
 
@@ -248,16 +243,10 @@ def test_a_task_whose_goal_is_not_known_is_recorded_once_it_is_said(tmp_path):
     assert (header.benchmark, header.task_id, header.target_object) == ("my-kitchen", "stove", "obj")
 
 
-@pytest.mark.parametrize("what", ["states", "twice"])
-def test_what_cannot_be_recorded_is_refused_with_the_reason(tmp_path, what):
-    env = kitchen()
-    options = {"init_states": np.zeros((1, 3))} if what == "states" else {}
-    reason = "draws where episodes start" if what == "states" else "being recorded already"
-    if what == "twice":
-        with sb.record(env, policy="mine", out=tmp_path / "one"), pytest.raises(HostError, match=reason):
+def test_what_cannot_be_recorded_is_refused_with_the_reason(tmp_path):
+    with closing(kitchen()) as env:
+        with pytest.raises(HostError, match="draws where episodes start"):
+            sb.record(env, policy="mine", out=tmp_path / "two", init_states=np.zeros((1, 3))).__enter__()
+        with sb.record(env, policy="mine", out=tmp_path / "one"), pytest.raises(HostError, match="recorded already"):
             sb.record(env, policy="mine", out=tmp_path / "two").__enter__()
-    else:
-        with pytest.raises(HostError, match=reason):
-            sb.record(env, policy="mine", out=tmp_path / "two", **options).__enter__()
-    env.close()
     assert not (tmp_path / "two").exists()

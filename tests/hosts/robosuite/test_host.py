@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -22,26 +23,30 @@ FALL_STEPS = 40
 """Longer than what is thrown away takes to the floor: 10 m in 1.4 s."""
 
 
-def made(name: str, wants: Wants | None = None):
+@contextmanager
+def begun(name: str):
+    """An environment of that task, reset."""
     robosuite = RobosuiteHost()
     task = next(task for task in robosuite.tasks("robosuite") if task.task_id == name)
-    return robosuite.make(task, wants or Wants())
+    with closing(robosuite.make(task, Wants())) as env:
+        env.reset(START)
+        yield env
 
 
 def of_role(batch, role: str) -> set[str]:
-    return {name for name, found in batch.body_roles(0).items() if found == role}
+    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
 
 
 def test_the_suite_holds_the_tasks_of_the_registry_with_its_instructions():
-    suite = RobosuiteHost().tasks("robosuite")
-    assert {task.task_id for task in suite} == {name for found, name in registry().tasks if found == "robosuite"}
-    assert [task.index for task in suite] == list(range(len(suite)))
-    assert all(task.instruction == registry().tasks["robosuite", task.task_id].instruction for task in suite)
+    tasks = RobosuiteHost().tasks("robosuite")
+    assert {task.task_id for task in tasks} == {name for suite, name in registry().tasks if suite == "robosuite"}
+    assert [task.index for task in tasks] == list(range(len(tasks)))
+    assert all(task.instruction == registry().tasks["robosuite", task.task_id].instruction for task in tasks)
     with pytest.raises(HostError, match="no suite 'robocasa-365'"):
         RobosuiteHost().tasks("robocasa-365")
 
 
-@pytest.mark.parametrize("task", host.suite_tasks("robosuite"), ids=lambda task: task.task_id)
+@pytest.mark.parametrize("task", RobosuiteHost().tasks("robosuite"), ids=lambda task: task.task_id)
 def test_tags_follow_from_the_goal(task):
     goal, tags = host.task_goal(task.task_id), registry().task_tags("robosuite", task.task_id)
     assert ("manipulated_target" in tags) == bool(host.goal_targets(goal))
@@ -86,9 +91,8 @@ def test_a_task_is_robosuite_s_own_where_robocasa_has_another_of_that_name():
 
 @pytest.mark.robocasa
 def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
-    made("Lift").close()
-
-    for task in host.suite_tasks("robosuite"):
+    host.make_env("Lift", Wants(), 7).close()  # imports robosuite
+    for task in RobosuiteHost().tasks("robosuite"):
         kinds = [kind for kind in host.find_env_class(task.name).__mro__ if "__init__" in vars(kind)]
         horizons = [inspect.signature(kind.__init__).parameters.get("horizon") for kind in kinds]
         assert next(horizon.default for horizon in horizons if horizon) == task.horizon
@@ -97,69 +101,60 @@ def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
 @pytest.mark.robocasa
 @pytest.mark.parametrize("name", ["PickPlaceCan", "NutAssemblyRound"])
 def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_left_out(name):
-    env = made(name)
-    env.reset(START)
-    for _ in range(FALL_STEPS):
-        env.step(STILL)
-    batch = env.recorded()
-    thrown = [thing.name for thing in env._robosuite().model.mujoco_objects if thing.joints]
-    thrown.remove(batch.headers[0].target_object)
-    data = env._simulation().data._data
-    assert thrown
-    assert all(data.body(f"{body}_main").xpos[2] < 0.5 for body in thrown), "they lie on the floor"
+    with begun(name) as env:
+        for _ in range(FALL_STEPS):
+            env.step(STILL)
+        batch, data = env.recorded(), env._simulation().data._data
+        thrown = [thing.name for thing in env._robosuite().model.mujoco_objects if thing.joints]
+        thrown.remove(batch.headers[0].target_object)
+        assert thrown
+        assert all(data.body(f"{body}_main").xpos[2] < 0.5 for body in thrown), "they lie on the floor"
     assert of_role(batch, "bystander") == set()
     assert set(thrown) <= of_role(batch, "furniture")
     assert all((body, "world") in batch.headers[0].dropped_pairs for body in thrown)
     assert batch.contacts.force_n.max(initial=0) < 20
-    env.close()
 
 
 @pytest.mark.robocasa
 def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
-    env = made("Door")
-    env.reset(START)
-    header = env.recorded().headers[0]
-    assert header.target_object is None
-    assert ("Door_door", "Door_frame") in header.dropped_pairs
-    assert "Door_latch" in of_role(env.recorded(), "furniture")
-    env.close()
+    with begun("Door") as env:
+        batch = env.recorded()
+    assert batch.headers[0].target_object is None
+    assert ("Door_door", "Door_frame") in batch.headers[0].dropped_pairs
+    assert "Door_latch" in of_role(batch, "furniture")
 
 
 @pytest.mark.robocasa
 def test_success_is_robosuite_s_own():
-    env = made("Lift")
-    env.reset(START)
-    assert not env.step(STILL)[1]
-    env._simulation().data._data.joint("cube_joint0").qpos[2] += 0.2
-    assert env.step(STILL)[1]
-    assert env.recorded().headers[0].success
-    env.close()
+    with begun("Lift") as env:
+        assert not env.step(STILL)[1]
+        env._simulation().data._data.joint("cube_joint0").qpos[2] += 0.2
+        assert env.step(STILL)[1]
+        assert env.recorded().headers[0].success
 
 
 @pytest.mark.robocasa
-def test_all_four_things_of_pick_place_are_targets_and_the_stand_to_hang_a_tool_on_is_none():
-    for name, targets, bystanders in (
-        ("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()),
-        ("ToolHang", {"frame", "tool"}, {"stand"}),
-    ):
-        env = made(name)
-        env.reset(START)
-        assert (of_role(env.recorded(), "target"), of_role(env.recorded(), "bystander")) == (targets, bystanders)
-        env.close()
+@pytest.mark.parametrize(
+    ("name", "targets", "bystanders"),
+    [("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()), ("ToolHang", {"frame", "tool"}, {"stand"})],
+)
+def test_all_things_of_a_task_are_targets_and_the_stand_to_hang_a_tool_on_is_none(name, targets, bystanders):
+    with begun(name) as env:
+        batch = env.recorded()
+    assert (of_role(batch, "target"), of_role(batch, "bystander")) == (targets, bystanders)
 
 
 @pytest.mark.robocasa
 def test_episodes_are_told_apart_by_index_and_seed_and_none_starts_at_a_recorded_state():
-    env = made("Stack")
-    starts = []
-    for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):
-        env.reset(EpisodeSeed(index, seed, 0))
-        starts.append(env.recorded().sim_state.values.tobytes())
+    with begun("Stack") as env:
+        starts = []
+        for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):
+            env.reset(EpisodeSeed(index, seed, 0))
+            starts.append(env.recorded().sim_state.values.tobytes())
+        with pytest.raises(HostError, match="no episode -1"):
+            env.reset(EpisodeSeed(-1, 7, 0))
+        recorded = RecordedEpisode("episode", "file", 0, state=(0.0,))
+        with pytest.raises(HostError, match="no recorded state"):
+            env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
     assert starts[0] == starts[3]
     assert len(set(starts)) == 3
-    with pytest.raises(HostError, match="no episode -1"):
-        env.reset(EpisodeSeed(-1, 7, 0))
-    recorded = RecordedEpisode("episode", "file", 0, state=(0.0,))
-    with pytest.raises(HostError, match="no recorded state"):
-        env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
-    env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,9 +52,17 @@ def test_a_plug_in_that_does_not_load_is_a_finding(monkeypatch):
     assert "libero" not in findings[1].found
 
 
+def own_noop(monkeypatch, load=doctor.policies.POLICIES.load):
+    """Let `noop` be the policy of another distribution."""
+    names = doctor.policies.POLICIES.names()
+    owner = {"noop": "my-lab"}
+    group = SimpleNamespace(names=lambda: names, owner=lambda name: owner.get(name, "safevla-bench"), load=load)
+    monkeypatch.setattr(doctor.policies, "POLICIES", group)
+
+
 def test_a_plug_in_is_named_with_its_distribution_and_warned_of_where_it_brings_no_tags(monkeypatch):
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
-    monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
+    own_noop(monkeypatch)
     monkeypatch.setattr(doctor, "installed_versions", dict)
     findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
     assert [finding.level for finding in findings] == ["warning", "ok", "ok"]
@@ -66,8 +75,7 @@ def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):
     def broken(name):
         raise PluginError(f"policy {name!r} of my-lab fails to load: SyntaxError", remedy="Repair my-lab.")
 
-    monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
-    monkeypatch.setattr(doctor.policies, "check_policy_loads", broken)
+    own_noop(monkeypatch, load=broken)
     monkeypatch.setattr(doctor, "installed_versions", dict)
     problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
     assert "policy 'noop' of my-lab fails to load: SyntaxError" in problems

@@ -8,18 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from safevla_bench import plugins
-from safevla_bench.interface.policy import Wants
-from safevla_bench.jobs.doctor import server as examined
-from safevla_bench.jobs.doctor.machine import Diagnosis
-from safevla_bench.jobs.doctor.server import examine_server
-from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import dialects, serve
-from safevla_bench.policies.servers.client import KINDS
-from stub_servers import (
+from policies.servers.stub_servers import (
     OFT_REQUEST,
     OPENPI_REQUEST,
-    Gr00tServer,
     gr00t,
     gr00t_modalities,
     http_server,
@@ -27,7 +18,16 @@ from stub_servers import (
     vla_eval,
     websockets,
 )
-from stub_servers import openvla as openvla_pages
+from policies.servers.stub_servers import openvla as openvla_pages
+from policies.servers.test_serve import served
+from safevla_bench import plugins
+from safevla_bench.interface.policy import Wants
+from safevla_bench.jobs.doctor import server as examined
+from safevla_bench.jobs.doctor.machine import Diagnosis
+from safevla_bench.jobs.doctor.server import examine_server
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers import dialects
+from safevla_bench.policies.servers.client import KINDS
 
 ROWS = np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))
 
@@ -144,7 +144,7 @@ def test_the_dialect_that_a_server_takes_is_found():
     assert chosen["eval"].found.count("dialect=") == 1
 
 
-def test_a_served_policy_s_image_size_and_single_action_go_into_the_command(monkeypatch):
+def test_a_served_policy_s_image_size_and_single_action_go_into_the_command():
     class Still:
         wants = Wants(cameras=("agentview",), image_size=(64, 64))
 
@@ -155,25 +155,11 @@ def test_a_served_policy_s_image_size_and_single_action_go_into_the_command(monk
 
         def close(self): ...
 
-    listening = serve.start_server(serve.ServedPolicy("still", Still), "127.0.0.1", 0)
-    with websockets_thread(listening) as port:
-        found = look(f"openpi:127.0.0.1:{port}")
+    with served(Still) as url:
+        found = look(f"openpi:{url}")
     assert found["chunk"].found == "1 action a reply, as safevla serve gives: replan=1"
     assert "--policy-arg image_size=64 --policy-arg replan=1" in found["eval"].found
     assert "'observation/image' uint8 [64, 64, 3]" in found["request"].found
-
-
-@contextmanager
-def websockets_thread(listening):
-    import threading
-
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield listening.socket.getsockname()[1]
-    finally:
-        listening.shutdown()
-        thread.join()
 
 
 def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_told():
@@ -185,6 +171,15 @@ def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_
 
 
 # Actions
+
+
+def check(dialect="openpi-libero", actions=ROWS, **columns):
+    """Return the findings of ROWS with other numbers in some columns, by their names."""
+    actions = actions.copy()
+    for name, values in columns.items():
+        actions[:, {"x": 0, "pitch": 4, "gripper": 6}[name]] = values
+    findings = examined.check_actions(actions, dialects.load_dialect(dialect))
+    return {finding.check: finding for finding in findings}
 
 
 @pytest.mark.parametrize(
@@ -199,47 +194,33 @@ def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_
     ],
 )
 def test_a_mistake_of_scale_shows(scale, words):
-    actions = ROWS.copy()
-    actions[:, :6] *= scale
-    findings = list(examined.check_actions(actions, dialects.load_dialect("openpi-libero")))
-    assert [finding.found for finding in findings if finding.check == "range" and words] == [
-        finding.found for finding in findings if words and words in finding.found
-    ]
-    assert bool(words) == any(finding.check == "range" for finding in findings)
+    findings = check(actions=np.concatenate([ROWS[:, :6] * scale, ROWS[:, 6:]], axis=1))
+    assert ("range" in findings) == (words is not None)
+    assert words is None or words in findings["range"].found
 
 
 def test_saturated_arms_show_and_one_number_at_the_limit_does_not():
-    dialect = dialects.load_dialect("openpi-libero")
-    actions = np.sign(ROWS)
-    assert "saturated" in list(examined.check_actions(actions, dialect))[1].found
-    actions = ROWS.copy()
-    actions[:, 0] = 1.0
-    assert [finding.level for finding in examined.check_actions(actions, dialect)] == ["ok"]
+    assert "saturated" in check(actions=np.sign(ROWS))["range"].found
+    assert [finding.level for finding in check(x=1.0).values()] == ["ok"]
 
 
 def test_turns_beyond_libero_s_demonstrations_show_there_alone():
-    actions = ROWS.copy()
-    actions[0, 4] = 0.8
-    assert "turns go to 0.8" in list(examined.check_actions(actions, dialects.load_dialect("openpi-libero")))[1].found
-    wide = np.concatenate([actions, np.zeros((10, 5))], axis=1)
-    findings = list(examined.check_actions(wide, dialects.load_dialect("openpi-robocasa")))
-    assert not any(finding.check == "range" for finding in findings)
+    assert "turns go to 0.8" in check(pitch=0.8)["range"].found
+    wide = np.concatenate([ROWS, np.zeros((10, 5))], axis=1)
+    assert "range" not in check("openpi-robocasa", wide, pitch=0.8)
 
 
-@pytest.mark.parametrize(("values", "told"), [((0.0, 0.6), True), ((1.0, 1.0), False), ((-1.0, 1.0), False)])
-def test_a_gripper_between_nought_and_one_shows_where_it_goes_to_the_simulator_as_it_is(values, told):
-    actions = ROWS.copy()
-    actions[:, 6] = np.linspace(*values, len(actions))
-    findings = list(examined.check_actions(actions, dialects.load_dialect("openpi-libero")))
-    assert any(finding.check == "gripper" for finding in findings) is told
-    switched = list(examined.check_actions(actions, dialects.load_dialect("gr00t-libero")))
-    assert not any(finding.check == "gripper" for finding in switched)
+@pytest.mark.parametrize(("values", "is_odd"), [((0.0, 0.6), True), ((1.0, 1.0), False), ((-1.0, 1.0), False)])
+def test_a_gripper_between_nought_and_one_shows_where_it_goes_to_the_simulator_as_it_is(values, is_odd):
+    gripper = np.linspace(*values, len(ROWS))
+    assert ("gripper" in check(gripper=gripper)) is is_odd
+    assert "gripper" not in check("gr00t-libero", gripper=gripper)
 
 
 def test_a_number_that_is_not_finite_is_an_error_with_its_place():
     actions = ROWS.copy()
     actions[2, 3] = np.nan
-    (finding,) = examined.check_actions(actions, dialects.load_dialect("openpi-libero"))
+    (finding,) = check(actions=actions).values()
     assert (finding.level, finding.found) == ("error", "number 3 of action 2 is nan")
 
 
@@ -276,14 +257,11 @@ def test_a_host_without_a_dialect_of_the_wire_says_so():
     assert "no dialect of openvla is for the host 'robocasa'" in found["dialect"].found
 
 
-def test_a_server_is_left_alone_afterwards():
-    closed = []
-    made = Gr00tServer(gr00t_endpoints)
-    with pytest.MonkeyPatch.context() as patch:
-        close = examined.ChunkedPolicy.close
-        patch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
-        look(f"gr00t:{made.url}")
-    made.stop()
+def test_a_server_is_left_alone_afterwards(monkeypatch):
+    closed, close = [], examined.ChunkedPolicy.close
+    monkeypatch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
+    with gr00t(gr00t_endpoints) as server:
+        look(f"gr00t:{server.url}")
     assert len(closed) == 1
 
 

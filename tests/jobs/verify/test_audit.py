@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from math import comb, sqrt
 
+import msgspec
 import pytest
 
 from folders import rewrite_archive
-from forgeries import FORGERIES, forge
+from jobs.verify.forgeries import FORGERIES, forge
 from safevla_bench import archive
 from safevla_bench.jobs import verify
 from safevla_bench.jobs.verify import AuditPlan, audit_source
-from safevla_bench.jobs.verify.record_check import ArchiveContents
-from safevla_bench.jobs.verify.replay_check import check_replays
+from safevla_bench.jobs.verify.files import ArchiveContents
+from safevla_bench.jobs.verify.replays import check_replays
 from safevla_bench.sources.runs.folder import archive_digest, archive_parts
 
 
@@ -42,7 +43,7 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_oft
     rewrite_archive(
         hasty, lambda batch: swapped(batch, FORGED) if name == TEN[-1] else forge(batch, FORGED, FORGERIES[name])
     )
-    records = ArchiveContents.read_run(hasty)
+    records = ArchiveContents.read(hasty)
     findings = check_replays(hasty, records, range(EPISODES), lambda done, what: None)
     assert {k for k, finding in enumerate(findings) if finding.verdict == "differs"} == set(FORGED)
     digest, trials = archive_digest(hasty), 1000
@@ -61,8 +62,8 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_oft
 def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_has_it(
     hasty_run, episodes, forged, drawn
 ):
-    (header, *_) = ArchiveContents.read_run(hasty_run).headers
-    headers = [type(header)(**{**fields(header), "episode_id": f"ep_{k:03d}"}) for k in range(episodes)]
+    (header, *_) = ArchiveContents.read(hasty_run).headers
+    headers = [msgspec.structs.replace(header, episode_id=f"ep_{k:03d}") for k in range(episodes)]
     trials = 600
     draws = [AuditPlan(drawn, seed).draw(headers, "digest")[header.policy] for seed in range(trials)]
     assert all(len(set(draw)) == drawn for draw in draws)
@@ -72,16 +73,14 @@ def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_ha
     assert abs(met - exact) <= 4 * sqrt(exact * (1 - exact) / trials)
 
 
-def fields(header):
-    return {name: getattr(header, name) for name in header.__struct_fields__}
-
-
 def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
-    headers = ArchiveContents.read_run(hasty_run).headers
-    drawn = [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
-    again = [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
-    assert drawn == again
-    assert len({tuple(one) for one in drawn}) > 20
+    headers = ArchiveContents.read(hasty_run).headers
+    first, again = (
+        [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len(set(map(tuple, first))) > 20
 
 
 def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
@@ -95,7 +94,7 @@ def test_other_versions_and_what_is_no_run_folder_are_not_audited_and_the_reason
     assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith("not audited: it is no run")
 
     def older(batch):
-        headers = (type(one)(**{**fields(one), "versions": {"numpy": "0.9"}}) for one in batch.headers)
+        headers = (msgspec.structs.replace(header, versions={"numpy": "0.9"}) for header in batch.headers)
         return replace(batch, headers=tuple(headers))
 
     rewrite_archive(hasty, older)

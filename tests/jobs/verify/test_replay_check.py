@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from folders import rewrite_archive
-from forgeries import FORGERIES, without
+from jobs.verify.forgeries import FORGERIES, without
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.verify import replay_check
-from safevla_bench.jobs.verify.record_check import ArchiveContents
-from safevla_bench.jobs.verify.record_comparison import OF_LAST_STEP, compare_records, outcome_differences
+from safevla_bench.jobs.verify import replays
+from safevla_bench.jobs.verify.files import ArchiveContents
+from safevla_bench.jobs.verify.replays import OF_LAST_STEP, compare_records, outcome_differences
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import RUN
@@ -24,7 +24,7 @@ from safevla_recorder.channels import CHANNELS
 
 def replay(run, *indices):
     """The findings of replays of a run's episodes."""
-    return replay_check.check_replays(run, ArchiveContents.read_run(run), indices, lambda done, what: None)
+    return replays.check_replays(run, ArchiveContents.read(run), indices, lambda done, what: None)
 
 
 def alone(run, index=0):
@@ -71,10 +71,10 @@ def test_contents_under_another_episodes_name_are_found(hasty):
 
 def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
     header = alone(hasty).headers[0]
-    planned = replay_check._read_setting(hasty).plan(header)
-    steps = planned.horizon
-    found = outcome_differences(header, [False, True, *[False] * (steps - 3), True], planned)
-    assert [(one.channel, one.step) for one in found] == [("success", 2)]
+    planned = replays._read_setting(hasty).plan(header)
+    successes = [False, True, *[False] * (planned.horizon - 3), True]
+    differences = outcome_differences(header, successes, planned)
+    assert [(difference.channel, difference.step) for difference in differences] == [("success", 2)]
 
 
 def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_not(hasty):
@@ -89,25 +89,34 @@ def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_
     assert finding.uncompared == ("eef_quat_wxyz", "horizon", "planned start")
 
 
+def differing(record, other, *tolerance, **options):
+    return [difference.channel for difference in compare_records(record, other, *tolerance, **options)[0]]
+
+
+def with_torques(record, change):
+    values = record.joint_torque_nm.values.copy()
+    return replace(record, joint_torque_nm=replace(record.joint_torque_nm, values=change(values)))
+
+
 def test_a_tolerance_is_absolute_and_relative_and_zero_means_every_bit(hasty):
-    one = alone(hasty)
-    moved = FORGERIES["shifted eef"](one)
-    assert [difference.channel for difference in compare_records(moved, one)[0]] == ["eef_pos_m"]
-    assert compare_records(moved, one, 1e-9)[0] == []
-    negative = replace(one, joint_torque_nm=replace(one.joint_torque_nm, values=-np.abs(one.joint_torque_nm.values)))
-    zeroed = FORGERIES["zeroed torques"](one)
-    assert compare_records(zeroed, FORGERIES["zeroed torques"](negative))[0] == []
-    minus = replace(zeroed, joint_torque_nm=replace(zeroed.joint_torque_nm, values=-zeroed.joint_torque_nm.values))
-    assert [difference.channel for difference in compare_records(zeroed, minus)[0]] == ["joint_torque_nm"]
+    record = alone(hasty)
+    moved = FORGERIES["shifted eef"](record)
+    assert differing(moved, record) == ["eef_pos_m"]
+    assert differing(moved, record, 1e-9) == []
+    zeroed = with_torques(record, np.zeros_like)
+    assert differing(zeroed, with_torques(record, lambda values: 0 * np.abs(values))) == []
+    assert differing(zeroed, with_torques(record, lambda values: -0.0 * np.abs(values))) == ["joint_torque_nm"]
 
 
 def test_of_a_first_state_forces_and_grip_of_record_0_are_left_out(hasty):
-    one = alone(hasty)
-    values = one.joint_torque_nm.values.copy()
-    values[:7] += 1
-    other = replace(one, joint_torque_nm=replace(one.joint_torque_nm, values=values))
-    assert compare_records(one, other, skip_first=OF_LAST_STEP)[0] == []
-    assert compare_records(one, other)[0][0].step == 0
+    def change(values):
+        values[:7] += 1
+        return values
+
+    record = alone(hasty)
+    other = with_torques(record, change)
+    assert differing(record, other, skip_first=OF_LAST_STEP) == []
+    assert compare_records(record, other)[0][0].step == 0
 
 
 @pytest.mark.libero
@@ -126,8 +135,8 @@ def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
             once.append(play(*arguments))
         return once[0]
 
-    play = replay_check._replay_actions
-    monkeypatch.setattr(replay_check, "_replay_actions", replay_once)
+    play = replays._replay_actions
+    monkeypatch.setattr(replays, "_replay_actions", replay_once)
     record = alone(run)
     for name, forgery in FORGERIES.items():
         rewrite_archive(run, lambda batch, forgery=forgery: forgery(record))

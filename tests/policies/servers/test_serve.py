@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from policies.servers.test_openpi import TASK, client, seen
+from policies.servers.stub_servers import TASK, client, playing, seen
 from safevla_bench import cli
 from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
@@ -39,6 +39,14 @@ def served(make, seed=0, key=None, bind="127.0.0.1", copies=1):
         server.shutdown()
         thread.join()
         held.close()
+
+
+LARGE = {"replan": "1", "image_size": "256"}
+
+
+def act(url, **arguments):
+    with playing("openpi", url, **{"replan": "1", **arguments}) as far:
+        assert far.act(seen()).shape == (7,)
 
 
 class Looks:
@@ -64,26 +72,20 @@ class Looks:
 def test_a_served_policy_acts_as_it_does_in_process(monkeypatch):
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
     near = make_policy("random")
-    near.reset(TASK, 5)
     with served(lambda: make_policy("random"), seed=5) as url:
-        far = client(url, replan="1")
         for _ in range(2):  # a connection is an episode
-            far.reset(TASK, 99)
             near.reset(TASK, 5)
-            for _ in range(3):
-                np.testing.assert_array_equal(far.act(seen()), near.act(seen()))
-        far.close()
+            with playing("openpi", url, replan="1") as far:
+                for _ in range(3):
+                    np.testing.assert_array_equal(far.act(seen()), near.act(seen()))
 
 
 def test_a_policy_sees_upright_images_and_the_pose_that_the_client_s_host_gave():
     looks = Looks()
     turned = np.array([0.5, 0.5, -0.5, 0.5])
-    with served(lambda: looks, seed=4) as url:
-        far = client(url, replan="1", image_size="256")
-        far.reset(TASK, 0)
-        shown = seen(eef_quat_wxyz=turned)
+    shown = seen(eef_quat_wxyz=turned)
+    with served(lambda: looks, seed=4) as url, playing("openpi", url, **LARGE) as far:
         far.act(shown)
-        far.close()
     assert looks.log[0] == ("put it there", 4)
     got = looks.log[1]
     for camera, image in shown.images.items():
@@ -101,7 +103,7 @@ def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
 
 def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argument_that_helps():
     with served(Looks) as url, pytest.raises(ServerRefusedError, match="256 x 256") as caught:
-        client(url, replan="1").reset(TASK, 0)
+        client("openpi", url, replan="1").reset(TASK, 0)
     assert "image_size=256" in caught.value.remedy
 
 
@@ -110,45 +112,46 @@ def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps()
     with served(Looks) as url, connect(url, max_size=None) as connection:
         connection.recv()
         connection.send(OPENPI.pack(request))
-        told = connection.recv()
-    assert told.startswith("'observation/image' is uint8 of [224, 224, 3]. ")
-    assert "image_size=N" in told
-    assert "\n" not in told
+        answer = connection.recv()
+    assert answer.startswith("'observation/image' is uint8 of [224, 224, 3]. ")
+    assert "image_size=N" in answer
+    assert "\n" not in answer
 
 
 def test_a_policy_is_loaded_once_and_another_episode_waits_until_it_is_free():
-    made = []
-    with served(lambda: made.append(Looks()) or made[-1]) as url, ThreadPoolExecutor() as pool:
-        one, other = (client(url, replan="1", image_size="256") for _ in range(2))
-        one.reset(TASK, 0)
+    loaded = []
+    with served(lambda: loaded.append(Looks()) or loaded[-1]) as url, ThreadPoolExecutor() as pool:
+        first, other = (client("openpi", url, **LARGE) for _ in range(2))
+        first.reset(TASK, 0)
         other.reset(TASK, 0)
-        one.act(seen())
+        first.act(seen())
         waiting = pool.submit(other.act, seen())
-        one.act(seen())
+        first.act(seen())
         assert not waiting.done()
-        one.close()
+        first.close()
         assert waiting.result().shape == (7,)
         other.close()
-    assert len(made) == 1
-    assert [isinstance(item, tuple) for item in made[0].log] == [True, False, False, True, False, False]
+    assert len(loaded) == 1
+    assert [isinstance(entry, tuple) for entry in loaded[0].log] == [True, False, False, True, False, False]
 
 
 def test_copies_of_a_policy_serve_as_many_episodes_at_a_time():
-    made = []
-    with served(lambda: made.append(Looks()) or made[-1], copies=2) as url:
-        far = [client(url, replan="1", image_size="256") for _ in range(2)]
-        for one in far:
-            one.reset(TASK, 0)
-            one.act(seen())
-        for one in far:
-            one.close()
-    assert [len(looks.log) for looks in made] == [3, 3]
+    loaded = []
+    with (
+        served(lambda: loaded.append(Looks()) or loaded[-1], copies=2) as url,
+        playing("openpi", url, **LARGE) as first,
+        playing("openpi", url, **LARGE) as other,
+    ):
+        first.act(seen())
+        other.act(seen())
+    assert [len(looks.log) for looks in loaded] == [3, 3]
 
 
-def test_who_waits_too_long_for_a_policy_is_told_what_helps(monkeypatch):
+def test_who_waits_too_long_for_a_policy_learns_what_helps(monkeypatch):
     monkeypatch.setattr(serve, "SILENT_S", 0.2)
-    held = serve.ServedPolicy("mine", Looks)
-    with held.borrow_policy(), pytest.raises(PolicyError, match="in another episode") as caught, held.borrow_policy():
+    policy = serve.ServedPolicy("mine", Looks)
+    busy = pytest.raises(PolicyError, match="in another episode")
+    with policy.borrow_policy(), busy as caught, policy.borrow_policy():
         pass
     assert "--copies" in caught.value.remedy
 
@@ -160,10 +163,7 @@ def test_a_connection_that_says_nothing_more_is_closed_and_its_policy_is_free(mo
         silent.recv()
         with pytest.raises(ConnectionClosed):
             silent.recv(timeout=60)
-        far = client(url, replan="1", image_size="256")
-        far.reset(TASK, 0)
-        assert far.act(seen()).shape == (7,)
-        far.close()
+        act(url, **LARGE)
 
 
 def test_a_page_of_another_site_is_refused():
@@ -180,19 +180,17 @@ def test_what_a_policy_raises_is_its_client_s_to_know(error):
         def act(self, observation):
             raise error("no weights")
 
-    with served(Breaks) as url:
-        far = client(url, replan="1", image_size="256")
-        far.reset(TASK, 0)
-        with pytest.raises(PolicyError, match=f"failed: {error.__name__}: no weights"):
-            far.act(seen())
+    with served(Breaks) as url, pytest.raises(PolicyError, match=f"failed: {error.__name__}: no weights"):
+        act(url, **LARGE)
 
 
 def test_a_request_without_a_field_is_refused_and_named():
-    with served(lambda: make_policy("noop")) as url:
-        far = client(url, replan="1")
-        far.reset(TASK, 0)
-        with pytest.raises(PolicyError, match="'observation/state' has 6 numbers"):
-            far.act(replace(seen(), gripper_qpos=np.zeros(0)))
+    with (
+        served(lambda: make_policy("noop")) as url,
+        playing("openpi", url, replan="1") as far,
+        pytest.raises(PolicyError, match="'observation/state' has 6 numbers"),
+    ):
+        far.act(replace(seen(), gripper_qpos=np.zeros(0)))
 
 
 def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch):
@@ -201,12 +199,9 @@ def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch)
         with urllib.request.urlopen(f"{url.replace('ws', 'http')}/healthz") as healthy:
             assert healthy.read() == b"OK\n"
         with pytest.raises(PolicyError, match="wants a key"):
-            client(url).reset(TASK, 0)
+            client("openpi", url).reset(TASK, 0)
         monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
-        far = client(url, replan="1")
-        far.reset(TASK, 0)
-        assert far.act(seen()).shape == (7,)
-        far.close()
+        act(url)
 
 
 def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes_free(monkeypatch):
@@ -215,19 +210,16 @@ def test_more_connections_than_there_are_places_are_hung_up_on_and_a_place_comes
         place = (url.rpartition(":")[0].removeprefix("ws://"), int(url.rpartition(":")[2]))
         silent = [socket.create_connection(place) for _ in range(2)]  # who says nothing has a place, for OPEN_S
         with pytest.raises(ServerUnreachableError):
-            client(url).reset(TASK, 0)
-        for one in silent:
-            one.close()
-        far = client(url, replan="1", connect_timeout_s="60")
-        far.reset(TASK, 0)
-        assert far.act(seen()).shape == (7,)
-        far.close()
+            client("openpi", url).reset(TASK, 0)
+        for connection in silent:
+            connection.close()
+        act(url, connect_timeout_s="60")
 
 
 def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
     monkeypatch.setattr(serve, "MAX_REQUEST_BYTES", 2**20)
     with served(Looks) as url:
-        large, small = (client(url, replan="1", image_size="256") for _ in range(2))
+        large, small = (client("openpi", url, **LARGE) for _ in range(2))
         large.reset(TASK, 0)
         small.reset(TASK, 0)
         with pytest.raises(PolicyError, match="refuses a message as large as ours"):
@@ -271,14 +263,14 @@ def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch,
 def test_by_default_only_this_machine_is_listened_to():
     from safevla_bench.cli.protocols import serve_command
 
-    assert next(one.default for one in serve_command.params if one.name == "bind") == "127.0.0.1"
+    assert next(option.default for option in serve_command.params if option.name == "bind") == "127.0.0.1"
 
 
 def test_a_policy_that_sees_the_simulator_s_state_cannot_be_served(capsys):
     assert cli.run_command_line(["serve", "--policy", "scripted:careful"]) == 2
-    told = capsys.readouterr().err
-    assert "sees the simulator's own state, which no request" in told
-    assert "safevla eval --policy scripted:careful" in told
+    answer = capsys.readouterr().err
+    assert "sees the simulator's own state, which no request" in answer
+    assert "safevla eval --policy scripted:careful" in answer
 
 
 def test_a_policy_with_more_cameras_than_a_request_holds_cannot_be_served():
@@ -289,16 +281,13 @@ def test_a_policy_with_more_cameras_than_a_request_holds_cannot_be_served():
         serve.ServedPolicy("many", Many)
 
 
-def test_an_address_that_is_taken_is_told(monkeypatch):
+def test_an_address_that_is_taken_is_an_error(monkeypatch):
     with served(lambda: make_policy("noop")) as url:
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
         assert cli.run_command_line(["serve", "--policy", "noop", "--port", port]) == 2
 
 
-def test_it_listens_where_it_is_told_also_on_ipv6():
+def test_it_listens_on_ipv6_too():
     with served(Looks, bind="::1") as url:
-        far = client(url, replan="1", image_size="256")
-        far.reset(TASK, 0)
-        assert far.act(seen()).shape == (7,)
-        far.close()
+        act(url, **LARGE)

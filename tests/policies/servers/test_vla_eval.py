@@ -8,22 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from policies.servers.stub_servers import (
+    TASK,
+    VLA_EVAL_REQUEST,
+    chunk,
+    client,
+    demand,
+    openpi,
+    playing,
+    seen,
+    vla_eval,
+    websockets,
+)
 from policies.servers.test_codecs import same
-from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.codecs import VLA_EVAL
 from safevla_bench.policies.servers.vla_eval import adapt_dialect, check_requirements, describe_task
-from stub_servers import VLA_EVAL_REQUEST, chunk, demand, openpi, vla_eval, websockets
 
 REQUESTS = json.loads((Path(__file__).parents[2] / "cases" / "vla_eval_requests.json").read_text())
-
-
-def client(url: str, **arguments: str):
-    return make_policy(f"vla-eval:{url}", {"connect_timeout_s": "0.5", "timeout_s": "5", **arguments})
 
 
 def acts(payload: dict, number: int) -> dict:
@@ -37,40 +42,38 @@ def test_an_episode_is_greeted_announced_played_and_ended():
         demand(payload, VLA_EVAL_REQUEST)
         return acts(payload, number)
 
-    with websockets(vla_eval(answer, log)) as peer:
-        made = client(peer.url)
-        made.reset(TASK, 0)
-        first, second = made.act(seen()), made.act(seen())
-        made.reset(TASK, 0)
-        made.close()
+    with websockets(vla_eval(answer, log)) as server, playing("vla-eval", server.url) as policy:
+        first, second = policy.act(seen()), policy.act(seen())
+        policy.reset(TASK, 0)
     kinds = ["hello", "episode_start", "observation", "observation"]
     assert [(message["type"], message["seq"]) for message in log[:4]] == list(zip(kinds, [1, 2, 3, 4], strict=True))
     assert log[1]["payload"]["task"] == {"name": "put it there", "suite": "libero_spatial", "task_id": 0}
     later = [(message["type"], message["seq"]) for message in log[4:]]  # of two connections, a thread each
     assert ("episode_end", 5) in later
-    assert [one for one in later if one[1] < 3] == [("hello", 1), ("episode_start", 2)]
+    assert [message for message in later if message[1] < 3] == [("hello", 1), ("episode_start", 2)]
     assert first[6] == 1.0, "its gripper closes at zero"
     assert second[6] == -1.0
 
 
-def test_an_error_of_the_server_is_told():
-    failing = vla_eval(lambda payload, number: {"type": "error", "payload": {"error": "observation_failed: X"}}, [])
-    with websockets(failing) as peer:
-        made = client(peer.url)
-        made.reset(TASK, 0)
-        with pytest.raises(PolicyError, match="failed: observation_failed: X"):
-            made.act(seen())
-        made.close()
-
-
-@pytest.mark.parametrize("changed", [{"seq": 99}, {"type": "hello"}])
-def test_an_answer_to_something_else_is_no_answer(changed):
-    with websockets(vla_eval(lambda payload, number: {**acts(payload, number), **changed}, [])) as peer:
-        made = client(peer.url)
-        made.reset(TASK, 0)
-        with pytest.raises(ServerLostError, match="was to come"):
-            made.act(seen())
-        made.close()
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (
+            {"type": "error", "payload": {"error": "observation_failed: X"}},
+            PolicyError,
+            "failed: observation_failed: X",
+        ),
+        ({**acts({}, 0), "seq": 99}, ServerLostError, "was to come"),
+        ({**acts({}, 0), "type": "hello"}, ServerLostError, "was to come"),
+    ],
+)
+def test_an_error_and_an_answer_to_something_else_are_errors(answer, kind, words):
+    with (
+        websockets(vla_eval(lambda payload, number: answer, [])) as server,
+        playing("vla-eval", server.url) as policy,
+        pytest.raises(kind, match=words),
+    ):
+        policy.act(seen())
 
 
 def greeting(gripper="binary_close_positive", **asked):
@@ -196,64 +199,57 @@ def test_a_task_is_named_as_the_harness_names_it():
     assert describe_task(kitchen) == {"name": "OpenDrawer", "suite": "atomic_seen"}
 
 
-def test_parameters_of_ones_own_go_before_the_server_s_wishes():
-    log: list[dict] = []
-    with websockets(asking(greeting(send_state=True, send_wrist_image=True, env_seed=0), log)) as peer:
-        made = client(peer.url, params="send_wrist_image=false,quat_no_antipodal=true,env_seed=3")
-        made.reset(TASK, 0)
-        assert made.wants.cameras == ("agentview",)
-        assert made.env_seed == 3
-        made.act(seen(eef_quat_wxyz=np.array([-0.1, np.sqrt(0.99), 0, 0])))
-        made.close()
-    (payload,) = [message["payload"] for message in log if message["type"] == "observation"]
-    assert set(payload["images"]) == {"agentview"}
-    assert payload["states"][3] == pytest.approx(2 * np.arccos(-0.1))
-    for text in ("x=true", "send_state", "send_state=1", "env_seed=true"):
-        with pytest.raises(PolicyError, match="params="):
-            client("ws://127.0.0.1:1", params=text)
-
-
-def test_what_a_server_asks_for_is_known_before_an_environment_is_made():
-    with websockets(asking(greeting(absolute_action=True, env_seed=0), [])) as peer:
-        made = client(peer.url)
-        assert made.wants.cameras == ("agentview", "robot0_eye_in_hand")
-        made.connect(TASK)
-        assert made.wants == Wants(("agentview",), (256, 256), absolute=True)
-        assert made.env_seed == 0
-        made.close()
-
-
-def test_a_server_that_asks_for_something_else_later_is_refused():
-    asked = [{}]
-    log: list[dict] = []
-    with websockets(lambda connection: asking(greeting(**asked[0]), log)(connection)) as peer:
-        made = client(peer.url)
-        made.connect(TASK)
-        made.reset(TASK, 0)
-        asked[0] = {"send_wrist_image": True}
-        with pytest.raises(ServerRefusedError, match="other observations"):
-            made.reset(TASK, 0)
-
-
-def asking(said, log):
+def asking(greeting, log):
     """A server with that greeting."""
 
     def handle(connection):
         connection.recv()
-        connection.send(VLA_EVAL.pack({"type": "hello", "payload": said, "seq": 1, "timestamp": 0.0}))
+        connection.send(VLA_EVAL.pack({"type": "hello", "payload": greeting, "seq": 1, "timestamp": 0.0}))
         vla_eval(acts, log)(connection)
 
     return handle
 
 
+def test_parameters_of_ones_own_go_before_the_server_s_wishes():
+    log: list[dict] = []
+    own = "send_wrist_image=false,quat_no_antipodal=true,env_seed=3"
+    with (
+        websockets(asking(greeting(send_state=True, send_wrist_image=True, env_seed=0), log)) as server,
+        playing("vla-eval", server.url, params=own) as policy,
+    ):
+        assert policy.wants.cameras == ("agentview",)
+        assert policy.env_seed == 3
+        policy.act(seen(eef_quat_wxyz=np.array([-0.1, np.sqrt(0.99), 0, 0])))
+    (payload,) = [message["payload"] for message in log if message["type"] == "observation"]
+    assert set(payload["images"]) == {"agentview"}
+    assert payload["states"][3] == pytest.approx(2 * np.arccos(-0.1))
+    for text in ("x=true", "send_state", "send_state=1", "env_seed=true"):
+        with pytest.raises(PolicyError, match="params="):
+            client("vla-eval", "ws://127.0.0.1:1", params=text)
+
+
+def test_what_a_server_asks_for_is_known_before_an_environment_is_made_and_may_not_change_then():
+    wishes = {"absolute_action": True, "env_seed": 0}
+    with websockets(lambda connection: asking(greeting(**wishes), [])(connection)) as server:
+        policy = client("vla-eval", server.url)
+        assert policy.wants.cameras == ("agentview", "robot0_eye_in_hand")
+        policy.connect(TASK)
+        assert policy.wants == Wants(("agentview",), (256, 256), absolute=True)
+        assert policy.env_seed == 0
+        policy.reset(TASK, 0)
+        wishes["send_wrist_image"] = True
+        with pytest.raises(ServerRefusedError, match="other observations"):
+            policy.reset(TASK, 0)
+
+
 def test_a_server_is_refused_before_an_episode_is_announced():
     log: list[dict] = []
-    with websockets(asking(greeting("continuous_01"), log)) as peer, pytest.raises(ServerRefusedError):
-        client(peer.url).reset(TASK, 0)
+    with websockets(asking(greeting("continuous_01"), log)) as server, pytest.raises(ServerRefusedError):
+        client("vla-eval", server.url).reset(TASK, 0)
     assert log == []
 
 
-def test_an_openpi_server_is_told_to_be_asked_as_one():
-    with websockets(openpi(lambda request, number: chunk(5))) as peer, pytest.raises(ServerRefusedError) as caught:
-        client(peer.url).reset(TASK, 0)
-    assert f"openpi:{peer.url}" in caught.value.remedy
+def test_an_openpi_server_is_refused_with_the_words_to_ask_it():
+    with websockets(openpi(lambda request, number: chunk(5))) as server, pytest.raises(ServerRefusedError) as caught:
+        client("vla-eval", server.url).reset(TASK, 0)
+    assert f"openpi:{server.url}" in caught.value.remedy

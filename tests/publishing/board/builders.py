@@ -16,14 +16,14 @@ from safevla_bench.trajectory.header import Header
 
 
 def episodes(policy: str | None, safe: str, success: str | None = None, **changes: Any) -> Scores:
-    """One episode a character: `1` where it was safe; success likewise, all where that is not given."""
+    """One episode a character: `1` if it was safe; success likewise, all by default."""
     success = success or "1" * len(safe)
     pairs = zip(safe, success, strict=True)
-    found = verdicts(*[(won == "1", 50.0 if kept == "1" else -50.0, 1.0) for kept, won in pairs], policy=policy)
+    scores = verdicts(*[(won == "1", 50.0 if kept == "1" else -50.0, 1.0) for kept, won in pairs], policy=policy)
     suite = changes.pop("suite", "libero-goal")
     tasks = changes.pop("tasks", None) or ["task_0"] * len(safe)
     names = tuple(f"{policy}/{suite}/{task}/{k}" for k, task in enumerate(tasks))
-    return replace(found, benchmark=(suite,) * len(safe), task_id=tuple(tasks), episode_id=names, **changes)
+    return replace(scores, benchmark=(suite,) * len(safe), task_id=tuple(tasks), episode_id=names, **changes)
 
 
 def measured(*parts: Scores, privileged: Sequence[str] = (), starts: bool = True, **changes: Any) -> OwnResults:
@@ -45,5 +45,5 @@ def measured(*parts: Scores, privileged: Sequence[str] = (), starts: bool = True
         for k in range(len(part))
     ]
     roster = Roster(privileged=privileged)
-    material = TableInputs(scores=scores, ruleset=load_ruleset(), roster=roster, **changes)
-    return OwnResults(inputs=material, headers=headers)
+    inputs = TableInputs(scores=scores, ruleset=load_ruleset(), roster=roster, **changes)
+    return OwnResults(inputs=inputs, headers=headers)

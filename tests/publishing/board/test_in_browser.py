@@ -52,19 +52,21 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    found = tmp_path_factory.mktemp("web")
-    of = measured(episodes(LONG, "1011"), episodes(HOSTILE, "1001"), episodes("b", "0000"), privileged=["b"])
-    write_folder(render_site(of, title="A board"), found / "deep" / "down")
-    (found / "look.html").write_text(LOOK % json.dumps(PAGES))
-    return found
+    root = tmp_path_factory.mktemp("web")
+    results = measured(episodes(LONG, "1011"), episodes(HOSTILE, "1001"), episodes("b", "0000"), privileged=["b"])
+    write_folder(render_site(results, title="A board"), root / "deep" / "down")
+    (root / "look.html").write_text(LOOK % json.dumps(PAGES))
+    return root
 
 
 def chromium(tmp_path, *arguments: str) -> tuple[str, list[str]]:
     """The page after it has run, and what the console said."""
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr", "--v=0",
              f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000", "--dump-dom"]  # fmt: skip
-    found = subprocess.run([str(CHROMIUM), *flags, *arguments], capture_output=True, text=True, timeout=120, check=True)
-    return found.stdout, [line for line in found.stderr.splitlines() if "CONSOLE" in line]
+    result = subprocess.run(
+        [str(CHROMIUM), *flags, *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+    return result.stdout, [line for line in result.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_it_fits_shows_its_pictures_and_its_links_lead_somewhere(folder, tmp_path):
@@ -74,10 +76,10 @@ def test_it_fits_shows_its_pictures_and_its_links_lead_somewhere(folder, tmp_pat
         server.shutdown()
     seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.DOTALL)[1]))
     assert len(seen) == 2 * len(PAGES)
-    for one in seen:
-        assert one["scroll"] <= one["width"], one
-        assert (one["dead"], one["broken"], one["ran"], one["styled"]) == ([], 0, False, True), one
-    assert {one["images"] for one in seen if one["page"] == run_page_path(LONG)} == {1}
+    for page in seen:
+        assert page["scroll"] <= page["width"], page
+        assert (page["dead"], page["broken"], page["ran"], page["styled"]) == ([], 0, False, True), page
+    assert {page["images"] for page in seen if page["page"] == run_page_path(LONG)} == {1}
     assert complaints == []
 
 

@@ -17,136 +17,125 @@ from safevla_bench.statistics.intervals import wilson_interval
 TASKS = [f"task_{k % 10}" for k in range(20)]
 
 
-def rows(league) -> list[tuple[str, str, str]]:
-    return [(one.entry.policy, one.rank, one.letters) for one in league.rows]
+def rows(table) -> list[tuple[str, str, str]]:
+    return [(row.policy, row.rank, row.letters) for row in table.rows]
 
 
-def test_policies_on_the_same_episodes_are_told_apart_by_paired_tests():
-    (league,) = own_ranked_tables(
-        measured(episodes("bad", "0" * 20), episodes("good", "1" * 20), episodes("near", "1" * 19 + "0"))
-    )
-    assert rows(league) == [("good", "1", "a"), ("near", "2", "a"), ("bad", "3", "b")]
-    assert "paired tests on the same episodes" in league.letters_note
+def only_table(*parts, **changes):
+    (table,) = own_ranked_tables(measured(*parts, **changes))
+    return table
 
 
-def test_two_policies_get_letters_too():
-    (league,) = own_ranked_tables(measured(episodes("a", "1" * 20), episodes("b", "0" * 20)))
-    assert rows(league) == [("a", "1", "a"), ("b", "2", "b")]
-    (league,) = own_ranked_tables(measured(episodes("a", "1" * 20), episodes("b", "1" * 19 + "0")))
-    assert rows(league) == [("a", "1", "a"), ("b", "2", "a")]
+@pytest.mark.parametrize(
+    ("safe", "expected"),
+    [
+        (("0" * 20, "1" * 20, "1" * 19 + "0"), [("b", "1", "a"), ("c", "2", "a"), ("a", "3", "b")]),
+        (("1" * 20, "0" * 20), [("a", "1", "a"), ("b", "2", "b")]),
+        (("1" * 20, "1" * 19 + "0"), [("a", "1", "a"), ("b", "2", "a")]),
+        (("10",), [("a", "1", "")]),
+    ],
+)
+def test_policies_on_the_same_episodes_are_told_apart_by_paired_tests(safe, expected):
+    table = only_table(*(episodes(policy, text) for policy, text in zip("abc", safe, strict=False)))
+    assert rows(table) == expected
+    assert ("paired tests on the same episodes" in table.letters_note) == (len(safe) > 1)
 
 
 def test_other_episodes_are_compared_as_independent_and_the_reason_is_said():
-    (league,) = own_ranked_tables(measured(episodes("a", "1" * 20), episodes("b", "0" * 20), starts=False))
-    assert rows(league) == [("a", "1", "a"), ("b", "2", "b")]
-    assert "independent" in league.letters_note
-    assert "do not say from which initial state they started" in league.letters_note
+    table = only_table(episodes("a", "1" * 20), episodes("b", "0" * 20), starts=False)
+    assert rows(table) == [("a", "1", "a"), ("b", "2", "b")]
+    assert "independent" in table.letters_note
+    assert "do not say from which initial state they started" in table.letters_note
 
 
 def test_different_protocols_are_no_pairs():
-    of = measured(episodes("a", "1" * 20), episodes("b", "0" * 20))
+    results = measured(episodes("a", "1" * 20), episodes("b", "0" * 20))
     runs = [
         {"policies": [{"policy": name}], "protocol": {"settle_steps": steps}} for name, steps in (("a", 10), ("b", 20))
     ]
-    of = replace(of, sources=[JudgedSource(run, None) for run in runs])
-    assert "different protocols: settle_steps differ" in own_ranked_tables(of)[0].letters_note
+    results = replace(results, sources=[JudgedSource(run, None) for run in runs])
+    assert "different protocols: settle_steps differ" in own_ranked_tables(results)[0].letters_note
 
 
 def test_policies_that_ran_other_tasks_are_not_ranked_against_each_other():
-    found = own_ranked_tables(
-        measured(episodes("a", "1" * 20, tasks=TASKS), episodes("b", "1" * 20), episodes("c", "0" * 20))
-    )
-    assert [[one[0] for one in rows(league)] for league in found] == [["a"], ["b", "c"]]
-    assert [league.scope for league in found] == ["all 10 tasks of libero-goal", "libero-goal task_0"]
+    parts = episodes("a", "1" * 20, tasks=TASKS), episodes("b", "1" * 20), episodes("c", "0" * 20)
+    tables = own_ranked_tables(measured(*parts))
+    assert [[row.policy for row in table.rows] for table in tables] == [["a"], ["b", "c"]]
+    assert [table.scope for table in tables] == ["all 10 tasks of libero-goal", "libero-goal task_0"]
 
 
 def test_a_crashed_episode_keeps_its_policy_among_those_that_ran_the_task():
-    gone = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="b", outcome="crashed",
-                  init_state_index=1, seed=0)  # fmt: skip
-    mine = episodes("a", "11", tasks=["task_0", "task_1"])
-    (league,) = own_ranked_tables(measured(mine, episodes("b", "1", absent=(gone,))))
-    assert {one[0] for one in rows(league)} == {"a", "b"}
-    assert [one.entry.remarks for one in league.rows if one.entry.policy == "b"] == [("1 crashed",)]
-    assert any("flatters" in note for note in league.notes)
+    crash = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="b", outcome="crashed",
+                          init_state_index=1, seed=0)  # fmt: skip
+    table = only_table(episodes("a", "11", tasks=["task_0", "task_1"]), episodes("b", "1", absent=(crash,)))
+    assert {row.policy: row.remarks for row in table.rows} == {"a": (), "b": ("1 crashed",)}
+    assert any("flatters" in note for note in table.notes)
 
 
 def test_tasks_that_weigh_differently_are_said_to():
     uneven = episodes("a", "110", tasks=["task_0", "task_0", "task_1"])
-    (league,) = own_ranked_tables(
-        measured(uneven, episodes("b", "110", tasks=["task_0", "task_1", "task_1"]), starts=False)
-    )
-    assert any("weigh the tasks differently" in note for note in league.notes)
-    (league,) = own_ranked_tables(measured(uneven, episodes("b", "000", tasks=["task_0", "task_1", "task_0"])))
-    assert league.notes == ()
+    table = only_table(uneven, episodes("b", "110", tasks=["task_0", "task_1", "task_1"]), starts=False)
+    assert any("weigh the tasks differently" in note for note in table.notes)
+    assert only_table(uneven, episodes("b", "000", tasks=["task_0", "task_1", "task_0"])).notes == ()
 
 
 def test_the_mean_over_suites_is_unweighted_and_unequal_numbers_are_not_pooled():
     goal, ten = episodes("a", "1" * 10), episodes("a", "10" * 2, suite="libero-10")
-    other = [episodes("b", "0" * 10), episodes("b", "1" * 4, suite="libero-10")]
-    (league,) = own_ranked_tables(measured(goal, ten, *other))
-    assert [one.entry.safety.text for one in league.rows] == ["75.0", "50.0"]
-    assert "intervals of Safety overlap" in league.letters_note
-    assert "differ in their number" in league.letters_note
+    table = only_table(goal, ten, episodes("b", "0" * 10), episodes("b", "1" * 4, suite="libero-10"))
+    assert [row.numbers["safety"].cell.text for row in table.rows] == ["75.0", "50.0"]
+    assert "intervals of Safety overlap" in table.letters_note
+    assert "differ in their number" in table.letters_note
 
 
 def test_with_one_suite_the_interval_is_wilson_s():
-    (league,) = own_ranked_tables(measured(episodes("a", "1" * 17 + "000")))
     expected = wilson_interval(17, 20)
-    low, high = league.rows[0].entry.safety.interval
-    assert (low, high) == pytest.approx((100 * expected.low, 100 * expected.high))
-
-
-def test_a_policy_alone_has_a_rank_and_no_letter():
-    (league,) = own_ranked_tables(measured(episodes("a", "10")))
-    assert rows(league) == [("a", "1", "")]
-    assert league.letters_note == ""
+    interval = only_table(episodes("a", "1" * 17 + "000")).rows[0].safety_interval
+    assert interval == pytest.approx((100 * expected.low, 100 * expected.high))
 
 
 def test_privileged_policies_rank_among_themselves_alone():
-    parts = episodes("seer", "1111"), episodes("blind", "1000"), episodes("dim", "0000")
-    (league,) = own_ranked_tables(measured(*parts, privileged=["seer"]))
-    assert [one[:2] for one in rows(league)] == [("blind", "1"), ("dim", "2"), ("seer", "")]
-    (league,) = own_ranked_tables(measured(*parts[:1], privileged=["seer"]))
-    assert rows(league)[0][:2] == ("seer", "1")
+    seer = episodes("seer", "1111")
+    table = only_table(seer, episodes("blind", "1000"), episodes("dim", "0000"), privileged=["seer"])
+    assert [row[:2] for row in rows(table)] == [("blind", "1"), ("dim", "2"), ("seer", "")]
+    assert rows(only_table(seer, privileged=["seer"]))[0][:2] == ("seer", "1")
 
 
 def test_numbers_on_stand_in_assets_are_no_results_and_have_no_rank_beside_others():
-    of = measured(episodes("placeholder", "1111"), episodes("real", "1000"))
-    marks = tuple(policy == "placeholder" for policy in of.inputs.scores.policy)
-    scores = replace(of.inputs.scores, marks={"standin_assets": np.array(marks)})
-    (league,) = own_ranked_tables(replace(of, inputs=replace(of.inputs, scores=scores)))
-    assert [one[:2] for one in rows(league)] == [("real", "1"), ("placeholder", "")]
-    assert league.rows[1].entry.remarks == ("stand-in assets",)
-    assert any(note.startswith("Stand-in assets: libero-goal (placeholder) was") for note in league.notes)
-    assert not any("privileged" in note for note in league.notes)
+    results = measured(episodes("placeholder", "1111"), episodes("real", "1000"))
+    marks = np.array([policy == "placeholder" for policy in results.inputs.scores.policy])
+    scores = replace(results.inputs.scores, marks={"standin_assets": marks})
+    (table,) = own_ranked_tables(replace(results, inputs=replace(results.inputs, scores=scores)))
+    assert [row[:2] for row in rows(table)] == [("real", "1"), ("placeholder", "")]
+    assert table.rows[1].remarks == ("stand-in assets",)
+    assert any(note.startswith("Stand-in assets: libero-goal (placeholder) was") for note in table.notes)
+    assert not any("privileged" in note for note in table.notes)
 
 
 def test_doing_nothing_is_safe_and_has_no_rank():
-    (league,) = own_ranked_tables(measured(episodes("noop", "1111", "0000"), episodes("a", "1100")))
-    assert [one[:2] for one in rows(league)] == [("a", "1"), ("noop", "")]
-    assert any("does nothing" in note for note in league.notes)
+    table = only_table(episodes("noop", "1111", "0000"), episodes("a", "1100"))
+    assert [row[:2] for row in rows(table)] == [("a", "1"), ("noop", "")]
+    assert any("does nothing" in note for note in table.notes)
 
 
 def test_auxiliary_suites_are_outside_every_ranking():
-    (league,) = own_ranked_tables(measured(episodes("a", "10", suite="robocasa-pnp")))
-    assert rows(league) == [("a", "", "")]
-    assert any("outside every ranking" in note for note in league.notes)
+    table = only_table(episodes("a", "10", suite="robocasa-pnp"))
+    assert rows(table) == [("a", "", "")]
+    assert any("outside every ranking" in note for note in table.notes)
 
 
 def test_the_same_tasks_under_another_name_stand_in_one_table():
-    (league,) = own_ranked_tables(
-        measured(episodes("a", "11", suite="libero-long"), episodes("b", "10", suite="libero-10"))
-    )
-    assert {one[0] for one in rows(league)} == {"a", "b"}
+    table = only_table(episodes("a", "11", suite="libero-long"), episodes("b", "10", suite="libero-10"))
+    assert {row.policy for row in table.rows} == {"a", "b"}
 
 
 def test_what_was_never_judged_has_no_safety_and_no_rank():
     silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
-    (league,) = own_ranked_tables(measured(episodes("a", "1"), silent))
-    assert rows(league) == [("a", "1", ""), ("silent", "", "")]
-    assert league.rows[1].entry.safety.text == "—"
+    table = only_table(episodes("a", "1"), silent)
+    assert rows(table) == [("a", "1", ""), ("silent", "", "")]
+    assert table.rows[1].numbers["safety"].cell.text == "—"
+    assert table.rows[1].numbers["safety"].cell.detail == "no verdict"
 
 
 def test_a_policy_without_a_name_and_one_called_so_are_two():
-    (league,) = own_ranked_tables(measured(episodes(None, "1111"), episodes("(unnamed)", "0000")))
-    assert len({one.entry.page_path for one in league.rows}) == 2
+    table = only_table(episodes(None, "1111"), episodes("(unnamed)", "0000"))
+    assert len({row.page_path for row in table.rows}) == 2

@@ -14,8 +14,9 @@ from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
 from safevla_bench.judging.judged import JudgedSource
-from safevla_bench.publishing.board.page import PAGE_NAME, file_name, published_page_path, report_path, run_page_path
+from safevla_bench.publishing.board.page import PAGE_NAME, published_page_path, report_path, run_page_path
 from safevla_bench.publishing.board.site import check_folder, render_site, write_folder
+from safevla_bench.report import figures
 from safevla_bench.sources.runs.folder import AbsentEpisode
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
@@ -36,21 +37,27 @@ STATES = {
 
 
 @pytest.fixture(scope="module", params=STATES)
-def made(request) -> dict[str, str]:
-    of = STATES[request.param]
-    reports = {policy: report_path(policy) for policy in of.policies} if of else {}
-    of = replace(of, sources=[JudgedSource({HOSTILE: HOSTILE}, None)]) if of else None
-    pages = render_site(of, title=HOSTILE, reports=reports)
-    assert pages == render_site(of, title=HOSTILE, reports=reports)
-    return pages | dict.fromkeys(reports.values(), "")
+def site(request) -> dict[str, str]:
+    results = STATES[request.param]
+    reports = {policy: report_path(policy) for policy in results.policies} if results else {}
+    results = replace(results, sources=[JudgedSource({HOSTILE: HOSTILE}, None)]) if results else None
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "hostile names":  # 19 pages whose drawings hold no name
+            patch.setattr(figures, "render_figure", lambda figure, form: b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+        return render_site(results, title=HOSTILE, reports=reports) | dict.fromkeys(reports.values(), "")
 
 
-def pages(made: dict[str, str]) -> dict[str, Checked]:
-    return {path: Checked(text) for path, text in made.items() if text}
+@pytest.fixture(scope="module")
+def pages(site) -> dict[str, Checked]:
+    return {path: Checked(text) for path, text in site.items() if text}
 
 
-def test_every_page_is_whole_and_every_link_leads_to_one(made):
-    for path, page in pages(made).items():
+def page_text(results, path: str = "index.html") -> str:
+    return Checked(render_site(results)[path]).text
+
+
+def test_every_page_is_whole_and_every_link_leads_to_one(site, pages):
+    for path, page in pages.items():
         assert [tag for tag, _ in page.tags].count("h1") == 1
         ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
         assert len(ids) == len(set(ids))
@@ -59,17 +66,16 @@ def test_every_page_is_whole_and_every_link_leads_to_one(made):
                 continue
             to, _, part = attributes["href"].partition("#")
             assert not part or part in ids
-            assert not to or posixpath.normpath(posixpath.join(posixpath.dirname(path), to)) in made, (path, to)
+            assert not to or posixpath.normpath(posixpath.join(posixpath.dirname(path), to)) in site, (path, to)
 
 
-def test_every_page_is_linked_from_the_index(made):
-    links = {attributes["href"] for tag, attributes in Checked(made["index.html"]).tags if tag == "a"}
-    assert {path for path in made if path.startswith("policies/")} <= links
-    assert "method.html" in links
+def test_every_page_is_linked_from_the_index(site, pages):
+    links = {attributes["href"] for tag, attributes in pages["index.html"].tags if tag == "a"}
+    assert {"method.html", *(path for path in site if path.startswith("policies/"))} <= links
 
 
-def test_nothing_is_fetched_nothing_runs_and_the_policy_says_so(made):
-    for page in pages(made).values():
+def test_nothing_is_fetched_nothing_runs_and_the_policy_says_so(pages):
+    for page in pages.values():
         tags = {tag for tag, _ in page.tags}
         assert tags.isdisjoint({"script", "link", "iframe", "object", "embed", "form", "base"})
         names = {name for _, attributes in page.tags for name in attributes}
@@ -80,63 +86,52 @@ def test_nothing_is_fetched_nothing_runs_and_the_policy_says_so(made):
         assert "unsafe" not in policy
 
 
-def test_text_is_inert_and_can_be_written(made):
-    for text in made.values():
+def test_text_is_inert_and_can_be_written(site):
+    for text in site.values():
         text.encode()
-        assert "\u202e" not in text
-        assert "\x1b" not in text
-        assert "\x00" not in text
-        assert "<script" not in text
+        assert not [part for part in ("\u202e", "\x1b", "\x00", "<script") if part in text]
 
 
-def test_tables_and_pictures_are_named(made):
-    for page in pages(made).values():
-        tables = [tag for tag, _ in page.tags if tag == "table"]
-        assert len([tag for tag, _ in page.tags if tag == "caption"]) == len(tables)
+def test_tables_and_pictures_are_named(pages):
+    for page in pages.values():
+        tags = [tag for tag, _ in page.tags]
+        assert tags.count("caption") == tags.count("table")
         assert all("scope" in attributes for tag, attributes in page.tags if tag == "th")
         assert all(attributes["alt"] for tag, attributes in page.tags if tag == "img")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name is not None])
 def test_a_name_is_never_a_path(name):
-    for made in (
-        file_name("run", name),
-        run_page_path(name).partition("/")[2],
-        published_page_path(name).partition("/")[2],
-    ):
-        assert PAGE_NAME.fullmatch(made)
-        assert len(made) < 64
+    for file in (run_page_path(name).partition("/")[2], published_page_path(name).partition("/")[2]):
+        assert PAGE_NAME.fullmatch(file)
+        assert len(file) < 64
 
 
 def test_names_that_look_alike_have_pages_of_their_own():
-    found = [run_page_path(name).lower() for name in NAMES]
-    assert len(set(found)) == len(found)
+    paths = [run_page_path(name).lower() for name in NAMES]
+    assert len(set(paths)) == len(paths)
     assert run_page_path("pi0.5") != published_page_path("pi0.5")
 
 
 def test_a_page_keeps_its_name_whoever_else_is_on_the_board():
-    alone, among = (
-        render_site(measured(episodes("a", "10"))),
-        render_site(measured(episodes("b", "11"), episodes("a", "10"))),
-    )
-    assert run_page_path("a") in alone
-    assert run_page_path("a") in among
+    for others in ([], [episodes("b", "11")]):
+        assert run_page_path("a") in render_site(measured(*others, episodes("a", "10")))
 
 
 def test_the_lead_of_a_policy_s_page_counts_its_episodes():
-    text = Checked(render_site(measured(episodes("a", "1000", "1100"), episodes("b", "1")))[run_page_path("a")]).text
+    text = page_text(measured(episodes("a", "1000", "1100"), episodes("b", "1")), run_page_path("a"))
     assert "In 4 episodes, 3 broke a limit; 2 succeeded, 1 of these unsafely." in text
 
 
 def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
-    made = render_site(STATES["all crashed"])
-    assert "No episode was counted. 1 crashed, stopped or missing" in Checked(made[run_page_path("a")]).text
-    assert "no episode" in Checked(made["index.html"]).text
+    crashed = STATES["all crashed"]
+    assert "No episode was counted. 1 crashed, stopped or missing" in page_text(crashed, run_page_path("a"))
+    assert "no episode" in page_text(crashed)
 
 
 def test_what_was_never_judged_is_not_called_safe():
     silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
-    text = Checked(render_site(measured(silent))[run_page_path("silent")]).text
+    text = page_text(measured(silent), run_page_path("silent"))
     assert "In 1 episode no specification reached a verdict: whether they were safe is not known." in text
     assert "no verdict" in text
     assert "100.0" in text  # its success rate, which is known
@@ -147,9 +142,9 @@ def test_a_page_shows_the_sources_of_its_policy_and_no_others():
     runs = [{"host": "mine", "policies": [{"policy": "a", "privileged": False}]},
             {"host": "theirs", "policies": [{"policy": "b"}]}, {"archive": "other.jsonl"}]  # fmt: skip
     sources = [JudgedSource(run, None) for run in runs]
-    of = measured(episodes("a", "10"), episodes("b", "11"))
-    headers = [msgspec.structs.replace(one, versions={"mujoco": f"3.{one.policy}"}) for one in of.headers]
-    text = Checked(render_site(replace(of, headers=headers, sources=sources))[run_page_path("a")]).text
+    results = measured(episodes("a", "10"), episodes("b", "11"))
+    headers = [msgspec.structs.replace(header, versions={"mujoco": f"3.{header.policy}"}) for header in results.headers]
+    text = page_text(replace(results, headers=headers, sources=sources), run_page_path("a"))
     text = re.sub(r"(?<=[._]) ", "", text)  # where a line may end
     assert "sources.0.host mine" in text
     assert "sources.0.policies.0.privileged no" in text
@@ -159,22 +154,24 @@ def test_a_page_shows_the_sources_of_its_policy_and_no_others():
 
 
 def test_a_table_of_several_physics_versions_is_marked_and_names_the_version_of_each():
-    of = measured(episodes("a", "10"), episodes("b", "11"))
+    results = measured(episodes("a", "10"), episodes("b", "11"))
     versions = {"a": {"mujoco": "3.2.3"}, "b": {"mujoco": "3.17.0"}}
-    scores = replace(of.inputs.scores, simulator=tuple(versions[policy] for policy in of.inputs.scores.policy))
-    headers = [msgspec.structs.replace(one, versions=versions[one.policy]) for one in of.headers]
-    mixed = replace(of, headers=headers, inputs=replace(of.inputs, scores=scores))
-    text = Checked(render_site(mixed)["index.html"]).text
+    scores = replace(results.inputs.scores, simulator=tuple(versions[name] for name in results.inputs.scores.policy))
+    headers = [msgspec.structs.replace(header, versions=versions[header.policy]) for header in results.headers]
+    text = page_text(replace(results, headers=headers, inputs=replace(results.inputs, scores=scores)))
     assert "mujoco 3.2.3 (a) and 3.17.0 (b). Numbers of different simulators do not compare." in text
     assert "b mujoco 3.17.0" in text
     assert "a mujoco 3.2.3" in text
-    assert "physics" not in Checked(render_site(of)["index.html"]).text
+    assert "physics" not in page_text(results)
+
+
+def test_the_same_results_give_the_same_bytes():
+    assert render_site(STATES["all safe"]) == render_site(STATES["all safe"])
 
 
 def test_published_numbers_are_never_called_runs():
-    text = Checked(render_site()["index.html"]).text
-    assert "None yet." in text
-    assert text.count("Not comparable with your runs.") == 2
+    assert "None yet." in page_text(None)
+    assert page_text(None).count("Not comparable with your runs.") == 2
 
 
 # Writing
@@ -186,16 +183,16 @@ def test_a_board_is_written_over_and_its_old_pages_go(tmp_path):
     (tmp_path / "policies" / "mine.txt").write_text("kept")
     files = render_site(measured(episodes("b", "10")))
     write_folder(files, tmp_path)
-    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {*files, "policies/mine.txt"}
+    paths = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert paths == {*files, "policies/mine.txt"}
 
 
-@pytest.mark.parametrize("held", ["notes.txt", "index.html"])
-def test_what_is_no_board_is_never_written_over(tmp_path, held):
-    (tmp_path / held).write_text("<html>mine</html>")
+@pytest.mark.parametrize("name", ["notes.txt", "index.html"])
+def test_what_is_no_board_is_never_written_over(tmp_path, name):
+    (tmp_path / name).write_text("<html>mine</html>")
     with pytest.raises(RunError, match="holds no board"):
         write_folder(render_site(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [held]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_board_whose_writing_was_cut_off_is_written_again(tmp_path):
@@ -230,8 +227,8 @@ def test_the_diagram_shows_the_way_from_record_to_scores():
     ("text", "ground"), [("ink", "tint"), ("muted", "tint"), ("unsafe-ink", "tint"), ("on-unsafe", "unsafe")]
 )
 def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
-    found = colours()[scheme]
-    assert contrast(found[text], found[ground]) >= 4.5
+    scheme_colours = colours()[scheme]
+    assert contrast(scheme_colours[text], scheme_colours[ground]) >= 4.5
 
 
 def test_no_colour_but_those_of_the_two_schemes_is_used():

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
 from safevla_bench.judging.verdicts import BINARY_MARGIN
 from safevla_bench.report.published import PublishedCell, matching_counts
@@ -76,7 +75,7 @@ def episode_counts(cell: PublishedCell) -> EpisodeCounts | None:
 def synthesize_scores(counts: Sequence[EpisodeCounts], axes: Mapping[str, str] | None = None) -> Scores:
     """Return scores that have the given counts; `axes` is specification -> axis, in the order of the columns.
 
-    Raises `SafevlaError` for counts that no set of episodes can have.
+    Counts that no set of episodes can have are an assertion error.
     """
     axis_by_spec = dict(axes or {})
     if any(cell.by_spec is None for cell in counts):
@@ -113,31 +112,26 @@ def synthesize_scores(counts: Sequence[EpisodeCounts], axes: Mapping[str, str] |
 
 def _violations(cell: EpisodeCounts, names: Sequence[str]) -> NDArray[np.bool_]:
     """Return whether each specification is violated in each episode, [S, n], episodes in the order of `quadrants`."""
-    if min(cell.quadrants) < 0:
-        raise _impossible_counts(cell, "success, safe and unsafe success contradict each other")
+    assert min(cell.quadrants) >= 0, f"{cell}: success, safe and unsafe success contradict each other"
     unsafe_success, unsafe_failure, *_ = cell.quadrants
     unsafe = unsafe_success + unsafe_failure
     total = {ANY_LIMIT: unsafe} if cell.by_spec is None else cell.by_spec
     violated = np.zeros((len(names), cell.n), dtype=np.bool_)
     if cell.in_successes is None:
-        violated[:, :unsafe] = _spread(cell, names, total, unsafe)
+        violated[:, :unsafe] = _spread(names, total, unsafe)
     else:
         in_failures = {name: count - cell.in_successes.get(name, 0) for name, count in total.items()}
-        violated[:, :unsafe_success] = _spread(cell, names, cell.in_successes, unsafe_success)
-        violated[:, unsafe_success:unsafe] = _spread(cell, names, in_failures, unsafe_failure)
+        violated[:, :unsafe_success] = _spread(names, cell.in_successes, unsafe_success)
+        violated[:, unsafe_success:unsafe] = _spread(names, in_failures, unsafe_failure)
     return violated
 
 
-def _spread(cell: EpisodeCounts, names: Sequence[str], counts: Mapping[str, int], episodes: int) -> NDArray[np.bool_]:
+def _spread(names: Sequence[str], counts: Mapping[str, int], episodes: int) -> NDArray[np.bool_]:
     """Return the violations spread in turn over the unsafe episodes, at least one in each, [S, episodes]."""
-    if sum(counts.values()) < episodes or any(not 0 <= count <= episodes for count in counts.values()):
-        raise _impossible_counts(cell, f"violations {dict(counts)} do not fit {episodes} unsafe episodes")
+    assert sum(counts.values()) >= episodes, f"{counts}: too few violations for {episodes} unsafe episodes"
     violated, offset = np.zeros((len(names), episodes), dtype=np.bool_), 0
     for name, count in counts.items():
+        assert 0 <= count <= episodes, f"{counts}: do not fit {episodes} unsafe episodes"
         violated[names.index(name), (offset + np.arange(count)) % max(episodes, 1)] = True
         offset += count
     return violated
-
-
-def _impossible_counts(cell: EpisodeCounts, reason: str) -> SafevlaError:
-    return SafevlaError(f"{cell.policy} on {cell.suite}: {reason}", remedy="Correct the counts.")

@@ -29,9 +29,9 @@ SUITES = {"spatial": "libero-spatial", "object": "libero-object", "goal": "liber
 
 
 def summaries(published: list[PublishedCell]):
-    found = [episode_counts(cell) for cell in published]
-    assert None not in found
-    return cells(synthesize_scores([one for one in found if one], AXES))
+    counts = [episode_counts(cell) for cell in published]
+    assert None not in counts
+    return cells(synthesize_scores(counts, AXES))
 
 
 def columns(table: Table) -> dict[str, list[Cell]]:
@@ -57,10 +57,10 @@ def test_table_4_every_suite_and_every_mean(libero):
     table = columns(suite_table(libero, Roster(), "LIBERO"))
     for row, policy in enumerate(cell.text for cell in table["Policy"]):
         for short, suite in SUITES.items():
-            (cell,) = [one for one in LIBERO if (one.policy, one.benchmark) == (policy, suite)]
+            (cell,) = [cell for cell in LIBERO if (cell.policy, cell.benchmark) == (policy, suite)]
             for metric, value in (("SR", cell.sr), ("Safety", cell.safety), ("SBU", cell.sbu)):
                 assert table[f"{metric} % {short}"][row].text == printed(value)
-        (mean,) = [one for one in V1.means if one.policy == policy]
+        (mean,) = [mean for mean in V1.means if mean.policy == policy]
         for metric, value in (("SR", mean.sr), ("Safety", mean.safety), ("SBU", mean.sbu)):
             assert table[f"{metric} % mean"][row].text == printed(value)
 
@@ -78,15 +78,15 @@ def test_severity_of_counts_is_unknown_and_never_zero(libero):
     assert {cell.detail for cell in table["VSI mean"]} == {"not known"}
 
 
+METRIC_FIELDS = {"SR": "sr", "Safety": "safety", "SBU": "sbu", "P[U|S]": "p_unsafe_given_success"}
+
+
 def test_table_5_and_the_conditional_rates_of_its_text(robocasa):
     table = columns(suite_table(robocasa, Roster(), "RoboCasa-365"))
     assert [cell.rates["sr"].count for cell in robocasa] == [292, 381, 425, 526]
     assert [cell.success_unsafe for cell in robocasa] == [110, 139, 237, 208]
-    for row, cell in enumerate(ROBOCASA):
-        assert table["SR %"][row].text == printed(cell.sr)
-        assert table["Safety %"][row].text == printed(cell.safety)
-        assert table["SBU %"][row].text == printed(cell.sbu)
-        assert table["P[U|S] %"][row].text == printed(cell.p_unsafe_given_success)
+    for name, field in METRIC_FIELDS.items():
+        assert [cell.text for cell in table[f"{name} %"]] == [printed(getattr(cell, field)) for cell in ROBOCASA]
 
 
 def test_table_5_marks_the_best_and_the_largest_sbu(robocasa):
@@ -100,13 +100,11 @@ def test_table_5_marks_the_best_and_the_largest_sbu(robocasa):
     assert not any(cell.mark for name, of in table.items() if name != "SBU %" for cell in of)
 
 
-def test_table_6(libero):
+def test_table_6():
     table = columns(auxiliary_table(summaries(PNP), Roster()))
-    for row, cell in enumerate(PNP):
-        for name, value in (("SR", cell.sr), ("Safety", cell.safety), ("SBU", cell.sbu)):
-            assert table[f"{name} %"][row].text == printed(value)
-        assert table["P[U|S] %"][row].text == printed(cell.p_unsafe_given_success)
-        assert table["n"][row].text == str(cell.n)
+    for name, field in METRIC_FIELDS.items():
+        assert [cell.text for cell in table[f"{name} %"]] == [printed(getattr(cell, field)) for cell in PNP]
+    assert [cell.text for cell in table["n"]] == [str(cell.n) for cell in PNP]
 
 
 @pytest.mark.parametrize("which", ["LIBERO", "ROBOCASA"])
@@ -126,14 +124,8 @@ def violation_counts(cell: PublishedCell) -> dict[str, int]:
     shares = cell.composition or {}
     unsafe = cell.sbu_count or 0
     for total in range(unsafe, unsafe * max(1, len(shares)) + 1):
-        near = [
-            [
-                k
-                for k in range(total + 1)
-                if format_fixed(Fraction(100 * k, total), 0) == format_fixed(Fraction(share), 0)
-            ]
-            for share in shares.values()
-        ]
+        printing = [format_fixed(Fraction(100 * k, total), 0) if total else "0" for k in range(total + 1)]
+        near = [[k for k in range(total + 1) if printing[k] == str(int(share))] for share in shares.values()]
         for chosen in product(*near):
             if sum(chosen) == total and max(chosen, default=0) <= unsafe:
                 return dict(zip(shares, chosen, strict=True))
@@ -167,46 +159,33 @@ def test_tables_10_and_11_counts_and_shares(cell):
 
 
 def test_table_12_every_interval():
-    rows = [one for one in V1.tasks if one.task_id != "all"]
-    made = []
-    for one in rows:
-        success, safe = unique_count(one.sr, one.n), unique_count(one.safety, one.n)
-        assert success is not None
-        assert safe is not None
-        unsafe = max(0, success - safe)  # SBU by task is not printed: the fewest that there can be
-        made.append(
-            EpisodeCounts(
-                policy=one.policy,
-                suite=one.benchmark,
-                task_id=one.task_id,
-                n=one.n,
-                success=success,
-                safe=safe,
-                unsafe_success=unsafe,
-            )
-        )
-    scores = synthesize_scores(made)
+    counts = []
+    for task in V1.tasks:
+        if task.task_id != "all":
+            success, safe = unique_count(task.sr, task.n), unique_count(task.safety, task.n)
+            unsafe = max(0, success - safe)  # SBU by task is not printed: the fewest that there can be
+            counts.append(EpisodeCounts(policy=task.policy, suite=task.benchmark, task_id=task.task_id, n=task.n,
+                                        success=success, safe=safe, unsafe_success=unsafe))  # fmt: skip
+    scores = synthesize_scores(counts)
     table = columns(task_table(task_rates(scores), cells(scores), Roster()))
-    assert [cell.text for cell in table["Task"]] == [one.task_id for one in V1.tasks]
-    for row, one in enumerate(V1.tasks):
-        assert (table["SR %"][row].text, table["SR %"][row].detail) == (
-            printed(one.sr),
-            "–".join(map(printed, one.sr_ci)),
-        )
-        assert table["Safety %"][row].text == printed(one.safety)
-        assert table["Safety %"][row].detail == "–".join(map(printed, one.safety_ci))
+    assert [cell.text for cell in table["Task"]] == [task.task_id for task in V1.tasks]
+    for name, rate, ends in (("SR %", "sr", "sr_ci"), ("Safety %", "safety", "safety_ci")):
+        shown = [(cell.text, cell.detail) for cell in table[name]]
+        assert shown == [
+            (printed(getattr(task, rate)), "–".join(map(printed, getattr(task, ends)))) for task in V1.tasks
+        ]
 
 
 def exact(cell: PublishedCell) -> Fraction:
-    """P[U|S] from the counts; from the printed digits where they leave several counts possible."""
-    found = episode_counts(cell)
-    if found is None:
+    """P[U|S] from the counts; from the printed digits if they leave several counts possible."""
+    counts = episode_counts(cell)
+    if counts is None:
         return Fraction(repr(cell.sbu)) / Fraction(repr(cell.sr))
-    return Fraction(found.unsafe_success, found.success)
+    return Fraction(counts.unsafe_success, counts.success)
 
 
 def test_table_9_default_means_follow_from_tables_4_and_5():
-    default = {one.host: one for one in V1.variants if one.name == "Default"}
+    default = {variant.host: variant for variant in V1.variants if variant.name == "Default"}
     libero = [cell for cell in V1.cells if cell.benchmark in SUITES.values()]
     for host, of in (("libero", libero), ("robocasa", ROBOCASA)):
         for name in ("safety", "sbu"):
@@ -219,8 +198,8 @@ def test_table_9_default_means_follow_from_tables_4_and_5():
 def test_mean_active_counts_follow_from_the_registry():
     for suite, mean in V1.active.items():
         sizes = [
-            len(active_specs(library(), registry().task_tags(suite, one.task_id)))
-            for one in registry().list_entries(suite)
+            len(active_specs(library(), registry().task_tags(suite, task.task_id)))
+            for task in registry().list_entries(suite)
         ]
         assert format_fixed(Fraction(sum(sizes), len(sizes)), 1) == printed(mean)
 
@@ -238,13 +217,15 @@ def test_a_rate_of_2000_episodes_has_no_single_count():
 
 def test_published_specifications_exist_and_all_say_what_makes_them_incomparable():
     for name in (PAPER, LEADERBOARD):
-        found = load_published(name)
-        assert found.source.incomparable
-        assert all(spec in AXES for cell in found.cells for spec in (cell.violations or {}) | (cell.composition or {}))
+        results = load_published(name)
+        assert results.source.incomparable
+        assert all(
+            spec in AXES for cell in results.cells for spec in (cell.violations or {}) | (cell.composition or {})
+        )
     assert all(cell.incomparable for cell in V1.cells if cell.benchmark == "libero-goal")
 
 
 def test_published_numbers_do_not_contradict_each_other():
-    for one in [*V1.cells, *V1.means, *load_published(LEADERBOARD).means]:
-        assert one.sbu <= min(one.sr, 100 - one.safety) + 0.1
-        assert one.sr - one.sbu <= one.safety + 0.1
+    for cell in [*V1.cells, *V1.means, *load_published(LEADERBOARD).means]:
+        assert cell.sbu <= min(cell.sr, 100 - cell.safety) + 0.1
+        assert cell.sr - cell.sbu <= cell.safety + 0.1

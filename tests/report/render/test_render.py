@@ -6,23 +6,25 @@ import csv as reader
 import io
 import json as parser
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from report.scenes import joined, verdicts
-from safevla_bench.judging.metrics import cells
+from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.report.render import render_html, render_json, render_tables
 from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_text
-from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.cells import Roster, headline_table
 from safevla_bench.report.tables.suites import suite_table
 from safevla_bench.report.tables.table import Cell, Column, Table
-from safevla_bench.text import NO_VALUE
+from safevla_bench.text import NO_VALUE, escape_controls
 
-HOSTILE = '=cmd|"/C calc"!A0\x1b[31m<script>alert(1)</script>&%$#_{}~^\\|\u202e'
+HOSTILE = '=cmd|"/C calc"!A0\x1b[31m\x9b\ud800<script>alert(1)</script>&%$#_{}~^\\|\u202e'
 MARKED = Table(
     "A title",
     (Column("Name", numeric=False), Column("Value %", group="Group"), Column("n", group="Group")),
@@ -39,7 +41,7 @@ MARKED = Table(
 )
 
 
-def one(name: str, value: str = "x") -> Table:
+def single(name: str, value: str = "x") -> Table:
     return Table("t", (Column(name, numeric=False), Column("v")), ((Cell(value), Cell("1", 1)),), (value,))
 
 
@@ -64,17 +66,17 @@ def test_csv_numbers_are_exact_and_have_their_ends_beside_them():
 
 
 @pytest.mark.parametrize("start", list("=+-@") + ["\t", "\r"])
-def test_csv_text_is_no_formula(start):
-    ((head, _), (value, _)) = rows(render_csv(one(start + "SUM(A1)", start + "1+1")))
+def test_csv_text_is_not_a_formula(start):
+    ((head, _), (value, _)) = rows(render_csv(single(start + "SUM(A1)", start + "1+1")))
     assert not head.startswith(tuple("=+-@\t\r"))
     assert not value.startswith(tuple("=+-@\t\r"))
 
 
 @given(st.text(max_size=30))
 def test_csv_reads_back_into_as_many_fields(name):
-    found = rows(render_csv(one("head", name)))
-    assert [len(row) for row in found] == [2, 2]
-    assert not found[1][0].startswith(tuple("=+-@\t\r"))
+    head, body = rows(render_csv(single("head", name)))
+    assert (len(head), len(body)) == (2, 2)
+    assert not body[0].startswith(tuple("=+-@\t\r"))
 
 
 class Page(HTMLParser):
@@ -94,7 +96,7 @@ class Page(HTMLParser):
 
 
 def test_html_escapes_everything_and_fetches_nothing():
-    page = Page(render_html([one(HOSTILE, HOSTILE)], HOSTILE))
+    page = Page(render_html([single(HOSTILE, HOSTILE)], HOSTILE))
     assert "script" not in page.tags
     assert not {"link", "img", "iframe"} & set(page.tags)
     assert "<script>alert(1)</script>" in re.sub("\n", "", "".join(page.texts))
@@ -116,11 +118,11 @@ def balanced(printed: str) -> bool:
 
 
 def cells_in(line: str) -> int:
-    spans = [int(found) for found in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+    spans = [int(width) for width in re.findall(r"\\multicolumn\{(\d+)\}", line)]
     return len(re.findall(r"(?<!\\)&", line)) + 1 + sum(spans) - len(spans)
 
 
-@pytest.mark.parametrize("table", [MARKED, one(HOSTILE, HOSTILE)])
+@pytest.mark.parametrize("table", [MARKED, single(HOSTILE, HOSTILE)])
 def test_tex_is_balanced_and_every_row_has_all_cells(table):
     printed = render_latex(table)
     assert balanced(printed)
@@ -131,7 +133,7 @@ def test_tex_is_balanced_and_every_row_has_all_cells(table):
 
 
 def test_tex_escapes_every_special_character():
-    shown = render_latex(one("h", r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"))
+    shown = render_latex(single("h", r"a&b%c$d#e_f{g}h~i^j\k<l>m|n"))
     escaped = (
         r"a\&b\%c\$d\#e\_f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k\textless{}l\textgreater{}"
         r"m\textbar{}n"
@@ -149,7 +151,7 @@ def test_tex_takes_no_name_for_a_command():
 
 
 def test_tex_has_commands_for_greek_and_for_the_signs_that_tables_use():
-    shown = render_latex(one("h", "π0.5 Σ ρ 15° 2×3 — – †"))
+    shown = render_latex(single("h", "π0.5 Σ ρ 15° 2×3 — – †"))
     assert r"$\pi$0.5 $\Sigma$ $\rho$ 15$^\circ$ 2$\times$3 --- -- \dag{}" in shown
     assert shown.isascii()
 
@@ -208,4 +210,70 @@ def test_every_form_has_the_same_bytes_each_time_and_no_control_characters(form)
     table = suite_table(cells(scores), Roster())
     printed = render_tables([table], form)
     assert printed == render_tables([table], form)
-    assert not set(printed) & set("\x1b\x07\u202e")
+    assert not set(printed) & set("\x1b\x07\u202e\x9b\ud800")
+    assert "\\x1b" in printed.replace("\\\\", "\\").replace("\n", "") or form in ("tex", "html", "json")
+
+
+# Layout of text and Markdown
+
+
+def named(*names: str) -> Table:
+    scores = joined(*(verdicts((True, 1, 1), (False, -5, 1), policy=name) for name in names))
+    return headline_table(cells(scores), aggregate(scores))
+
+
+def test_columns_are_aligned_and_numbers_stand_at_the_right():
+    lines = render_text(named("short", "a-longer-name"), width=200).splitlines()
+    head, rule = lines[2], lines[3]
+    rows = [line for line in lines if line.startswith(("short", "a-longer-name"))]
+    ends = [match.end() for match in re.finditer("-+", rule)]
+    assert len(rows) == 2
+    assert head.index("Suite") == rule.index(" -") + 1
+    assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for line in [head, *rows] for end in ends[2:])
+
+
+def test_long_names_are_wrapped_and_numbers_are_not_cut():
+    printed = render_text(named("openpi:" + "checkpoint-" * 20, "x" * 200), width=120)
+    assert max(cell_len(line) for line in printed.splitlines()[2:8]) <= 120
+    assert "50.0" in printed
+    assert printed.replace("\n", "").replace(" ", "").count("x") >= 200 - 5
+
+
+def test_a_narrow_terminal_cuts_nothing():
+    printed = render_text(named("policy-with-a-name"), width=20)
+    assert "9.5–90.5" in printed
+    assert "…" not in printed
+
+
+def test_wide_characters_are_measured_as_the_terminal_does():
+    printed = render_text(named("日本語の方策", "b"), width=200).splitlines()
+    starts = {cell_len(line[: line.index("libero-goal")]) for line in printed if "libero-goal" in line}
+    assert len(starts) == 1
+
+
+@given(st.text(max_size=40))
+def test_inert_text_has_no_character_that_acts(name):
+    shown = escape_controls(name)
+    assert all(c.isprintable() or unicodedata.category(c) == "Zs" for c in shown)
+    assert not set(shown) & set("\x1b\n\r\x07\u202e\u2066\u200b")
+    shown.encode()
+
+
+def test_ordinary_text_stays_as_it_is():
+    assert escape_controls("π0.5 – naïve 方策") == "π0.5 – naïve 方策"
+
+
+def test_markdown_escapes_what_would_mark_up():
+    shown = render_markdown(Table("t", (Column("a|b", numeric=False),), ((Cell("<img>|*x*_y_`z`[q](u)"),),)))
+    (row,) = [line for line in shown.splitlines() if "img" in line]
+    assert row == r"| \<img\>\|\*x\*\_y\_\`z\`\[q\](u) |"
+
+
+def test_markdown_has_as_many_cells_in_every_row():
+    lines = [line for line in render_markdown(named("a", "b")).splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_an_empty_table_is_a_named():
+    assert "n" in render_text(headline_table([]))
+    assert render_markdown(headline_table([])).count("\n") >= 3

@@ -1,33 +1,66 @@
-"""The tables of sensitivity to thresholds."""
+"""The tables of sensitivity to thresholds; means over the cells of a host, beside the rows of the paper's Table 9."""
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from safevla_bench.judging.rates import Mean, Rate
-from safevla_bench.report.tables import sensitivity
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
+from safevla_bench.report.published import PAPER, load_published
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.sensitivity import (
+    AUXILIARY,
+    host_mean_table,
+    host_means,
+    mean_documents,
+    reading_table,
+    sweep_table,
+    variant_table,
+)
+from safevla_bench.report.tables.table import Table
+from safevla_bench.sensitivity.curves import (
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdSweep,
+    ThresholdVariant,
+    VariantRates,
+    paper_variants,
+)
 from safevla_bench.sensitivity.readings import ReadingCell, ReadingComparison, ReadingPoint, VerdictChanges
-from safevla_bench.sensitivity.variants import ThresholdVariant
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE
 
-
-def point(safe: int, n: int, given: tuple[int, int] = (1, 4)) -> VariantRates:
-    return VariantRates(
-        safety=Rate.of(safe, n),
-        sbu=Rate.of(1, n),
-        p_unsafe_given_success=Rate.of(*given),
-        vsi=Mean(n, 0.25, (0.1, 0.4), 0),
-    )
+TASKS, NOBODY = registry(), Roster()
+V1 = load_published(PAPER)
 
 
-def curve(suite: str, *points: VariantRates, n: int = 8) -> SensitivityCurve:
-    return SensitivityCurve(policy="a", suite=suite, n=n, points=points)
+def point(safe: int, n: int = 8, given: tuple[int, int] = (1, 4), vsi: float = 0.25) -> VariantRates:
+    rates = {"safety": Rate.of(safe, n), "sbu": Rate.of(1, n), "p_unsafe_given_success": Rate.of(*given)}
+    return VariantRates(**rates, vsi=Mean(n, vsi, (0.1, 0.4), 0))
+
+
+def cell(suite: str, safe: int, policy: str | None = "a", **given) -> SensitivityCurve:
+    return SensitivityCurve(policy=policy, suite=suite, n=8, points=(point(safe, **given),))
+
+
+def ablation(*cells: SensitivityCurve) -> ThresholdAblation:
+    return ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=cells)
+
+
+def rows(table: Table) -> dict[str, dict[str, str]]:
+    """Host -> column -> text."""
+    names = [column.full for column in table.columns]
+    return {row[0].text: dict(zip(names, [shown.text for shown in row], strict=True)) for row in table.rows}
+
+
+def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY, **given) -> Table:
+    ablated = ablation(*cells)
+    return host_mean_table(host_means(ablated, TASKS, roster, **given), ablated, roster)
 
 
 def test_variants_without_a_family_are_named_below():
-    ablation = ThresholdAblation(
-        variants=(ThresholdVariant("Default", {}),), curves=(curve("x", point(1, 8)),), left_out=("Tilt 20°",)
-    )
-    table = sensitivity.variant_table(ablation)
+    table = variant_table(replace(ablation(cell("x", 1)), left_out=("Tilt 20°",)))
     assert len(table.rows) == 1
     assert any("Tilt 20°" in note for note in table.notes)
 
@@ -35,9 +68,9 @@ def test_variants_without_a_family_are_named_below():
 def test_a_sweep_shows_small_lengths_in_millimetres_and_marks_the_default():
     sweep = ThresholdSweep(
         name="x", spec_ids=("x_5mm",), unit="m", default=0.005, thresholds=(0.0025, 0.005),
-        curves=(curve("s", point(1, 8), point(2, 8)),),
+        curves=(SensitivityCurve(policy="a", suite="s", n=8, points=(point(1), point(2))),),
     )  # fmt: skip
-    table = sensitivity.sweep_table(sweep)
+    table = sweep_table(sweep)
     assert [row[3].text + row[3].mark for row in table.rows] == ["2.5", "5†"]
     assert [row[3].value for row in table.rows] == [2.5, 5.0]
     assert table.notes[0].startswith("† The library's threshold, 5 mm.")
@@ -47,20 +80,102 @@ def test_a_cell_without_an_episode_has_dashes_and_no_zeros():
     none = VariantRates(
         safety=Rate.of(0, 0), sbu=Rate.of(0, 0), p_unsafe_given_success=Rate.of(0, 0), vsi=Mean(0, None, None, 0)
     )
-    table = sensitivity.variant_table(
-        ThresholdAblation(variants=(ThresholdVariant("Default", {}),), curves=(curve("x", none, n=0),))
-    )
-    assert [cell.text for cell in table.rows[0][4:]] == [NO_VALUE] * 7
+    table = variant_table(ablation(SensitivityCurve(policy="a", suite="x", n=0, points=(none,))))
+    assert [shown.text for shown in table.rows[0][4:]] == [NO_VALUE] * 7
 
 
 def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clauses():
     same = VerdictChanges(changed=0, to_unsafe=0, to_safe=0, violations={})
     moved = VerdictChanges(changed=4, to_unsafe=2, to_safe=1, violations={"joint_torque": -3, "x": 2})
-    points = tuple(ReadingPoint(rates=point(2, 8), changes=changes) for changes in (same, moved))
+    points = tuple(ReadingPoint(rates=point(2), changes=changes) for changes in (same, moved))
     cells = (ReadingCell(policy="a", suite="s", n=8, points=points),)
-    table = sensitivity.reading_table(ReadingComparison(readings=("default", "other"), cells=cells))
-    texts = [[cell.text for cell in row[3:7]] for row in table.rows]
+    table = reading_table(ReadingComparison(readings=("default", "other"), cells=cells))
+    texts = [[shown.text for shown in row[3:7]] for row in table.rows]
     assert texts == [["default", "0", "0", "0"], ["other", "4", "2", "1"]]
     assert table.rows[1][4].detail == "1 to no verdict"
     assert [row[-1].text for row in table.rows] == ["", "joint_torque −3, x +2"]
     assert table.notes[0].startswith("Changes are from default. Prose depth: depth is 1 where the signal reaches")
+
+
+# Means of each host
+
+
+def test_each_host_has_its_own_mean_and_no_mean_mixes_hosts():
+    """The paper's Table 9 has a LIBERO mean and a RoboCasa-365 mean."""
+    table = rows(tabulate(cell("libero-goal", 2), cell("robocasa-365", 8), cell("libero-long", 4)))
+    assert {host: (row["Cells"], row["Safety % here"]) for host, row in table.items()} == {
+        "LIBERO": ("2", "37.5"),
+        "RoboCasa-365": ("1", "100.0"),
+    }
+
+
+def test_auxiliary_entries_are_in_no_host_s_mean_unless_asked():
+    """Paper, Table 6: excluded from the threshold-sensitivity means."""
+    cells = (cell("robocasa-pnp", 0), cell("robocasa-pnp", 0, "b"), cell("robocasa-365", 8), cell("robocasa-365", 4))
+    table = rows(tabulate(*cells))
+    assert {host: row["Safety % here"] for host, row in table.items()} == {"RoboCasa-365": "75.0", AUXILIARY: "0.0"}
+    assert table[AUXILIARY]["Safety % paper"] == NO_VALUE
+    assert rows(tabulate(*cells, include_auxiliary=True))["RoboCasa-365"]["Safety % here"] == "37.5"
+    named = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
+    assert rows(named)["RoboCasa-365"]["Safety % here"] == "75.0"
+    assert "Auxiliary entries are in no other mean." in named.notes
+
+
+def test_doing_nothing_is_in_no_mean():
+    acting = cell("libero-goal", 2), cell("libero-10", 4)
+    assert tabulate(*acting, cell("libero-goal", 8, "noop")).rows == tabulate(*acting).rows
+
+
+def test_a_suite_that_is_not_the_paper_s_is_averaged_alone_and_stands_beside_no_printed_row():
+    table = tabulate(cell("libero-90", 2), cell("libero-90", 4, "b"), cell("libero-90", 8, "noop"))
+    assert rows(table) == {"libero-90": {"Host": "libero-90", "Cells": "2", "Variant": "Default", "Safety %": "37.5",
+                                         "SBU %": "12.5", "P[U|S] %": "25.0", "VSI": "0.250"}}  # fmt: skip
+    assert host_means(ablation(cell("libero-90", 2)), TASKS, NOBODY) == ()
+
+
+def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
+    """190.5/200 and 95.25: halves go away from zero, from the exact mean of 381/400 and nothing less."""
+    table = tabulate(cell("libero-goal", 381, n=400), cell("libero-10", 381, n=400, given=(0, 0)))
+    row = dict(zip([column.full for column in table.columns], table.rows[0], strict=True))
+    assert row["Safety % here"].text == "95.3"
+    assert (row["P[U|S] % here"].text, row["P[U|S] % here"].detail) == ("25.0", "1 of 2 cells")
+
+
+def test_the_paper_s_suites_that_a_mean_lacks_are_named():
+    notes = tabulate(cell("libero-goal", 2), cell("libero-long", 2)).notes
+    assert "LIBERO: without libero-spatial, libero-object, which the paper's means hold." in notes
+    assert any("docs/reconstruction.md" in note for note in notes)
+
+
+def test_policies_with_privileged_state_are_named():
+    notes = tabulate(cell("libero-goal", 2), roster=Roster(privileged=("a",))).notes
+    assert "Privileged simulator state was seen by a." in notes
+
+
+def test_the_paper_prints_a_row_for_each_variant_of_each_host_under_its_name():
+    variants = [variant.name for variant in paper_variants(library())[0]]
+    for host in ("libero", "robocasa"):
+        assert [row.name for row in V1.variants if row.host == host] == variants
+
+
+@pytest.mark.parametrize(("host", "suite"), [("libero", "libero-goal"), ("robocasa", "robocasa-365")])
+def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host, suite):
+    variants = paper_variants(library())[0]
+    curve = SensitivityCurve(policy="a", suite=suite, n=8, points=(point(4),) * len(variants))
+    ablated = ThresholdAblation(variants=variants, curves=(curve,))
+    table = host_mean_table(host_means(ablated, TASKS, NOBODY), ablated, NOBODY)
+    for printed, row in zip([row for row in V1.variants if row.host == host], table.rows, strict=True):
+        means = [mean.text for mean in row[4::2]]
+        assert means == [f"{printed.safety:.1f}", f"{printed.sbu:.1f}", f"{printed.p_unsafe_given_success:.1f}",
+                         f"{printed.vsi:.3f}"]  # fmt: skip
+
+
+def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
+    ablated = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
+    libero, other = mean_documents(host_means(ablated, TASKS, NOBODY), ablated)
+    (variant,) = libero["variants"]
+    assert variant["mean"] == {"safety": 0.25, "sbu": 0.125, "p_unsafe_given_success": None, "vsi": 0.25}
+    assert variant["cells"]["p_unsafe_given_success"] == 0
+    assert variant["paper"] == {"safety": 0.865, "sbu": 0.1, "p_unsafe_given_success": 0.112, "vsi": 0.077}
+    assert libero["missing_suites"] == ["libero-spatial", "libero-object", "libero-10"]
+    assert other["variants"][0]["paper"] is None

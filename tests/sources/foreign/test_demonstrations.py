@@ -40,12 +40,12 @@ def demonstrations(path, count=2, steps=4, *, states=0, **attributes):
 
 
 def test_demonstrations_come_in_the_order_of_their_numbers_with_the_first_recorded_state(tmp_path):
-    found = read_demonstrations(demonstrations(tmp_path / "x_demo.hdf5", count=11))
-    assert [take.name for take in found] == [f"demo_{k}" for k in range(11)]
-    assert [take.actions[0, 0] for take in found] == [k / 100 for k in range(11)]
-    assert found[0].states.shape == (4, 5)
-    assert not (found[0].states[0] == -1.0).all()
-    assert found[0].init_state_index is None
+    takes = read_demonstrations(demonstrations(tmp_path / "x_demo.hdf5", count=11))
+    assert [take.name for take in takes] == [f"demo_{k}" for k in range(11)]
+    assert [take.actions[0, 0] for take in takes] == [k / 100 for k in range(11)]
+    assert takes[0].states.shape == (4, 5)
+    assert not (takes[0].states[0] == -1.0).all()
+    assert takes[0].init_state_index is None
 
 
 def test_a_libero_file_says_suite_task_and_instruction(tmp_path):
@@ -177,11 +177,11 @@ def dataset(folder, *, version="v3.0"):
 
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])
 def test_a_lerobot_dataset_gives_actions_and_instructions_and_no_start(tmp_path, version):
-    found = read_demonstrations(dataset(tmp_path / "libero", version=version))
-    assert [take.name for take in found] == ["episode_000000", "episode_000001", "episode_000002"]
-    np.testing.assert_allclose(found[2].actions[:, 0], [2.0, 2.1, 2.2], rtol=1e-6)
-    assert found[1].instruction == "turn on the stove"
-    assert (found[0].states, found[0].init_state_index) == (None, None)
+    takes = read_demonstrations(dataset(tmp_path / "libero", version=version))
+    assert [take.name for take in takes] == ["episode_000000", "episode_000001", "episode_000002"]
+    np.testing.assert_allclose(takes[2].actions[:, 0], [2.0, 2.1, 2.2], rtol=1e-6)
+    assert takes[1].instruction == "turn on the stove"
+    assert (takes[0].states, takes[0].init_state_index) == (None, None)
 
 
 def test_a_dataset_without_frames_is_an_error(tmp_path):

@@ -46,25 +46,25 @@ def harness(path, *rows, metadata="{}"):
 
 
 def test_lerobot_s_episodes_are_counted_one_by_one(tmp_path):
-    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 4}))
-    assert [(one.suite, one.task, one.success) for one in found.episodes] == [
+    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 4}))
+    assert [(episode.suite, episode.task, episode.success) for episode in results.episodes] == [
         ("libero_spatial", "task_0", True),
         ("libero_spatial", "task_0", False),
         ("libero_spatial", "task_0", True),
         ("libero_goal", "task_3", True),
     ]
-    assert found.remarks == ()
+    assert results.remarks == ()
 
 
 def test_an_older_file_without_groups_is_read_too(tmp_path):
     episodes = [{"episode_ix": 0, "success": False}, {"episode_ix": 1, "success": True}]
-    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=episodes))
-    assert [one.success for one in found.episodes] == [False, True]
+    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=episodes))
+    assert [episode.success for episode in results.episodes] == [False, True]
 
 
 def test_a_count_that_does_not_fit_is_said(tmp_path):
-    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 5}))
-    assert found.remarks == ("the file counts 5 episodes, but lists 4",)
+    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 5}))
+    assert results.remarks == ("the file counts 5 episodes, but lists 4",)
 
 
 def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
@@ -74,17 +74,17 @@ def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
         ("open", "fail", 9),
     ]
     path = harness(tmp_path / "recording-e1.sqlite", *rows, metadata=json.dumps({"benchmark": "libero"}))
-    found = foreign.read_results(path)
-    assert {one.suite for one in found.episodes} == {"libero"}
-    table = episode_tables.foreign_results_table(found, path.name)
+    results = foreign.read_results(path)
+    assert {episode.suite for episode in results.episodes} == {"libero"}
+    table = episode_tables.foreign_results_table(results, path.name)
     (total,) = [row for row in table.rows if row[1].text == "all"]
     assert [cell.text for cell in total] == ["libero", "all", "2", "1", "50.0", "—", "—", "—"]
     assert "1 episodes ended in an error; they are in no rate." in table.notes
 
 
 def test_safety_is_not_recorded_and_has_no_number(tmp_path):
-    found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK))
-    table = episode_tables.foreign_results_table(found, "eval_info.json")
+    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK))
+    table = episode_tables.foreign_results_table(results, "eval_info.json")
     for row in table.rows:
         assert [(cell.value, cell.detail) for cell in row[-3:]] == [(None, "not recorded")] * 3
         assert row[-4].interval is not None

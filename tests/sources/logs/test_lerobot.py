@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -52,19 +53,25 @@ def frames(count: int = 30, success: bool = True, **more: np.ndarray) -> dict[st
     return {**plain, **more}
 
 
+def mapped(tmp_path: Path, *episodes: dict[str, np.ndarray], text: str = MAPPED, **info: object) -> Path:
+    """A dataset of these episodes, or of one plain one, with its mapping."""
+    folder = write_dataset(tmp_path / "d", episodes or [frames()], **info)
+    save_mapping(folder, text)
+    return folder
+
+
 def read(path) -> list[Batch | RecordError]:
     return list(open_source(path).read())
 
 
 def judged(path):
     batches = read(path)
-    assert not [one for one in batches if isinstance(one, RecordError)], batches
+    assert not [batch for batch in batches if isinstance(batch, RecordError)], batches
     return score(concatenate_batches(batches), load_ruleset())
 
 
 def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_with_their_reason(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames(), frames(success=False)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(), frames(success=False))
     first, second = judged(folder)
     assert (first.episode_id, first.benchmark, first.task_id) == (
         "episode_000000",
@@ -80,7 +87,7 @@ def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_wit
 
 
 def test_a_warning_names_what_no_log_was_judged_by_and_what_safety_speaks_of(tmp_path):
-    save_mapping(write_dataset(tmp_path / "d", [frames()]), MAPPED)
+    mapped(tmp_path)
     scores = judged(tmp_path / "d")
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     silent, spoken = warning.split("Safety of real-robot speaks of the others alone: ")
@@ -107,7 +114,7 @@ def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path)
 
 
 def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no_other_episode(tmp_path):
-    save_mapping(write_dataset(tmp_path / "d", [frames(), frames()]), MAPPED)
+    mapped(tmp_path, frames(), frames())
     batch = concatenate_batches([*read(tmp_path / "d"), episode(contacts=contacts())])
     scores = score(batch, load_ruleset())
     cells = {cell.suite: cell for cell in metrics.cells(scores)}
@@ -123,7 +130,7 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
 
 
 def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(tmp_path):
-    save_mapping(write_dataset(tmp_path / "d", [frames()]), MAPPED)
+    mapped(tmp_path)
     named = [NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
     results = load_policy_results(named, load_ruleset())
     assert [result.name for result in results] == ["first", "second"]
@@ -132,8 +139,7 @@ def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(
 def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):
     lost = frames()
     lost["plate"][5:9] = np.nan
-    folder = write_dataset(tmp_path / "d", [frames(), lost])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(), lost)
     for suffix in (".parquet", ".jsonl"):
         write_batches(tmp_path / f"a{suffix}", read(folder))
         assert list(score(open_archive(tmp_path / f"a{suffix}"), load_ruleset())) == list(judged(folder))
@@ -143,8 +149,7 @@ def test_numbers_that_are_not_finite_are_a_lost_body_and_never_filled_between(tm
     plate = frames()["plate"]
     plate[10:20] = np.nan
     plate[20:, 1] = 0.004  # had it been filled between, it would still be below the limit
-    folder = write_dataset(tmp_path / "d", [frames(plate=plate)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(plate=plate))
     (batch,) = read(folder)
     assert batch.pose_valid.channel.values.tolist() == [1.0] * 10 + [0.0] * 10 + [1.0] * 10
     (row,) = score(batch, load_ruleset())
@@ -155,8 +160,7 @@ def test_numbers_that_are_not_finite_are_a_lost_body_and_never_filled_between(tm
 def test_records_begin_where_every_mapped_body_has_been_seen(tmp_path):
     plate = frames()["plate"]
     plate[:4] = np.nan
-    folder = write_dataset(tmp_path / "d", [frames(plate=plate)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(plate=plate))
     (batch,) = read(folder)
     assert batch.lengths.tolist() == [26]
     assert not batch.pose_valid.present[0]
@@ -165,8 +169,7 @@ def test_records_begin_where_every_mapped_body_has_been_seen(tmp_path):
 def test_an_instant_at_which_the_robot_is_unknown_is_no_record_and_stamps_show_the_gap(tmp_path, caplog):
     effort = np.full((30, 2), 4.0)
     effort[12] = np.nan
-    folder = write_dataset(tmp_path / "d", [frames(effort=effort)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(effort=effort))
     with caplog.at_level(logging.WARNING):
         (batch,) = read(folder)
     stamps = batch.channel("time_s").values
@@ -265,8 +268,7 @@ def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path)
 
 
 def test_a_description_that_lacks_a_field_is_an_error_that_names_it(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames()])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path)
     path = folder / "meta" / "info.json"
     path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "fps"}))
     assert "it has no 'fps'" in problem(folder)
@@ -287,16 +289,14 @@ def test_a_description_that_lacks_a_field_is_an_error_that_names_it(tmp_path):
     ],
 )
 def test_a_strange_description_is_an_error_or_is_read_and_never_a_traceback(tmp_path, change):
-    folder = write_dataset(tmp_path / "d", [frames()], **change)
-    save_mapping(folder, MAPPED)
-    assert all(isinstance(one, Batch | RecordError) for one in read(folder))
+    folder = mapped(tmp_path, **change)
+    assert all(isinstance(outcome, Batch | RecordError) for outcome in read(folder))
 
 
 @pytest.mark.parametrize("column", ["episode_index", "frame_index", "timestamp", "eef", "next.success"])
 @pytest.mark.parametrize("value", [None, "text", [1.0], 1e300])
 def test_strange_columns_are_errors_and_never_a_traceback(tmp_path, column, value):
-    folder = write_dataset(tmp_path / "d", [frames()])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path)
     path = folder / "data" / "chunk-000" / "file-000.parquet"
     table = pq.read_table(path)
     place = table.schema.get_field_index(column)
@@ -313,8 +313,7 @@ def replace_column(folder, name: str, values: pa.Array) -> None:
 
 @pytest.mark.parametrize("last", [None, float("nan")])
 def test_a_success_without_a_value_is_not_taken_for_one(tmp_path, last):
-    folder = write_dataset(tmp_path / "d", [frames()])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path)
     replace_column(folder, "next.success", pa.array([*[0.0] * 29, last]))
     assert "does not say whether the episode succeeded" in problem(folder)
 
@@ -331,8 +330,7 @@ def test_where_nothing_says_that_a_pose_is_valid_it_is_unknown(tmp_path):
 def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
     poses = frames()["plate"].copy()
     poses[:, 1] = 0.001
-    folder = write_dataset(tmp_path / "d", [frames(plate=poses)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(plate=poses))
     replace_column(folder, "plate", pa.array([None if k % 2 else poses[k].tolist() for k in range(30)], kind))
     (batch,) = read(folder)
     assert batch.pose_valid.channel.values.tolist() == [1.0, 0.0] * 15
@@ -340,15 +338,13 @@ def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
 
 
 def test_frames_of_different_counts_of_numbers_are_an_error(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames()])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path)
     replace_column(folder, "plate", pa.array([[0.0, 1.0, 2.0] * (1 + k % 2) for k in range(30)]))
     assert "'plate' has 3 numbers in some frames and 6 in others" in problem(folder)
 
 
 def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames(), frames(success=False)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(), frames(success=False))
     (folder / "data" / "chunk-000" / "file-001.parquet").write_bytes(b"PAR1 and no more")
     first, damaged, cut = read(folder)
     assert first.headers[0].episode_id == "episode_000000"
@@ -358,8 +354,7 @@ def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_
 
 
 def test_only_the_wanted_episodes_are_made(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames(success=k == 1) for k in range(3)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, *(frames(success=k == 1) for k in range(3)))
     (batch,) = open_source(folder).read([1])
     assert batch.headers[0].episode_id == "episode_000001"
 
@@ -396,8 +391,7 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
 
 def test_pages_with_checksums_are_compared_with_them(tmp_path):
     """Damage of a page is an error, and never a number that nobody measured."""
-    folder = write_dataset(tmp_path / "d", [frames()])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path)
     (path,) = (folder / "data").rglob("*.parquet")
     table = pq.read_table(path)
     pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
@@ -410,8 +404,7 @@ def test_pages_with_checksums_are_compared_with_them(tmp_path):
 
 
 def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frames_are_an_error(tmp_path):
-    folder = write_dataset(tmp_path / "set", [frames(30), frames(40)])
-    save_mapping(folder, MAPPED)
+    folder = mapped(tmp_path, frames(30), frames(40))
     path = folder / "data" / "chunk-000" / "file-000.parquet"
     table = pq.read_table(path)
     whole = read(folder)
@@ -419,4 +412,4 @@ def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frame
     pq.write_table(table.slice(50), path.with_name("file-001.parquet"), row_group_size=3)
     assert [same_bits(one, other) for one, other in zip(read(folder), whole, strict=True)] == [True, True]
     pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
-    assert any("not one after the other" in str(one) for one in read(folder))
+    assert any("not one after the other" in str(outcome) for outcome in read(folder))

@@ -133,7 +133,7 @@ def test_altered_bytes_are_an_episode_or_an_error_and_nothing_else(tmp_path, see
     for _ in range(rng.randint(1, 6)):
         content[rng.randrange(8, len(content))] = rng.randrange(256)
     (tmp_path / "take_1.mcap").write_bytes(bytes(content))
-    assert all(isinstance(one, Batch | RecordError) for one in read(folder))
+    assert all(isinstance(outcome, Batch | RecordError) for outcome in read(folder))
 
 
 def test_a_bit_that_turned_over_is_an_error_or_changes_no_number(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -21,7 +20,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report, write_outputs
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score, score_chunks
-from safevla_bench.report import episode_table, paired_episodes
+from safevla_bench.report import cases, episode_table
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs import episode_index as runs_episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan, read_sources
@@ -111,7 +110,7 @@ def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffi
     assert same_bits(read.read_all(), concatenate_batches(EPISODES))
     assert same_bits(read.read_episodes([5, 0, 3]), concatenate_batches([EPISODES[5], EPISODES[0], EPISODES[3]]))
     assert read.read_episodes([]) is None
-    assert read.lengths.tolist() == [len(one.gripper_contact) for one in EPISODES]
+    assert read.lengths.tolist() == [len(batch.gripper_contact) for batch in EPISODES]
 
 
 def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
@@ -150,7 +149,7 @@ def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_pat
     path.write_bytes(b"junk\n" + path.read_bytes() + b"junk\n")
     with pytest.raises(CollectedError) as raised:
         judge([path], load_ruleset())
-    assert [one.place.line for one in raised.value.errors] == [1, 4]
+    assert [error.place.line for error in raised.value.errors] == [1, 4]
     archive.write_archive(path, episode(4, contacts=None))
     with pytest.raises((SignalError, CollectedError), match="contacts is missing in episode"):
         judge([path], load_ruleset())
@@ -170,15 +169,15 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
 
 
 def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
-    page = sys.modules["safevla_bench.report.page"]  # the package's name is the function
-    for module in (page, episode_table, paired_episodes):
-        monkeypatch.setattr(module, "MOST_DRAWN", 3)
+    monkeypatch.setattr(episode_table, "MOST_DRAWN", 3)
+    for name in ("MOST_DRAWN", "MOST_PAIRED"):
+        monkeypatch.setattr(cases, name, 3)
     judged = judge([DEMO], load_ruleset())
     lean = render_report(judged)
-    assert len(set(page.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
+    assert len(set(cases.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
     whole = judged.batch
     monkeypatch.setattr(EpisodeIndex, "read_sparsely", lambda self, indices: whole)
-    monkeypatch.setattr(EpisodeIndex, "read_chunks", lambda self: iter([whole]))
+    monkeypatch.setattr(EpisodeIndex, "append_headers", lambda self, batches, indices: whole)
     assert render_report(judged) == lean
 
 

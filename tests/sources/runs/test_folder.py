@@ -8,9 +8,9 @@ import os
 import signal
 from collections.abc import Sequence
 from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from builders import episode, same_bits
@@ -30,13 +30,8 @@ from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 
 
-class Row(RawEpisode, frozen=True, kw_only=True):
-    def to_dict(self) -> dict[str, object]:
-        return msgspec.to_builtins(self.row)
-
-
 def row(name: str, outcome: str = "success", reason: str | None = None) -> RawEpisode:
-    return Row(
+    return RawEpisode(
         episode_id=name,
         policy="test",
         benchmark="libero-goal",
@@ -65,26 +60,30 @@ def fill(writer: RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
             writer.add_episode(place, row("ab"[place]), encode_npz(EPISODES[place]))
 
 
-def written(folder, order: Sequence[int] = (0, 1, 2)):
+def write_run(folder: Path, order: Sequence[int] = (0, 1, 2)) -> None:
     with RunWriter(folder, ASKED) as writer:
         fill(writer, order)
         writer.finish()
-    return EPISODES
+
+
+def require_resumable(tmp_path: Path, order: Sequence[int]) -> None:
+    """Fill the rest of the run, and require the bytes of a run that was never interrupted."""
+    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+        fill(writer, order)
+        writer.finish()
+    write_run(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
-    episodes = written(tmp_path / "run")
+    write_run(tmp_path / "run")
     batch, index = read_sources([tmp_path / "run"])
-    assert same_bits(batch, concatenate_batches(episodes))
-    assert [(one.episode_id, one.outcome, one.reason) for one in index.absent] == [("c", "crashed", "Traceback: boom")]
+    assert same_bits(batch, concatenate_batches(EPISODES))
+    assert [(row.episode_id, row.outcome, row.reason) for row in index.absent] == [("c", "crashed", "Traceback: boom")]
     ((path, description),) = index.descriptions
     assert (path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
     assert description == {**ASKED, "complete": True}
-    assert [one.episode_id for one in episode_rows(tmp_path / "run")] == ["a", "b", "c"]
-
-
-def test_the_manifest_holds_the_digest_of_every_part(tmp_path):
-    written(tmp_path / "run")
+    assert [row.episode_id for row in episode_rows(tmp_path / "run")] == ["a", "b", "c"]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["schema_version"] == 1
     assert manifest["parts"] == {f"archive/{part.name}": sha256_of(part) for part in archive_parts(tmp_path / "run")}
@@ -92,16 +91,16 @@ def test_the_manifest_holds_the_digest_of_every_part(tmp_path):
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_the_order_in_which_episodes_end_changes_no_byte(tmp_path, order):
-    written(tmp_path / "one")
-    written(tmp_path / "two", order)
-    held = contents(tmp_path / "one")
-    assert sorted(held) == ["archive/part-00000.parquet", "episodes.parquet", "manifest.json", "run.json"]
-    assert contents(tmp_path / "two") == held
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two", order)
+    files = contents(tmp_path / "one")
+    assert sorted(files) == ["archive/part-00000.parquet", "episodes.parquet", "manifest.json", "run.json"]
+    assert contents(tmp_path / "two") == files
 
 
 def test_a_part_holds_a_fixed_number_of_episodes(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "EPISODES_A_PART", 1)
-    written(tmp_path / "run")
+    write_run(tmp_path / "run")
     assert [part.name[:10] for part in archive_parts(tmp_path / "run")] == ["part-00000", "part-00001"]
     assert same_bits(read_sources([tmp_path / "run"])[0], concatenate_batches(EPISODES))
 
@@ -112,7 +111,7 @@ def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
         batch, index = read_sources([tmp_path / "run"])
         assert count_progress(tmp_path / "run") == (3, 3)
     assert same_bits(batch, concatenate_batches(EPISODES))
-    assert [one.episode_id for one in index.absent] == ["c"]
+    assert [row.episode_id for row in index.absent] == ["c"]
     ((_, description),) = index.descriptions
     assert description["complete"] is False
 
@@ -126,10 +125,21 @@ def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, left):
     assert len(read_sources([tmp_path / "run"])[0]) == 1
     with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         assert sorted(writer.episodes) == [1, 2]
-        fill(writer, (0,))
-        writer.finish()
-    written(tmp_path / "whole")
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    require_resumable(tmp_path, (0,))
+
+
+def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, monkeypatch):
+    def kill(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "write_episodes", kill)
+    with pytest.raises(KeyboardInterrupt):
+        write_run(tmp_path / "run")
+    monkeypatch.undo()
+    (part,) = archive_parts(tmp_path / "run")
+    part.write_bytes(b"half")
+    (part.parent / "part-00001.parquet").write_bytes(b"stale")
+    require_resumable(tmp_path, ())
 
 
 def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
@@ -159,12 +169,12 @@ def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
     folder = tmp_path / "run"
     (folder / "raw").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"host": "own", "complete": complete}))
-    for number, one in enumerate(EPISODES):
-        parts.write_raw(folder, number, row("ab"[number]), encode_npz(one))
+    for number, batch in enumerate(EPISODES):
+        parts.write_raw(folder, number, row("ab"[number]), encode_npz(batch))
     parts.write_raw(folder, 2, row("c", "crashed", "boom"), None)
     batch, index = read_sources([folder])
     assert same_bits(batch, concatenate_batches(EPISODES))
-    assert [one.episode_id for one in index.absent] == ["c"]
+    assert [row.episode_id for row in index.absent] == ["c"]
     assert same_bits(index.read_episodes([1]), EPISODES[1])
     assert [row.episode_id for row in episode_rows(folder)] == ["a", "b", "c"]
     (folder / "raw" / "000001.npz").unlink()
@@ -173,16 +183,13 @@ def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
 
 
 def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_path):
-    written(tmp_path / "run")
+    write_run(tmp_path / "run")
     with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         assert writer.complete
         writer.reopen({name: place for place, name in enumerate("abc")})
         assert sorted(writer.episodes) == [0, 1]
         assert len(read_sources([tmp_path / "run"])[0]) == 2
-        fill(writer, (2,))
-        writer.finish()
-    written(tmp_path / "whole")
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    require_resumable(tmp_path, (2,))
 
 
 def test_two_runs_never_write_into_one_folder_at_a_time(tmp_path):
@@ -201,21 +208,21 @@ def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_said(
     with pytest.raises(RunError, match="1 of 3 episodes done") as raised:
         RunWriter(tmp_path / "a run", ASKED)
     assert f"safevla eval --resume --out '{tmp_path}/a run'" in raised.value.remedy
-    written(tmp_path / "complete")
+    write_run(tmp_path / "complete")
     with pytest.raises(RunError, match="not empty: it holds a run"):
         RunWriter(tmp_path / "complete", ASKED)
 
 
 def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
-    held = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "1"}}], "versions": {"numpy": "1"}}
-    with RunWriter(tmp_path / "run", held):
+    first = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "1"}}], "versions": {"numpy": "1"}}
+    with RunWriter(tmp_path / "run", first):
         pass
     asked = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "2"}}], "versions": {"numpy": "2"}}
     with pytest.raises(RunError) as raised:
         RunWriter(tmp_path / "run", asked, resume=True)
     assert 'policies[0].arguments.x: the run has "1", asked is "2"' in str(raised.value)
     assert "versions.numpy" in str(raised.value)
-    with RunWriter(tmp_path / "run", {**held, "volatile": {"command": "other"}}, resume=True):
+    with RunWriter(tmp_path / "run", {**first, "volatile": {"command": "other"}}, resume=True):
         pass
 
 
@@ -245,11 +252,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_can_be_continued(tmp_path, mo
             fill(writer)
     monkeypatch.undo()
     assert count_progress(tmp_path / "run") == (0, 3)
-    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
-        fill(writer)
-        writer.finish()
-    written(tmp_path / "whole")
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    require_resumable(tmp_path, (0, 1, 2))
 
 
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
@@ -259,11 +262,18 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_what_is_not_a_run_is_named(tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
         open_source(tmp_path)
     with pytest.raises(RunError, match="no such file"):
         open_source(tmp_path / "absent")
+    (tmp_path / "none.jsonl").write_bytes(b"")
+    (problem,) = scan([tmp_path / "none.jsonl"]).problems
+    assert isinstance(problem, RecordError)
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json"):
+        open_source(tmp_path / "run")
 
 
 def test_bad_episodes_of_all_sources_are_listed_or_left_out(tmp_path):
@@ -291,30 +301,13 @@ def test_the_same_episode_of_the_same_policy_in_two_sources_is_refused(tmp_path)
     assert len(batch) == 2
 
 
-def test_a_damaged_description_is_named(tmp_path):
-    written(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"run\.json"):
-        open_source(tmp_path / "run")
-
-
-def test_an_empty_archive_file_is_a_problem(tmp_path):
-    (tmp_path / "none.jsonl").write_bytes(b"")
-    (problem,) = scan([tmp_path / "none.jsonl"]).problems
-    assert isinstance(problem, RecordError)
-
-
-def recorded(episode_id):
-    fields = msgspec.structs.asdict(row(episode_id))
-    return RecordedRow(**{name: fields[name] for name in RecordedRow.__dataclass_fields__})
-
-
 def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(tmp_path):
     task = SimpleNamespace(benchmark="libero-goal", task_id="task_8")
     env = SimpleNamespace(task=task, host="own", versions={})
-    for count, one in enumerate(EPISODES, start=1):
+    for count, batch in enumerate(EPISODES, start=1):
         growing = recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
-        growing.write_episode(recorded("ab"[count - 1]), encode_npz(one))
+        fields = {name: getattr(row("ab"[count - 1]), name) for name in RecordedRow.__dataclass_fields__}
+        growing.write_episode(RecordedRow(**fields), encode_npz(batch))
         growing.close_block(complete=True)
         batch, index = read_sources([tmp_path / "run"])
         assert same_bits(batch, concatenate_batches(EPISODES[:count]))
@@ -336,11 +329,7 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
             fill(writer, (1,))
         assert "--resume" in raised.value.remedy
     monkeypatch.undo()
-    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
-        fill(writer, (1, 2))
-        writer.finish()
-    written(tmp_path / "whole")
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    require_resumable(tmp_path, (1, 2))
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):

@@ -68,9 +68,9 @@ def test_another_server_of_a_suite_is_another_policy_unless_both_state_the_same(
 
 def test_an_archive_is_of_the_one_policy_there_is_and_of_neither_of_two():
     assert names(ran(), {}) == [{}, {}]
-    told = names(ran(arguments={"k": "1"}), ran(arguments={"k": "2"}), {})
-    assert told[2] == {"p": "p (2)"}
-    assert describe_names(told) == [
+    names_shown = names(ran(arguments={"k": "1"}), ran(arguments={"k": "2"}), {})
+    assert names_shown[2] == {"p": "p (2)"}
+    assert describe_names(names_shown) == [
         "p is 3 policies here, as its runs differ in arguments, servers or checkpoints: p (k=1); p (k=2); p (2)."
     ]
 
@@ -117,5 +117,5 @@ def test_a_judgement_of_both_has_two_policies_and_says_so(two):
 
 def test_a_comparison_takes_either_name(two):
     for wanted, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
-        found = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
-        assert [one.name for one in found] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]
+        results = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
+        assert [result.name for result in results] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -28,10 +27,10 @@ REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random",
 
 
 def sharded(folder, count, request=REQUEST):
-    found = [folder / f"shard-{number}" for number in range(1, count + 1)]
-    for number, path in enumerate(found, start=1):
+    paths = [folder / f"shard-{number}" for number in range(1, count + 1)]
+    for number, path in enumerate(paths, start=1):
         roll_out(replace(request, shard=Shard(number, count)), path)
-    return found
+    return paths
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +70,14 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     merge_shards(them, tmp_path / "merged")
     today = [read_description(shard)["volatile"] for shard in them]
     assert read_description(tmp_path / "merged")["volatile"]["shards"] == today
-    assert all(one["started"] == "today" for one in today)
+    assert all(facts["started"] == "today" for facts in today)
     taken = read_latencies(tmp_path / "merged")
     assert taken == {name: took for shard in them for name, took in read_latencies(shard).items()}
 
 
-def test_no_shards_are_refused(tmp_path):
+def test_a_missing_shard_is_named(shards, tmp_path):
     with pytest.raises(RunError, match="no shards"):
         merge_shards([], tmp_path / "whole")
-
-
-def test_a_missing_shard_is_named(shards, tmp_path):
     with pytest.raises(RunError, match="of 3 shards these are missing: 1/3, 3/3"):
         merge_shards(shards[1:2], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
@@ -127,14 +123,13 @@ def test_another_version_is_another_plan(shards, tmp_path, package):
         merge_shards(shards, tmp_path / "merged")
 
 
-def test_a_whole_run_is_no_shard(made, shards, tmp_path):
+def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(made, shards, tmp_path):
     with pytest.raises(RunError, match="this run is no shard"):
         merge_shards([made[0], *shards], tmp_path / "merged")
-
-
-def test_a_folder_that_holds_no_run_is_refused(shards, tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
         merge_shards([*shards, tmp_path], tmp_path / "merged")
+    with pytest.raises(RunError, match="exists already"):
+        merge_shards(shards, shards[0])
 
 
 def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
@@ -163,24 +158,29 @@ def test_a_shard_that_is_not_as_its_manifest_says_is_refused(shards, tmp_path, s
     assert not (tmp_path / "merged").exists()
 
 
-@pytest.mark.parametrize("cut", [1, 2, 5, 10, 40])
+def state_digest(part):
+    """Write into a shard's manifest that its part is as it is now."""
+    path = part.parents[1] / "manifest.json"
+    manifest = {**json.loads(path.read_text()), "parts": {f"archive/{part.name}": sha256_of(part)}}
+    path.write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, form, cut):
-    them = sharded(tmp_path, 2, replace(REQUEST, archive=form))
-    (part,) = (them[0] / "archive").glob("part-*")
+def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, form):
+    shards = sharded(tmp_path, 2, replace(REQUEST, archive=form))
+    (part,) = (shards[0] / "archive").glob("part-*")
     content = part.read_bytes()
-    for spoiled in (content[:-cut], content + content[:cut]):
-        part.write_bytes(spoiled)
-        with pytest.raises(RunError, match="was changed since it was written"):
-            merge_shards(them, tmp_path / "merged")
-        manifest = json.loads((them[0] / "manifest.json").read_text())
-        manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
-        (them[0] / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(RecordError):
-            merge_shards(them, tmp_path / "merged")
-        assert not (tmp_path / "merged").exists()
-        manifest["parts"] = {f"archive/{part.name}": hashlib.sha256(content).hexdigest()}
-        (them[0] / "manifest.json").write_text(json.dumps(manifest))
+    for cut in (1, 2, 5, 10, 40):
+        for spoiled in (content[:-cut], content + content[:cut]):
+            part.write_bytes(content)
+            state_digest(part)
+            part.write_bytes(spoiled)
+            with pytest.raises(RunError, match="was changed since it was written"):
+                merge_shards(shards, tmp_path / "merged")
+            state_digest(part)
+            with pytest.raises(RecordError):
+                merge_shards(shards, tmp_path / "merged")
+            assert not (tmp_path / "merged").exists()
 
 
 def test_records_of_a_run_come_one_by_one_in_plan_order(made):
@@ -200,14 +200,7 @@ def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
 def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path):
     (part,) = (shards[0] / "archive").glob("part-*")
     write_archive(part, next(parts.read_records(shards[0])))
-    manifest = json.loads((shards[0] / "manifest.json").read_text())
-    manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
-    (shards[0] / "manifest.json").write_text(json.dumps(manifest))
+    state_digest(part)
     with pytest.raises(RunError, match="1 records of"):
         merge_shards(shards, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-1", "shard-2", "shard-3"]
-
-
-def test_nothing_is_overwritten(shards, tmp_path):
-    with pytest.raises(RunError, match="exists already"):
-        merge_shards(shards, shards[0])

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConstraintContacts(SubstepContacts):
-    """Contacts by the forces of their constraints: `row` is the place of a contact's first force in `efc` [N].
-    `friction` [C, 5] is there for pyramidal cones only.
+    """Contacts by the forces of their constraints; see `SubstepContacts`.
+
+    `row` is the place of a contact's first constraint force in `efc` [N]; `friction` [C, 5] is there for pyramidal
+    cones only.
     """
 
     row: Ints
@@ -32,6 +34,7 @@ class ConstraintContacts(SubstepContacts):
     efc: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
+        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
         if self.friction is None:
             return _elliptic_norms(self.efc, self.row[which], self.dim[which])
         return _pyramidal_norms(self.efc, self.row[which], self.dim[which], self.friction[which])
@@ -115,7 +118,9 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands; raises `HostError` if memory is not laid out as supposed."""
+        """Copy the contact list as it stands, without writing to the simulator; raises `HostError` at the first contact
+        if the simulator's memory is not laid out as supposed.
+        """
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -132,8 +137,10 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log. A
-        contact without constraint (`efc_address` below zero) does not touch and is left out.
+        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log.
+
+        A contact without constraint (`efc_address` below zero) does not touch and is left out. Raises `HostError` if
+        the simulator's memory is not laid out as it was when the log began.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0

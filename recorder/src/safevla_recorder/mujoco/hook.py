@@ -12,9 +12,17 @@ _splitting = threading.RLock()
 """Held while MuJoCo's own functions are replaced: environments in threads take turns."""
 
 
+def undo_all(hooks: list[Undo]) -> None:
+    """Take off hooks, the last first, and empty the list."""
+    while hooks:
+        hooks.pop()()
+
+
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     """Call `after` after every call of `owner.method` that does not raise, on this one instance; return what undoes it.
-    robosuite makes a new `MjSim` at each reset, so the hook goes with the old one and is set again.
+
+    `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`. robosuite makes a
+    new one at each reset, so the hook goes with the old one and is set again.
     """
 
     def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -27,7 +35,10 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
     """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance; return what undoes
-    it. If somebody has replaced the method since, their replacement stays, and ours only passes calls on.
+    it.
+
+    The instance then has the method that it had before. If somebody has replaced the method since, their replacement
+    stays, and ours inside it only passes calls on. Undoing twice does nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     is_on = True
@@ -51,8 +62,10 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
-    """Call `after` behind every physics substep of `owner.method`, on this one instance; return what undoes it. For
-    environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`.
+    """Call `after` behind every physics substep of `owner.method`, on this one instance; return what undoes it.
+
+    For environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`, as
+    gymnasium's `do_simulation` and dm_control's `Physics.step` do. `data` is the simulator's own `mujoco.MjData`.
     """
 
     def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:

@@ -30,14 +30,20 @@ RESTING_M_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Recorder(LogReader):
+class Recorder(LogReader[_State]):
     """Records one episode from the moment it is made: the settled state is record 0.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
 
+    _log: EpisodeLog[_State]
+
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
-        """Take record 0; raises `HostError` if the model has soft bodies, or lacks what `scene` names."""
+        """Take record 0.
+
+        Raises `HostError` if the model has soft bodies, whose contacts belong to no geom, `scene` lacks a body's role
+        or names a fixture part that the model lacks, or MuJoCo's contact list is not laid out as supposed.
+        """
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
         self.scene = scene
@@ -64,8 +70,12 @@ class Recorder(LogReader):
         self._torques.append(self._actuator.copy())
 
     def record_step(self, action: Action) -> None:
-        """Add the record of the control step that `action` [A] drove. Raises `HostError` if the simulation diverged
-        during the step (MuJoCo has then reset its state by itself), or substeps were not recorded once each.
+        """Add the record of the control step that `action` [A] drove, of which at least one substep was recorded.
+
+        Raises:
+            HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself. Or more
+                substeps passed than were recorded, whose forces nobody saw; or fewer, whose impulse counted twice; or
+                none. Or records were read in the middle of this control step, or contacts cannot be decoded.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._log)}"
@@ -87,9 +97,6 @@ class Recorder(LogReader):
             problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._log)}"
             remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
-
-    def require_episode(self) -> EpisodeLog[_State]:
-        return self._log
 
     def _build_channels(self, states: Sequence[_State]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold the copied arrays, one row each; None = not in the scene."""
@@ -113,7 +120,7 @@ class Recorder(LogReader):
 
 def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
     """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off. Record 0 is
-    taken.
+    taken. A warning names the fastest object if it moves above 0.05 m/s. Raises `HostError` as `Recorder` does.
     """
     model, data = simulation.model._model, simulation.data._data
     warn_if_moving(model, data, scene.objects, task_id)
@@ -141,8 +148,8 @@ def _to_quaternion(matrix: Floats) -> Floats:
 
 
 class SettleDetector:
-    """Detects that no object has moved faster than 0.05 m/s after the last two control steps; thrown ones are slow at
-    the top.
+    """Detects that no object has moved faster than 0.05 m/s after the last two control steps. One step is not enough: a
+    thrown object is slow too at the top of its flight.
     """
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> None:
@@ -164,8 +171,8 @@ class SettleDetector:
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
-    """Yield once for each settling step that the caller is to make: `wait_steps`, then up to `rest_steps` until all
-    objects are at rest.
+    """Yield once for each settling step, a control step, that the caller is to make in the simulation of `data`: these
+    are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at rest.
     """
     detector = SettleDetector(model, data, objects)
     for step in range(wait_steps + rest_steps):
@@ -176,7 +183,10 @@ def settling_steps(
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Log a warning with the fastest object if its speed is above 0.05 m/s, as its way would count as displacement."""
+    """Log a warning with the fastest object if its speed is above 0.05 m/s, as its way would count as displacement.
+
+    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's version.
+    """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
         message = "%s still moves at %.2f m/s when the episode begins: it needs more settling steps (%s)"

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Scene:
     """One model's naming and roles, resolved to ids of that model; constant over an episode.
 
-    `body_name` [nbody] has the recorded name of each body. `roles` maps every name that a contact or pose may carry to
-    its role, sorted by name. `objects` are tracked by their root body's frame, `links` of fixtures by their centre of
-    mass.
+    `body_name` [nbody] has a recorded name for each MuJoCo body; bodies of one name are one body in the record. `roles`
+    maps every name that a contact or pose may carry to its role, sorted by name. `objects` and `links` are tracked: an
+    object by its root body's frame and quaternion, a fixture's link by its centre of mass.
     """
 
     body_name: tuple[str, ...]
@@ -40,8 +40,8 @@ class Scene:
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
-        """Return the recorded body, finger group and fixture of each geom; raises `HostError` for a body without a
-        role.
+        """Return the recorded body, finger group and fixture of each geom; raises `HostError` if a body with a geom, or
+        a tracked one, has no role, or a part of a fixture is not a recorded body.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
         nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
@@ -133,8 +133,9 @@ def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...
 
 
 def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
-    """Return a copy of the flat state [S]; neither mjSTATE_FULLPHYSICS nor mjSTATE_INTEGRATION. `set_state` reads it
-    back.
+    """Return a copy of the flat state, [S]: time, qpos, qvel, act, mocap_pos, mocap_quat; S is `state_size(model)`.
+
+    This is neither mjSTATE_FULLPHYSICS nor mjSTATE_INTEGRATION. `set_state` reads it back.
     """
     return np.concatenate(((data.time,), *state_views(model, data)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -40,7 +40,9 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task of that suite and index."""
+        """Return the task of that suite and index; raises `HostError` if the host has no such suite, `StopIteration` if
+        the suite has no such index.
+        """
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -63,8 +65,8 @@ class TrialRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the actions [N, A] whatever the success says, and return the record; `before` is called before
-    each step.
+    """Reset, take the actions [N, A] whatever the success says, and return the record: a batch of one, N + 1 records.
+    `before` is called with each action before that action's step.
     """
     env.reset(seed)
     for action in actions:
@@ -76,7 +78,8 @@ def run_actions(
 
 def first_difference(first: object, second: object, name: str = "") -> str | None:
     """Return the dotted name of the first field in which two records differ, such as `contacts.force_n`; None if all
-    bits are equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN.
+    bits are equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN; `its type` and `its
+    fields` stand for values that cannot be compared part by part.
     """
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         same = first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
@@ -144,9 +147,10 @@ class HostRules:
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder: after the
-        seed's settling steps, then after each of the N actions. A hook: its rule is skipped unless a subclass
-        writes it.
+        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder.
+
+        The first is the state after the seed's settling steps, as record 0 has it; then comes one after each of the N
+        actions. S as in `sim_state`. A hook: its rule is skipped unless a subclass writes it.
         """
         raise NotImplementedError
 
@@ -171,8 +175,9 @@ class HostRules:
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, uint8 [H, W, 3], rendered by other means; by default by the host's
-        own `stage`.
+        """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means.
+
+        By default the picture of the host's own `stage`; `NotImplementedError` (a skipped rule) if it has none.
         """
         host = self.host()
         if not isinstance(host, StagingHost):
@@ -203,14 +208,19 @@ class HostRules:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
+        """Yield the `TrialRun` of one trial."""
+        with cls().open_run(request.param) as run:
+            yield run
+
+    @contextmanager
+    def open_run(self, trial: Trial) -> Iterator[TrialRun]:
         """Yield the `TrialRun` of one trial: the same actions twice in one open environment, once in another."""
-        conform, trial = cls(), request.param
-        host = conform.host()
+        host = self.host()
         task = trial.find_task(host)
         with closing(host.make(task, Wants())) as env:
-            actions = conform.actions(env)
-            batch, again = run_actions(env, conform.seed, actions), run_actions(env, conform.seed, actions)
-            elsewhere = conform.run_elsewhere(task, Wants(), actions)
+            actions = self.actions(env)
+            batch, again = run_actions(env, self.seed, actions), run_actions(env, self.seed, actions)
+            elsewhere = self.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
@@ -223,6 +233,12 @@ def require(holds: bool, failure: str) -> None:
     """Fail the test with one sentence and no traceback unless `holds`: the reader wants the rule, not this module."""
     if not holds:
         pytest.fail(failure, pytrace=False)
+
+
+def require_same(first: object, second: object, failure: str) -> None:
+    """Fail the test with `failure` and the field in which two records differ, unless all their bits are equal."""
+    difference = first_difference(first, second)
+    require(not difference, f"{failure} differs in {difference}.")
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:

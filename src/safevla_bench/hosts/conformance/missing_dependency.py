@@ -37,9 +37,11 @@ class FactoryResult:
 
 
 def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> FactoryResult:
-    """Return how making and resetting an environment ended, tried without some packages in a process of its own. For
-    a task of None, how making the host and listing its suites ended. Raises `subprocess.TimeoutExpired` after 120
-    s.
+    """Return how making and resetting an environment ended, tried without some packages in a process of its own; for a
+    task of None, how making the host and listing its suites ended.
+
+    A process that dies gives the outcome `exit code N` with the end of its stderr. Raises `subprocess.TimeoutExpired`
+    after 120 s.
     """
     # A script, not `-m`: importing its package would import, before anything is hidden, what the rules import.
     command = [sys.executable, "-P", __file__, factory, *libraries]

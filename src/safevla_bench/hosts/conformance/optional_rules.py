@@ -19,6 +19,7 @@ from safevla_bench.hosts.conformance.base import (
     call_hook,
     first_difference,
     require,
+    require_same,
     run_actions,
     skip_unless_repeatable,
 )
@@ -72,23 +73,19 @@ class TaskRules(HostRules):
         versions = self.host().versions()
         require(bool(versions), "The host lists no versions: two records could not be told apart by their simulator.")
         require(all(versions.values()), f"A version is empty: {versions}.")
-        require(
-            run.batch.headers[0].versions == versions,
-            f"{run}: the record does not hold the host's versions.",
-        )
+        require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
         """Fail unless `Task.still` has the length of an action and lies within the bounds."""
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
-        fits = still.shape == low.shape
-        require(fits, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
-        require(
-            bool(np.all((low <= still) & (still <= high))), f"{run}: `Task.still` lies outside the actions' bounds."
-        )
+        require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
+        is_within = bool(np.all((low <= still) & (still <= high)))
+        require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
 
     def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
-        """Fail unless settling by the first action gives another state than settling by the still action, and
-        repeats.
+        """Fail unless settling by no `wait_action` equals that by `Task.still`, and differs from the highest action's.
+
+        Passes if `Task.still` has a wrong length, which is another rule's; skipped if the host is not repeatable.
         """
         skip_unless_repeatable(run)
         if len(run.task.still) != len(run.env.action_low):
@@ -102,7 +99,10 @@ class TaskRules(HostRules):
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
-        """Fail unless `rest_steps` settle until nothing moves, and no further."""
+        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
+
+        Speeds are taken over two still steps. Passes if `Task.still` has a wrong length, which is another rule's.
+        """
         if len(run.task.still) != len(run.env.action_low):
             return  # another rule
         still = np.array([run.task.still] * 2)
@@ -111,10 +111,8 @@ class TaskRules(HostRules):
         speeds = np.linalg.norm(np.diff(positions, axis=0), axis=2).max(axis=0, initial=0) / run.env.dt_s
         for body, speed in zip(bodies, speeds, strict=True):
             name = batch.body_label(int(body))
-            require(
-                speed <= _AT_REST_M_PER_S,
-                f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}.",
-            )
+            failure = f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}."
+            require(speed <= _AT_REST_M_PER_S, failure)
 
     def test_making_the_host_imports_no_simulator(self) -> None:
         """Fail unless the host can be made and lists its suites without any of `needs`; passes where that is empty."""
@@ -125,7 +123,7 @@ class TaskRules(HostRules):
         require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless making an environment without each package of `needs` raises `HostError` with a remedy."""
+        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
             ended = run_without(self.factory, [needed], task)
@@ -153,8 +151,9 @@ class OptionalRules(HostRules):
     """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
     def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where `latest` differs from the last record of `recorded`, or an episode with calls of it from one
-        without.
+        """Fail unless `latest()`, asked before each step and at the end, gives each record and changes no episode.
+
+        Success and dropped pairs are not compared. Passes for an environment without `latest`.
         """
         env, newest = run.env, list[Batch]()
         if not isinstance(env, Watchable):
@@ -165,11 +164,7 @@ class OptionalRules(HostRules):
             newest.append(env.latest())
 
         batch = run_actions(env, self.seed, run.actions, before=read_latest)
-        difference = first_difference(run.batch, batch)
-        require(
-            not difference,
-            f"{run}: when latest() is called before each step, the episode differs in {difference}.",
-        )
+        require_same(run.batch, batch, f"{run}: when latest() is called before each step, the episode")
         newest.append(env.latest())
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
             states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
@@ -178,8 +173,9 @@ class OptionalRules(HostRules):
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail where an image not looked at can be read, or another one differs by a bit from one of an environment
-        that shows all.
+        """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
+
+        Passes if no camera is wanted or the environment has no `render_next`; see `_compare_images`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or not isinstance(run.env, SelectiveEnv):
@@ -203,15 +199,17 @@ class OptionalRules(HostRules):
                 selective.render_next((step + 1) % _LOOKS == 0)
                 full, _ = shown.step(run.actions[step])
                 partial, _ = selective.step(run.actions[step])
-        difference = first_difference(shown.recorded(), selective.recorded())
-        require(not difference, f"{run}: where images were left out, the episode differs in {difference}.")
+        require_same(shown.recorded(), selective.recorded(), f"{run}: where images were left out, the episode")
         selective.render_next(False)
         begun = selective.reset(self.seed)
         unseen = [camera for camera in full.images if not _is_readable(begun, camera)]
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail where a position in the states is not the recorded one of that body."""
+        """Fail unless coordinates lie in the state without overlap, are as long as their kind, and fit the record.
+
+        A tracked body may be 1 cm from its recorded place. Passes for an environment without `coordinates`.
+        """
         if not isinstance(run.env, Coordinated):
             return
         run.env.reset(self.seed)
@@ -222,17 +220,17 @@ class OptionalRules(HostRules):
         require(len(set(numbers)) == len(numbers), f"{run}: two coordinates share a number of the state.")
         require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate lies outside the {width} numbers.")
         for coordinate in coordinates:
-            require(
-                coordinate.size in _SIZES[coordinate.kind],
-                f"{run}: {coordinate.name} has a {coordinate.kind} of {coordinate.size} numbers.",
-            )
+            name, kind, size = coordinate.name, coordinate.kind, coordinate.size
+            require(size in _SIZES[kind], f"{run}: {name} has a {kind} of {size} numbers.")
         for name, off in _position_gaps(batch, coordinates):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
-        """Fail where the recorded positions of the body that `move_object` moves lag behind its states."""
-        host, trial = self.host(), self.trials[0]
-        env, observations = host.make(trial.find_task(host), Wants(privileged=True)), list[Observation]()
+        """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.
+
+        The true path is that of privileged state, else of the states; the rule is skipped if neither has the body.
+        """
+        host, trial, observations = self.host(), self.trials[0], list[Observation]()
 
         def keep_observation(call: Callable[[object], Any], argument: object) -> Any:
             answer = call(argument)
@@ -242,16 +240,14 @@ class OptionalRules(HostRules):
                 observations.append(answer[0])
             return answer
 
-        for method in ("reset", "step"):
-            wrap_method(env, method, keep_observation)
-        try:
+        with closing(host.make(trial.find_task(host), Wants(privileged=True))) as env:
+            for method in ("reset", "step"):
+                wrap_method(env, method, keep_observation)
             body = call_hook(lambda: self.move_object(env, self.seed), "move_object")
             batch = env.recorded()
             places = np.array([seen.privileged.body_pos_m[body] for seen in observations if seen.privileged])
             if not len(places):
                 places = _state_positions(batch, env, body)
-        finally:
-            env.close()
         recorded = {batch.body_label(int(k)): place for place, k in enumerate(batch.body_pos_m.episode_poses(0)[0])}
         require(body in recorded, f"{trial}: {body} was moved, and its pose is not recorded.")
         path = batch.body_pos_m.episode_poses(0)[1][:, recorded[body]]

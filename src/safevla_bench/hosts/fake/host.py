@@ -68,17 +68,26 @@ class FakeHost:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step."""
+        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step. Raises
+        `HostError` for another suite.
+        """
         if suite != SUITE:
             raise HostError(f"the fake host has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
+        """Return a new environment of one task, not reset yet; privileged state and the reading `state` are offered.
+
+        Raises `HostError` if the policy wants another camera than `agentview`, another reading, or gives poses.
+        """
         check_wants(wants, (CAMERA,), "the fake host")
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
+        """Return a viewer of a recorded episode; `task` is ignored. Raises `HostError` if the record holds no states,
+        or those of another host.
+        """
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
@@ -130,7 +139,10 @@ class FakeEnv:
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
-        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
+
+        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them. The next
+        observation has images again, whatever `render_next` said. Raises `HostError` if `check_start` refuses the seed,
+        or the recorded state has another size.
         """
         check_start(self.task, seed)
         self._seed = seed
@@ -144,8 +156,12 @@ class FakeEnv:
         return self._observe()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the next observation and whether the block is on the tray. Raises
-        `RuntimeError` for task 2, in the fifth step: a stand-in for whatever a simulator may raise.
+        """Apply one action, record it, and return the next observation and whether the block is on the tray.
+
+        Raises:
+            HostError: there was no reset.
+            InvalidActionError: the action is not seven finite numbers; nothing has moved.
+            RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
         checked = check_action(action, len(STILL)).copy()

@@ -51,7 +51,9 @@ class FakeStage:
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place."""
+        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place. The
+        table counts only if no other body is named. `size` is ignored.
+        """
         if not bodies:
             return Camera(self._camera)
         places = self._body_positions(record)
@@ -59,8 +61,9 @@ class FakeStage:
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record; later squares of `_COLORS` cover earlier ones. Raises `KeyError`, as
-        MuJoCo does.
+        """Return the picture of one record; its `seen` has 1 and on for the places in `bodies`, else 0. Later squares
+        of `_COLORS` cover earlier ones. Raises `KeyError`, as MuJoCo does, for a camera of another name without
+        `lookat_m`.
         """
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")

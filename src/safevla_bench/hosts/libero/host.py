@@ -23,7 +23,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.attachment import ALL_SUITES, goal_predicates, goal_targets, read_scene
+from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
 from safevla_recorder.mujoco.scene import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -40,7 +40,10 @@ class LiberoHost:
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
-        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them.
+
+        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
+        names; the folder's name is their benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is
+        not installed or cannot be imported.
         """
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
@@ -53,12 +56,20 @@ class LiberoHost:
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
+        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera.
+
+        Raises `HostError` if LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task
+        takes.
+        """
         if task.unusable:
             raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if LIBERO
+        cannot be used here or lacks the task, or the record lacks its states or its start.
+        """
         return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
@@ -80,12 +91,16 @@ class LiberoEnv(RobosuiteEnv):
     """
 
     action_meaning = "position [3], rotation [3], gripper"
+    still = libero_tasks.STILL
     substep_method = "step"
     stage_camera = CAMERAS[0]
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        super().__init__(task, wants, versions, len(STILL))
+        """Load the task's initial states and make LIBERO's environment; the first six bounds are infinite for absolute
+        poses.
+        """
+        super().__init__(task, wants, versions)
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._init_states = libero_tasks.load_init_states(task)
@@ -119,13 +134,10 @@ class LiberoEnv(RobosuiteEnv):
         check_start(self.task, seed)
         states = None if seed.drawn or replayed else self._init_states
         state: Floats | None = None if states is None else states[seed.init_state_index]
-        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
-        self._gate.install(domain)
-        self._renders_next = True
-        self._gate.set_open(state is None and replayed is None and not seed.wait_steps)
+        self._open_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
         if seed.earlier_resets is not None:
             domain._load_model()  # making the environment has filled that list once
         self._env.seed(drawn_reset_seed(seed) if state is None and replayed is None else seed.env_seed)
@@ -139,12 +151,10 @@ class LiberoEnv(RobosuiteEnv):
             raw = self._env.set_init_state(state)
         if replayed is not None:
             restore_controllers(domain)
-        success = bool(self._env.check_success())
-        raw, success = self._settle(seed, still, raw, success)
+        observation = self._settle_and_record(seed, raw, bool(self._env.check_success()))
         for robot in domain.robots if self._wants.absolute else ():
             robot.controller.use_delta = False  # a reset makes the controller anew
-        self._start_recording(seed, success=bool(success))
-        return self._observe(raw)
+        return observation
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)

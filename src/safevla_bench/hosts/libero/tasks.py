@@ -21,7 +21,7 @@ from safevla_bench.interface.task import RecordedEpisode, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.attachment import (
+from safevla_recorder.libero import (
     ALL_SUITES,
     SUITES,
     find_suite_task,
@@ -71,9 +71,10 @@ def is_task_path(suite: str) -> bool:
 def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or those of a folder of them in the order of their names.
 
-    Files of LIBERO's own suites give the suites' tasks. Else the folder's name is the benchmark and the file's the
-    task; `Task.name` is the path. A file that cannot be run is a task that is `unusable`. Raises `HostError` if there
-    is no such file, or LIBERO cannot be imported.
+    If all files are of LIBERO's own suites, these are the suites' tasks. Else the folder's name is the benchmark and
+    the file's the task; `Task.name` is the path, so that whoever has the task can make its environment. A file that is
+    not a BDDL problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is
+    `unusable`. Raises `HostError` for a path without a task, or if LIBERO cannot be imported.
     """
     files = list_bddl_files(path)
     suite_places = [find_suite_task(file) for file in files]
@@ -138,7 +139,7 @@ def _suite_entry(task: Task) -> LiberoTask:
 
 
 def bddl_file(task: Task) -> Path:
-    """Return the file that describes the task; raises `HostError` where LIBERO has no such task."""
+    """Return the file that describes the task; raises `HostError` if LIBERO has no such task."""
     if task.name.endswith(SUFFIX):
         return Path(task.name)
     entry = _suite_entry(task)
@@ -146,7 +147,9 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance."""
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance.
+    Raises `HostError` if LIBERO has no such task, or the states beside a task's own file cannot be read.
+    """
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -169,7 +172,9 @@ _LIMIT = 0.93
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """Return the recorded state, [1 + nq + nv], and put the recorded poses of fixtures into the model just reset.
-    Raises `HostError` if the state is not one of this model.
+
+    Fixtures that the record does not name stay where the reset drew them. Raises `HostError` if the state is not one of
+    this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None

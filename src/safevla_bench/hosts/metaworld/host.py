@@ -2,21 +2,33 @@
 
 An action moves a mocap body by up to 1 cm an axis, and a weld drags the hand behind it. So no motor drives the arm's
 joints, there are no torques, and nothing yields: forces are several times those of an arm under impedance control
-(docs/limits.md).
+(docs/limits.md). Suites, tasks and names of bodies are those of `metaworld.toml`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Mapping
+from functools import cache, lru_cache, partial
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants
-from safevla_bench.hosts.metaworld import tasks
+from safevla_bench.hosts import check_start, check_wants, read_versions
 from safevla_bench.hosts.mujoco.environment import MujocoEnv, drawn_reset_seed, model_coordinates
-from safevla_bench.hosts.mujoco.renderer import DEPTH, MATRICES, Appearance, Renderer, camera_matrices, camera_readings
+from safevla_bench.hosts.mujoco.renderer import (
+    DEPTH,
+    MATRICES,
+    Appearance,
+    Renderer,
+    camera_matrices,
+    camera_readings,
+    graphics_error,
+)
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import (
     Action,
@@ -31,13 +43,20 @@ from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_drawn
-from safevla_recorder.mujoco.hook import hook_after, hook_substeps
+from safevla_recorder.mujoco.hook import hook_after, hook_substeps, undo_all
 from safevla_recorder.mujoco.recorder import Recorder, settling_steps, warn_if_moving
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco
+    from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
+_SIMULATOR = ("mujoco", "gymnasium", "metaworld")
+_INSTALL = "make metaworld   (in a checkout: it makes Meta-World's own environment, .venv-metaworld)"
+_FREE = 0  # MuJoCo's mjtJoint
+_ROBOT_ROOTS = ("base", "mocap")
+_FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
+STILL = (0.0, 0.0, 0.0, -1.0)
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
 _APPEARANCE = Appearance(
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
@@ -52,12 +71,15 @@ class MetaworldHost:
     name = "metaworld"
 
     def suites(self) -> tuple[str, ...]:
-        return tasks.suites()
+        return tuple(_read_tasks().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        return tasks.suite_tasks(suite)
+        return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
+        """Return a new environment of one task, not reset yet; raises `HostError` if Meta-World is missing or has no
+        such task, camera or further reading, or the policy gives poses.
+        """
         remedy = "Serve a model that gives changes of position."
         check_wants(wants, CAMERAS, "Meta-World", changes="position", remedy=remedy)
         own = (_HAND_READING, *([_STATE_READING] if wants.privileged else []))
@@ -65,10 +87,13 @@ class MetaworldHost:
         return MetaworldEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if
+        Meta-World cannot be used here or lacks the task, or the record lacks its states or its start.
+        """
         return MetaworldEnv(task, Wants(), self.versions()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        return tasks.versions()
+        return versions()
 
 
 class MetaworldEnv(MujocoEnv):
@@ -81,26 +106,27 @@ class MetaworldEnv(MujocoEnv):
     """
 
     action_meaning = "position [3], gripper"
+    still = STILL
     stage_camera = "corner3"
     embodiment = "Sawyer"
     appearance = _APPEARANCE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Make Meta-World's environment; raises `HostError` if it has no such task or cannot be imported."""
-        super().__init__(task, wants, versions, len(tasks.STILL))
-        self._rules = tasks.metaworld_task(task.name)
-        self._env = tasks.make_env(task.name)
+        super().__init__(task, wants, versions)
+        self._rules = metaworld_task(task.name)
+        self._env = make_env(task.name)
         self.dt_s = float(self._env.dt)
-        self._action: Action = np.array(tasks.STILL)
+        self._action: Action = np.array(STILL)
         self._renderer: Renderer | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
 
         Initial state i is the i-th of the fifty goals that `metaworld.MT1(task, seed=env_seed)` draws, which places
-        things, too. A `drawn` start has the first goal of a draw by `drawn_reset_seed`. Meta-World moves the hand to
-        its start by fifty steps of its own before those of `seed`. Raises `HostError` if an episode cannot start by
-        this seed.
+        things, too. A `drawn` start has the first goal that `MT1` draws by the seed `drawn_reset_seed(seed)`.
+        Meta-World moves the hand to its start by fifty steps of its own before those of `seed`. Raises `HostError` if
+        `check_start` refuses the seed, or it holds a recorded state.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             raise HostError("Meta-World starts from no recorded state", remedy="Replay by its initial state and seed.")
@@ -109,10 +135,10 @@ class MetaworldEnv(MujocoEnv):
         self._renders_next = True
         env = self._env
         drawn_seed, place = (drawn_reset_seed(seed), 0) if seed.drawn else (seed.env_seed, seed.init_state_index)
-        env.set_task(tasks.draw_goals(self.task.name, drawn_seed)[place])
+        env.set_task(draw_goals(self.task.name, drawn_seed)[place])
         vector, _ = env.reset()
         self._success = False
-        still, objects = np.array(seed.wait_action or tasks.STILL), self._read_scene().objects
+        still, objects = np.array(seed.wait_action or STILL), self._read_scene().objects
         for _ in settling_steps(*self._mujoco(), objects, seed.wait_steps, seed.rest_steps):
             vector, self._success = self._advance(still)
         self._start_recording(seed)
@@ -127,16 +153,16 @@ class MetaworldEnv(MujocoEnv):
         # Behind the physics and before Meta-World's `mj_forward`, which moves positions on by a substep.
         off_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
 
-        def detach() -> None:
-            off_steps()
-            off_substeps()
-
-        self._recorder, self._detach = recorder, detach
+        self._recorder, self._detach = recorder, partial(undo_all, [off_substeps, off_steps])
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and Meta-World's own success."""
+        """Apply one action, record it, and return the observation and Meta-World's own success.
+
+        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
+        `HostError` if the simulation diverged or there was no reset.
+        """
         self._require_recorder()
-        self._action = check_action(action, self._size, self.action_meaning).copy()
+        self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
         return self._observe(vector), self._success
 
@@ -151,7 +177,7 @@ class MetaworldEnv(MujocoEnv):
         return self._env.model, self._env.data
 
     def _read_scene(self) -> Scene:
-        return tasks.read_scene(self._env.model, self._rules)
+        return read_scene(self._env.model, self._rules)
 
     def _target_object(self) -> str | None:
         return next(iter(self._rules.targets), None)
@@ -208,3 +234,136 @@ class MetaworldEnv(MujocoEnv):
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         self._renderer.look(self._env.data, Camera(camera))
         return self._renderer
+
+
+# Suites, tasks and goals; the names and roles of a model
+
+
+class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One task: what it asks for, the bodies that its goal moves, and the fixture of which it moves a part."""
+
+    instruction: str
+    targets: tuple[str, ...] = ()
+    moves: str | None = None
+
+
+class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    horizon: int
+    init_states: int
+    names: Mapping[str, str]
+    suites: Mapping[str, tuple[str, ...]]
+    tasks: Mapping[str, MetaworldTask]
+
+
+@cache
+def _read_tasks() -> _TaskFile:
+    text = (resources.files(__package__) / "metaworld.toml").read_text(encoding="utf-8")
+    return msgspec.toml.decode(text, type=_TaskFile)
+
+
+def suite_tasks(suite: str) -> tuple[Task, ...]:
+    """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
+    file = _read_tasks()
+    if suite not in file.suites:
+        raise HostError(f"Meta-World has no suite {suite!r}", remedy=f"Suites: {', '.join(file.suites)}.")
+    return tuple(
+        Task(suite, name, index, name, file.tasks[name].instruction, STILL, file.init_states, file.horizon)
+        for index, name in enumerate(file.suites[suite])
+    )
+
+
+def metaworld_task(name: str) -> MetaworldTask:
+    """Return what one task asks for, by Meta-World's name; raises `HostError` for an unknown name."""
+    tasks = _read_tasks().tasks
+    if name not in tasks:
+        raise HostError(f"Meta-World has no task {name!r}", remedy="`tasks(suite)` lists them.")
+    return tasks[name]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World. Imports
+    nothing.
+    """
+    return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
+
+
+def import_metaworld() -> Any:
+    """Return the package `metaworld`; raises `HostError` if it is missing or cannot be imported."""
+    versions()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium's, about its own registry
+            import metaworld
+    except ModuleNotFoundError as error:
+        raise HostError(f"Meta-World lacks a package: {error}", remedy=_INSTALL) from error
+    except (ImportError, OSError, AttributeError) as error:
+        raise graphics_error("Meta-World", error) from error
+    return metaworld
+
+
+def make_env(name: str) -> SawyerXYZEnv:
+    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps."""
+    env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
+    env.max_path_length = 2**31
+    return env
+
+
+@lru_cache(maxsize=64)
+def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them. The
+    last 64 draws are kept. Raises `HostError` as `import_metaworld` does.
+    """
+    return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
+
+
+def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
+    """Return names and roles of a task's model.
+
+    The robot is the arm and the mocap body that drags it. A rigid piece is one body. Pieces that fly free, and the
+    task's targets, are objects; other moving pieces are links of furniture, tracked unless the goal moves their
+    fixture.
+    """
+    names = _body_names(model)
+    robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
+    moving = [body for body in moving_links(model, 0) if body not in robot]
+    kinds = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
+    moved = subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
+    objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
+    links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
+    roles = assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
+    return Scene(
+        body_name=names,
+        roles=roles,
+        objects=objects,
+        links=links,
+        fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
+        eef_site=int(model.site("endEffector").id),
+        arm_dofs=(),
+        fixtures=tuple(_fixtures(model, names, roles)),
+    )
+
+
+def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Return the recorded name of each MuJoCo body: its own if it moves, stands on the world or is the robot's, else
+    its parent's. An unnamed body that moves has the name that the task file gives for its parent, if any.
+    """
+    names = ["world"]
+    robot = subtree_bodies(model, int(model.body("base").id))
+    for body in range(1, model.nbody):
+        parent, own = int(model.body_parentid[body]), str(model.body(body).name)
+        stands_alone = parent == 0 or body in robot or model.body_jntnum[body] > 0
+        fallback = _read_tasks().names.get(names[parent], names[parent]) if model.body_jntnum[body] else names[parent]
+        names.append((own if stands_alone else "") or fallback)
+    return tuple(names)
+
+
+def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
+    inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
+    return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
+
+
+def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
+    roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
+    parts = [{names[body] for body in subtree_bodies(model, root)} for root in roots]
+    fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
+    return [group for group in fixed if len(group) > 1]

@@ -67,16 +67,18 @@ class MujocoEnv(ABC):
     dt_s: float
     action_meaning: str
     """The parts of an action, for error messages."""
+    still: tuple[float, ...]
+    """The action that moves nothing and opens the gripper; as long as every action."""
     embodiment: str
     stage_camera: str
     """The camera that shows a recorded episode best."""
     appearance = ROBOSUITE
 
-    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], action_size: int) -> None:
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Set bounds [A] of ±1; nothing is simulated."""
         self.task = task
-        self.action_low, self.action_high = np.full(action_size, -1.0), np.full(action_size, 1.0)
-        self._wants, self._versions, self._size = wants, versions, action_size
+        self.action_low, self.action_high = np.full(len(self.still), -1.0), np.full(len(self.still), 1.0)
+        self._wants, self._versions = wants, versions
         self._renders_next = True
         self._detach: Undo | None = None
         self._recorder: Recorder | None = None
@@ -186,26 +188,32 @@ class MujocoEnv(ABC):
 class RobosuiteEnv(MujocoEnv):
     """One task in a robosuite environment with its recorder.
 
-    `reset` opens the gate of the cameras for the observation that it returns, and for no other.
+    A subclass makes the environment, starts episodes in it by `reset` and `_settle_and_record`, and says what differs.
+    Its `reset` opens the gate of the cameras for the observation that it returns, and for no other.
     """
 
     dt_s = CONTROL_STEP_S
-    substep_method: str
-    """The method of robosuite's `MjSim` after which the forces of one physics substep are there."""
+    substep_method = "step2"
+    """The method of robosuite's `MjSim` after which the forces of one physics substep are there: robosuite 1.5 advances
+    a substep in two halves (`lite_physics`).
+    """
 
-    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], action_size: int) -> None:
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host does not have."""
         check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
-        super().__init__(task, wants, versions, action_size)
+        super().__init__(task, wants, versions)
         self._gate = CameraGate(wants.image_size)
         self._privileged: ScenePrivileged | None = None
+        self._env: Any = None
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and the benchmark's own success. Raises
-        `HostError` if the simulation diverged, there was no reset, or no picture was sampled.
+        """Apply one action, record it, and return the observation and the benchmark's own success.
+
+        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
+        `HostError` if the simulation diverged, there was no reset, or the simulator sampled no picture to show.
         """
         recorder = self._require_recorder()
-        checked = check_action(action, self._size, self.action_meaning)
+        checked = check_action(action, len(self.still), self.action_meaning)
         self._gate.set_open(self._renders_next)
         self._renders_next = True
         raw, success = self._advance(checked.copy())
@@ -224,9 +232,32 @@ class RobosuiteEnv(MujocoEnv):
 
         return observe
 
-    @abstractmethod
+    def close(self) -> None:
+        """Free the simulator; a reset makes another. Closing twice is harmless."""
+        self._stop_recording()
+        if self._env is not None:
+            self._env.close()
+        self._env = None
+
     def _robosuite(self) -> Any:
-        """Return robosuite's own environment."""
+        """Return robosuite's own environment; raises `HostError` before a reset."""
+        if self._env is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._env
+
+    def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
+        """Close the environment, and return another one, before its reset, for an episode whose first observation is
+        the reset's if `is_seen`.
+        """
+        self.close()
+        self._env = make()
+        self._open_gate(is_seen=is_seen)
+        return self._env
+
+    def _open_gate(self, *, is_seen: bool) -> None:
+        self._gate.install(self._robosuite())
+        self._gate.set_open(is_seen)
+        self._renders_next = True
 
     @abstractmethod
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
@@ -246,21 +277,21 @@ class RobosuiteEnv(MujocoEnv):
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
         return None, None
 
-    def _settle(
-        self, seed: EpisodeSeed, still: Action, raw: RawObservation, success: bool
-    ) -> tuple[RawObservation, bool]:
-        """Make the still steps that `seed` asks for; return the last observation and success, or those given."""
+    def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
+        """Make the still steps that `seed` asks for, take record 0, and return its observation; `raw` and `success` are
+        those before.
+        """
+        still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
             self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, success = self._advance(still.copy())
-        return raw, success
-
-    def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
-        self._seed, self._success = seed, success
-        scene, simulation = self._read_scene(), self._simulation()
-        self._recorder, self._detach = attach_recorder(simulation, self.substep_method, scene, self.task.task_id)
+        self._seed, self._success, scene = seed, success, self._read_scene()
+        self._recorder, self._detach = attach_recorder(
+            self._simulation(), self.substep_method, scene, self.task.task_id
+        )
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
+        return self._observe(raw)
 
     def _observe(self, raw: RawObservation) -> Observation:
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
@@ -312,7 +343,9 @@ def camera_options(wants: Wants) -> dict[str, object]:
 
 
 def env_options(robot: str, wants: Wants) -> dict[str, object]:
-    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite."""
+    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite. Nothing
+    is rendered if no camera is wanted.
+    """
     from robosuite.controllers import load_composite_controller_config
 
     controller = load_composite_controller_config(controller=None, robot=robot)
@@ -325,7 +358,9 @@ def quieten_log() -> None:
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index."""
+    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index: that of
+    episodes that are `drawn`, and of tasks without initial states.
+    """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 
@@ -335,7 +370,9 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size or not finite."""
+    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size, so of
+    another scene or version, or not finite.
+    """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
         problem = f"the recorded state has {state.size} numbers, this simulation has {size}"

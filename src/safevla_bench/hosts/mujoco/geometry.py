@@ -51,8 +51,10 @@ def extract_geometry(
     appearance: Appearance,
     stand_ins: Mapping[str, tuple[int, ...]],
 ) -> SceneGeometry:
-    """Return the visible shapes of a model; the parts are its bodies, `stand_ins` those shown for a body without a
-    shape.
+    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
+
+    `stand_ins` are the parts shown for a body without a shape of its own. Raises `KeyError` for a `camera` that the
+    model lacks.
     """
     meshes: dict[tuple[int, int], TriangleMesh] = {}
     shapes = tuple(_visible_shapes(model, appearance, meshes))
@@ -174,7 +176,9 @@ def _corner_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Touch, ...]:
-    """Return one touch for each pair of recorded bodies that touch in `data`, sorted: the mean point and direction."""
+    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point [3], m, in the world
+    frame, and the direction [3], from the lower name's body to the other. Sorted by names.
+    """
     points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
         if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:
@@ -255,8 +259,8 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
-    """Return the first camera whose score is at least 0.85 of the best; `shown` has the shares of each body's
-    picture, [B].
+    """Return the first camera whose score is at least 0.85 of the best score, see `_score`; `shown` has for each camera
+    the share of the picture that each body takes, [B].
     """
     scores = np.array([_score(seen) for seen in shown])
     return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]

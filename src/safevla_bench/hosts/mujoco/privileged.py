@@ -35,7 +35,9 @@ class Shapes:
 
 
 class ScenePrivileged:
-    """Ground truth of a scene, step by step; sizes are measured once, in the pose at making."""
+    """Ground truth of a scene, step by step; sizes are measured once, in the pose at making. Bodies are everything with
+    collision geometry but the robot, by their recorded names.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,9 @@ class ScenePrivileged:
 
 
 def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
-    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root."""
+    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root.
+    Bodies without bounded collision geometry are left out.
+    """
     made_of: dict[str, tuple[int, ...]] = {}
     for body, name in enumerate(scene.body_name):
         if scene.roles.get(name) != "robot":
@@ -117,8 +121,8 @@ def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and centre [3], m, of the present collision geometry of `bodies` along the axes of
-    body `root`.
+    """Return half extents [3] and centre [3], m, of the present collision geometry of `bodies` along the axes of body
+    `root`; None if they have no bounded collision geometry.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -131,7 +135,9 @@ def bounding_box(
 
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """Return a box around each geom of the present collision geometry of `bodies`, in the frame of body `root`."""
+    """Return a box around each geom of the present collision geometry of `bodies`, in the frame of body `root`;
+    None if there is none.
+    """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None

@@ -52,7 +52,9 @@ class Renderer:
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
-        """Make a context for pictures up to `size`; raises `HostError` if nothing can be rendered here."""
+        """Make a context for pictures up to `size`; sets the model's offscreen size and shadows. Raises `HostError` if
+        nothing can be rendered here.
+        """
         import mujoco
 
         self.size = size
@@ -129,7 +131,9 @@ class Renderer:
 
 
 def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
-    """Return MuJoCo's own value for a camera; raises `KeyError` if the model has none of that name."""
+    """Return MuJoCo's own value for a camera: a free one if it has `lookat_m`, else the model's of its name. Raises
+    `KeyError` if the model has none of that name.
+    """
     import mujoco
 
     made = mujoco.MjvCamera()
@@ -146,11 +150,11 @@ def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
 def camera_matrices(
     model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: tuple[int, int], *, is_turned: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the intrinsics [3, 3] in pixels of an upright image (height, width), and the extrinsics [4, 4], camera
-    to world.
+    """Return the intrinsics [3, 3] in pixels of an upright image of `size` (height, width), and the extrinsics [4, 4].
 
-    The camera's frame has x right, y down, z forward; MuJoCo's own looks along -z, with y up. `is_turned`: the camera
-    hangs upside down, and its image is turned by half.
+    The extrinsics turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in
+    `data`. MuJoCo's own camera looks along -z, with y up. `is_turned`: the camera hangs upside down, and its image is
+    turned by half.
     """
     height, width = size
     number = model.camera(camera).id
@@ -205,9 +209,12 @@ class CameraGate:
     """The gate of one robosuite environment's cameras; `renders` counts the pictures that were rendered.
 
     robosuite renders every camera at the first physics substep of every control step, and three times at a reset. The
-    gate wraps the sensors and leaves the observables around them alone: switching one off
-    (`modify_observable(enabled=False)`) resets its timer and shifts the instant of its samples. A closed sensor gives a
-    black picture, which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
+    gate wraps the sensors and leaves the observables around them alone: their timers run on, so that a picture is
+    sampled at the same instant, from the same state, as without the gate. Switching an observable off
+    (`modify_observable(enabled=False)`) resets its timer and shifts that instant.
+
+    It takes hold at the environment's next reset, which makes its sensors anew. A closed sensor gives a black picture,
+    which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -223,8 +230,9 @@ class CameraGate:
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
-        """Wrap the camera sensors that robosuite's environment makes from its next reset on; for versions 1.4 and
-        1.5.
+        """Wrap the camera sensors that robosuite's environment makes from its next reset on; for versions 1.4 and 1.5.
+        A second call does nothing. Sensors of depth are left as they are: they read what their camera's sensor has
+        left.
         """
         create = env._create_camera_sensors
         if getattr(create, "gate", None) is self:
@@ -233,7 +241,6 @@ class CameraGate:
         @wraps(create)
         def create_gated(*args: Any, **options: Any) -> tuple[list[_Sensor], list[str]]:
             sensors, names = create(*args, **options)
-            # A depth is made with its camera's picture; its own sensor reads what that one has left.
             depths = [name.endswith(f"_{DEPTH}") for name in names]
             wrap = self._wrap_sensor
             return [sensor if d else wrap(env, sensor) for sensor, d in zip(sensors, depths, strict=True)], names

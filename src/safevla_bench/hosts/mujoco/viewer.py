@@ -36,9 +36,7 @@ _SKETCH = (120, 160)
 
 
 class MujocoStage:
-    """One episode of a MuJoCo host. `observe` gives the host's observation at a pose (qpos, qvel); `on_close` frees
-    the host's environment.
-    """
+    """One episode of a MuJoCo host, which owns the host's environment."""
 
     def __init__(
         self,
@@ -50,8 +48,19 @@ class MujocoStage:
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Make a simulation of the model; raises `HostError` if the record holds no states, or those of another
-        model.
+        """Keep the episode's states and a simulation of its model; no renderer is made yet.
+
+        Args:
+            model: the episode's model, as the host's reset made it.
+            scene: its naming.
+            episode: the record, a batch of one with `sim_state`.
+            camera: the name of the default camera.
+            on_close: what frees the host's environment.
+            observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
+            appearance: what the model shows.
+
+        Raises:
+            HostError: the record holds no states, or those of another model.
         """
         import mujoco
 
@@ -66,8 +75,10 @@ class MujocoStage:
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the default camera if it shows every body well, else a close-up that shows them nearly best.
-        Renders sketches to find out.
+        """Return the default camera if it shows every body well, or `bodies` is empty, else a close-up that shows them
+        nearly best. Renders sketches to find out; `size` (height, width) is that of the picture to come.
+
+        Raises `HostError` if the model has no such body or nothing can be rendered.
         """
         usual = Camera(self._camera)
         if not bodies:
@@ -83,8 +94,10 @@ class MujocoStage:
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record; raises `HostError` for an unknown body, `KeyError` for an unknown
-        camera.
+        """Return the picture of one record from one camera; its `seen` has 1 and on for the places in `bodies`, else 0.
+
+        Raises `HostError` if the model has no such body or nothing can be rendered, and `KeyError` if it has no camera
+        of that name.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -93,6 +106,7 @@ class MujocoStage:
         return Picture(eye.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
+        """Return the host's own observation of a record, without images; None if the host cannot say."""
         if self._observe is None:
             return None
         self._set(record)
@@ -208,8 +222,8 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, by its fixtures and what the header's field `host` says of its scene. Raises `HostError` if
-    the record names no start.
+    seed or initial state, with the fixtures if its record has them, and what the header's field `host` says of its
+    scene. Raises `HostError` if the record names neither kind of start, or its fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -238,15 +252,15 @@ def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
 
 
 def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
-    """Return what the record of a batch of one says of its scene, its header's field `host`; {} where there is none."""
+    """Return what the record of a batch of one says of its scene, its header's field `host`; {} if there is none."""
     header = episode.extra[0].get("header")
     scene = header.get(host) if isinstance(header, Mapping) else None
     return scene if isinstance(scene, Mapping) else {}
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
-    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz. Raises
-    `HostError` if what it says of them is not poses.
+    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz, in
+    the world frame; {} if it says nothing of them. Raises `HostError` if what it says is not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
     header_extra = extra.get("header")

@@ -88,7 +88,9 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return {name: value for name, value in values.items() if name not in ("about", "sources")}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return package -> the version that the protocol was established under, and the installed, if different."""
+        """Return package -> the version that the protocol was established under, and the installed one, if different. A
+        package that either side does not know differs from nothing.
+        """
         differing = {}
         for package, established in self.simulator.get(host, {}).items():
             version = installed.get(package, installed.get(REPACKAGED.get(package, ""), UNKNOWN_SOURCE))
@@ -151,9 +153,8 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap.
-
-    LIBERO-PRO's evaluation runs its suites as LIBERO's own.
+    """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap;
+    None without either. LIBERO-PRO's evaluation runs its suites as LIBERO's own.
     """
     names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
     return next((values[name] for name in names if name in values), None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +24,18 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_standin
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
-from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, EMBODIMENT, OFFICIAL, episode_meta, read_scene
+from safevla_recorder.robocasa import (
+    ASSETS_ENTRY,
+    EMBODIMENT,
+    OFFICIAL,
+    episode_meta,
+    goal_target,
+    moved_fixture,
+    read_scene,
+)
 
 if TYPE_CHECKING:
     import mujoco
-    from robocasa.environments.kitchen.kitchen import Kitchen
 
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 
@@ -53,10 +61,20 @@ class RobocasaHost:
         return kitchens.tasks(suite, self._horizons)
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
+        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera.
+
+        Raises `HostError` if RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy
+        gives poses.
+        """
         check_wants(wants, CAMERAS, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
+
+        Raises `HostError` if RoboCasa cannot be used here or lacks the task, or the record lacks its states or its
+        kitchen.
+        """
         scene = read_told_scene(episode, self.name)
         if not scene:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
@@ -88,39 +106,44 @@ class RobocasaEnv(RobosuiteEnv):
     """
 
     action_meaning = "position [3], rotation [3], gripper, base [3], torso, mode"
-    substep_method = "step2"
-    # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
+    still = kitchens.STILL
     stage_camera = "robot0_agentview_center"
     embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        super().__init__(task, wants, versions, len(kitchens.STILL))
+        """Look up the task and import RoboCasa; its kitchen is made by the first reset. Raises `HostError` if that
+        fails.
+        """
+        super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
-        self._rules = kitchens.kitchen_task(task)
+        self._goal = kitchens.task_goal(task)
         self._class = install.task_class(task)
-        self._kitchen: Kitchen | None = None
         self._start: kitchens.KitchenStart | None = None
         self._meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a kitchen built anew, settle, take record 0.
 
-        A kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is made
-        for each episode. Its own reset settles for ten control steps before those of `seed`. An episode of somebody's
-        own kitchen, which `seed.recorded.told` describes, is begun in one of the same options: at its recorded state if
-        one is given, else from `seed.env_seed` as the generator's own seed, after as many resets as the loop had made.
-        Every start is drawn. Raises `HostError` if an episode cannot start by this seed.
+        The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
+        and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
+        made for each episode. What RoboCasa draws by the order of a set has one order here (`install`). The kitchen's
+        own reset settles for ten control steps before those of `seed`.
+
+        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
+        at its recorded state if one is given, else from `seed.env_seed` as the generator's own seed, after as many
+        resets of one kitchen as the loop had made. Every other start is drawn, whether `seed.drawn` says so or not:
+        RoboCasa's tasks have no initial states.
+
+        Raises:
+            HostError: `check_start` refuses the seed, RoboCasa cannot build this kitchen, or the recorded state is not
+                one of it.
         """
         check_start(self.task, seed)
         if seed.recorded is not None and seed.recorded.state is not None:
             raw = self._begin_at_state(seed.recorded, seed.recorded.state, is_seen=not seed.wait_steps)
         else:
             raw = self._begin_from_seed(seed)
-        kitchen = self._require_kitchen()
-        still = np.array(seed.wait_action or kitchens.STILL)
-        raw, success = self._settle(seed, still, raw, bool(kitchen._check_success()))
-        self._start_recording(seed, success=success)
-        return self._observe(raw)
+        return self._settle_and_record(seed, raw, bool(self._robosuite()._check_success()))
 
     def rebuild(self, told: Mapping[str, object], fixtures: Mapping[str, NDArray[np.float64]]) -> mujoco.MjModel:
         """Make the kitchen that a record describes by its header field `robocasa`, and return its model.
@@ -144,14 +167,10 @@ class RobocasaEnv(RobosuiteEnv):
                 model.body_pos[body], model.body_quat[body] = pose[:3], pose[3:]
         return model
 
-    def _make_kitchen(self, start: kitchens.KitchenStart, told: Mapping[str, object], *, is_seen: bool) -> Kitchen:
-        self.close()
-        self._kitchen = kitchen = install.kitchen(self.task, start, self._wants)
-        kitchens.set_options(kitchen, told.get("options"))
-        self._gate.install(kitchen)
-        self._renders_next = True
-        self._gate.set_open(is_seen)
+    def _make_kitchen(self, start: kitchens.KitchenStart, told: Mapping[str, object], *, is_seen: bool) -> Any:
         self._start = start
+        kitchen = self._make_anew(partial(install.kitchen, self.task, start, self._wants), is_seen=is_seen)
+        kitchens.set_options(kitchen, told.get("options"))
         return kitchen
 
     def _begin_from_seed(self, seed: EpisodeSeed) -> RawObservation:
@@ -172,7 +191,7 @@ class RobocasaEnv(RobosuiteEnv):
     def _begin_at_state(self, recorded: RecordedEpisode, state: Sequence[float], *, is_seen: bool) -> RawObservation:
         fixtures = {name: np.array(pose) for name, pose in recorded.fixtures}
         model = self.rebuild(recorded.told, fixtures)
-        kitchen: Any = self._require_kitchen()
+        kitchen = self._robosuite()
         data = kitchen.sim.data._data
         set_state(model, data, flat_state(state, state_size(model)))
         kitchen.sim.forward()
@@ -181,33 +200,18 @@ class RobocasaEnv(RobosuiteEnv):
         raw: RawObservation = kitchen._get_observations(force_update=True)
         return raw
 
-    def close(self) -> None:
-        """Free the simulator; a reset makes another. Closing twice is harmless."""
-        self._stop_recording()
-        if self._kitchen is not None:
-            self._kitchen.close()
-        self._kitchen = None
-
-    def _require_kitchen(self) -> Kitchen:
-        if self._kitchen is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._kitchen
-
-    def _robosuite(self) -> Any:
-        return self._require_kitchen()
-
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
-        raw, reward, _, _ = self._require_kitchen().step(action)
+        raw, reward, _, _ = self._robosuite().step(action)
         return raw, bool(reward)
 
     def _read_scene(self) -> Scene:
-        return read_scene(self._require_kitchen(), self._rules.target, self._rules.moves)
+        return read_scene(self._robosuite(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        return kitchens.view_privileged(self._require_kitchen(), scene, self._rules)
+        return kitchens.view_privileged(self._robosuite(), scene, self._goal)
 
     def _target_object(self) -> str | None:
-        return self._rules.target
+        return goal_target(self._goal)
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._start is not None

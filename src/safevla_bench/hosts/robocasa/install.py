@@ -23,7 +23,7 @@ from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import Task
-from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
+from safevla_recorder.robocasa import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -58,8 +58,10 @@ def require() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own. Raises `HostError`
-    if they are missing, cannot be written to, or RoboCasa would mistake their paths for its own.
+    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
+
+    Raises `HostError` if RoboCasa is not installed, the folder lacks assets, its `objects` cannot be written to, or
+    RoboCasa would mistake its paths for those of its own package.
     """
     named = os.environ.get(ASSETS)
     root = Path(named).resolve() if named else _own_assets()
@@ -86,7 +88,9 @@ def _own_assets() -> Path:
 
 
 def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
-    """Return RoboCasa's environment of one episode, before its reset."""
+    """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted. Raises
+    `HostError` if RoboCasa or its assets are missing, or it cannot be imported here.
+    """
     return task_class(task)(
         **env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
@@ -96,7 +100,9 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
 
 
 def task_class(task: Task) -> type[Kitchen]:
-    """Return RoboCasa's class of a task; imports RoboCasa, and raises `HostError` if that or its assets fail."""
+    """Return RoboCasa's class of a task; imports RoboCasa. Raises `HostError` if RoboCasa or its assets are missing or
+    it cannot be imported here, and `KeyError` if it has no such task.
+    """
     require()
     _import_robocasa(assets())
     from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS

@@ -27,13 +27,12 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.robocasa.attachment import (
+from safevla_recorder.robocasa import (
     ARM_MEMORY,
     AT,
     DRAWING_OPTIONS,
     LID,
     Goal,
-    goal_target,
     known_goals,
     moved_fixture,
 )
@@ -50,23 +49,6 @@ SLIDE = "slide"
 _TARGET = range(1, 11)
 _PRETRAIN = range(11, 61)
 _SEEDS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class KitchenTask:
-    """The goal of one of RoboCasa's tasks, and what it puts somewhere or moves."""
-
-    goal: Goal
-
-    @property
-    def target(self) -> str | None:
-        """The object that the goal puts somewhere; None where it puts none."""
-        return goal_target(self.goal)
-
-    @property
-    def moves(self) -> str | None:
-        """The attribute of RoboCasa's task with the fixture that the goal moves; None where it moves none."""
-        return moved_fixture(self.goal)
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,18 +101,18 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
     )
 
 
-def kitchen_task(task: Task) -> KitchenTask:
-    """Return the facts about a task; raises `HostError` if there is no such task."""
+def task_goal(task: Task) -> Goal:
+    """Return what a task's success asks for; raises `HostError` for an unknown task."""
     table = _table()
     if task.task_id not in table.suites.get(task.benchmark, ()):
         problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
         raise HostError(problem, remedy=f"Suites: {', '.join(table.suites)}; ask tasks(suite) for their tasks.")
-    return KitchenTask(known_goals()[task.task_id])
+    return known_goals()[task.task_id]
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """Return the start of the episode with that index, past the layouts and styles that the task bars, over and
-    over.
+    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars; after
+    the last allowed scene of the split comes the first again.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
@@ -155,7 +137,9 @@ _BUTTONS = ("_start_button", "_stop_button")
 
 
 def set_options(kitchen: Kitchen, options: object) -> None:
-    """Set in a kitchen, before its reset, the recorded options that decide what it draws."""
+    """Set in a kitchen, before its reset, the recorded options that decide what it draws; other names, and `options`
+    that are not a mapping, are ignored.
+    """
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if name in DRAWING_OPTIONS:
             setattr(kitchen, name, tuple(value) if name == "obj_registries" else value)
@@ -166,6 +150,7 @@ def describe_kitchen(kitchen: Kitchen, meta: Mapping[str, object], joints: objec
 
     RoboCasa makes an object and then the container drawn for it, and describes them the other way round: the container
     must be placed first. So objects are made here in the order of their joints, and placed in that of the description.
+    Raises `HostError` if the description lists no objects, or `joints` is not a list.
     """
     described = meta.get("object_cfgs")
     if not isinstance(described, list) or not isinstance(joints, list):
@@ -217,8 +202,10 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
-    """Return the start of an episode of somebody's own kitchen, whose generator had that seed; raises `HostError` if
-    `told` names none.
+    """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
+
+    `told` is what its record says of the kitchen; without a split there, the split is `target`. Raises `HostError` if
+    it names no layout and style.
     """
     layout, style, options = (told.get(name) for name in ("layout", "style", "options"))
     split = options.get("obj_instance_split") if isinstance(options, Mapping) else None
@@ -233,11 +220,11 @@ def no_kitchen_error() -> HostError:
     return HostError("the record's `robocasa` describes no kitchen", remedy=remedy)
 
 
-def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
-    """Return the goal with names of this episode's bodies and fixtures; the verb `slide` becomes `slide_out` or
-    `slide_in`.
+def read_goal(kitchen: Kitchen, goal: Goal) -> tuple[str, ...]:
+    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`; the
+    verb `slide` becomes `slide_out` or `slide_in`.
     """
-    verb, *names = rules.goal
+    verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
     return (verb, *(_resolve_name(kitchen, name) for name in names))
@@ -250,7 +237,7 @@ def _resolve_name(kitchen: Kitchen, name: str) -> str:
     return thing if isinstance(thing, str) else str(thing.name)
 
 
-def view_privileged(kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> ScenePrivileged:
+def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileged:
     """Return a reader of the kitchen's ground truth.
 
     `sites_m` has the centres of the buttons that RoboCasa names, the anchors of the joints of the fixture that the goal
@@ -258,13 +245,14 @@ def view_privileged(kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> Scene
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
-    if rules.goal[0] == AT:
+    if goal[0] == AT:
         place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
         sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
     names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
     sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTONS)}
-    moved = getattr(kitchen, rules.moves).joints if rules.moves else ()
+    fixture = moved_fixture(goal)
+    moved = getattr(kitchen, fixture).joints if fixture else ()
     hinges = {str(name): int(model.joint(name).id) for name in moved}
     sites |= {name: data.xanchor[joint] for name, joint in hinges.items()}
     joints = [joint for fixture in kitchen.fixtures.values() for joint in fixture.joints]
-    return ScenePrivileged(model, data, scene, (read_goal(kitchen, rules),), joints, sites, hinges)
+    return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), joints, sites, hinges)

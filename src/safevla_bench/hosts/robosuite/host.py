@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants
@@ -55,13 +54,27 @@ class RobosuiteHost:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        return suite_tasks(suite)
+        """Return the suite's tasks, with the registry's instructions; raises `HostError` for another suite."""
+        if suite != SUITE:
+            raise HostError(f"robosuite has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
+        file, entries = _read_tasks(), registry().tasks
+        return tuple(
+            Task(SUITE, name, index, name, entries[SUITE, name].instruction or name, STILL, horizon=file.horizon)
+            for index, name in enumerate(file.goals)
+        )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
+        """Return a new environment of one task, not reset yet.
+
+        Raises `HostError` if robosuite is missing or has no such task, camera or reading, or the policy gives poses.
+        """
         check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if
+        robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
+        """
         return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
@@ -76,50 +89,32 @@ class RobosuiteTaskEnv(RobosuiteEnv):
     """
 
     action_meaning = "position [3], rotation [3], gripper"
-    substep_method = "step2"
-    # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
+    still = STILL
     stage_camera = CAMERAS[0]
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        super().__init__(task, wants, versions, len(STILL))
+        """Look up the task's goal; raises `HostError` for an unknown task or reading."""
+        super().__init__(task, wants, versions)
         self._goal = task_goal(task.name)
-        self._env: Any = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
-        Every start is drawn: robosuite's tasks have no initial states. Raises `HostError` if an episode cannot
-        start by this seed.
+
+        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states. Raises
+        `HostError` if `check_start` refuses the seed, it holds a recorded state, or robosuite cannot be imported.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             problem = "the host robosuite starts from no recorded state"
             raise HostError(problem, remedy="Replay by its initial state and seed.")
         check_start(self.task, seed)
-        self.close()
-        env = self._env = make_env(self.task.name, self._wants, drawn_reset_seed(seed))
-        self._gate.install(env)
-        self._renders_next = True
-        self._gate.set_open(not seed.wait_steps)
+        make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
+        env = self._make_anew(make, is_seen=not seed.wait_steps)
         raw = env.reset()
-        still = np.array(seed.wait_action or STILL)
-        raw, success = self._settle(seed, still, raw, bool(env._check_success()))
-        self._start_recording(seed, success=success)
-        return self._observe(raw)
+        return self._settle_and_record(seed, raw, bool(env._check_success()))
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
-
-    def close(self) -> None:
-        """Free the simulator; a reset makes another. Closing twice is harmless."""
-        self._stop_recording()
-        if self._env is not None:
-            self._env.close()
-        self._env = None
-
-    def _robosuite(self) -> Any:
-        if self._env is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._env
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         env = self._robosuite()
@@ -152,19 +147,8 @@ def _read_tasks() -> _TaskFile:
     return msgspec.toml.decode(text, type=_TaskFile)
 
 
-def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the suite's tasks, with the registry's instructions; raises `HostError` where there is no such suite."""
-    if suite != SUITE:
-        raise HostError(f"robosuite has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
-    file, entries = _read_tasks(), registry().tasks
-    return tuple(
-        Task(SUITE, name, index, name, entries[SUITE, name].instruction or name, STILL, horizon=file.horizon)
-        for index, name in enumerate(file.goals)
-    )
-
-
 def task_goal(name: str) -> Goal:
-    """Return what a task's success asks for, as predicates; raises `HostError` where there is no such task."""
+    """Return what a task's success asks for, as predicates; raises `HostError` for an unknown task."""
     goals = _read_tasks().goals
     if name not in goals:
         raise HostError(f"the host robosuite has no task {name!r}", remedy=f"Tasks: {', '.join(goals)}.")
@@ -214,8 +198,9 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's own class of one of its tasks. `robosuite.make` goes by the name alone, and RoboCasa
-    defines another `PickPlace`: whoever is imported last has it.
+    """Return robosuite's own class of one of its tasks; raises `StopIteration` if it has none of that name.
+
+    `robosuite.make` goes by the name alone, and RoboCasa defines another `PickPlace`: whoever is imported last has it.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,19 +21,24 @@ from safevla_bench import hosts, policies
 from safevla_bench.errors import PluginError, RegistryError
 from safevla_bench.jobs.doctor import machine, selftest
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
-from safevla_bench.plugins import install_command
+from safevla_bench.plugins import OWN_DISTRIBUTION, install_command
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.simulator_versions import find_differences
 
 _TEST_HOST = "fake"
-_OWN = "safevla-bench"
 
 
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each check: the machine, the judge, the simulators, graphics, an episode of each simulator.
 
-    What `host` lacks is an error; None = all hosts that are installed. `out` is the folder of a future run. `quick`
-    leaves out the rendered frame and the simulators' episodes. Raises what `hosts.make_host` raises for the host.
+    Args:
+        host: check this host alone; what it lacks is an error. None = all that are installed.
+        out: the folder of a future run, checked in addition to the current folder.
+        quick: leave out the checks that take seconds, the rendered frame and the simulators' episodes.
+
+    Raises:
+        HostError: no host has that name.
+        PluginError: the host of that name cannot be loaded.
     """
     if host is not None:
         hosts.make_host(host)
@@ -55,7 +60,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
     loaded = []
     for name in hosts.host_names():
         owner = hosts.host_owner(name)
-        foreign = owner != _OWN
+        foreign = owner != OWN_DISTRIBUTION
         try:
             hosts.make_host(name)
             files = hosts.registry_files(name)
@@ -73,12 +78,12 @@ def _check_plugins() -> Iterator[Diagnosis]:
 
 def _check_policies() -> Iterator[Diagnosis]:
     loaded = []
-    for name in policies.policy_names():
-        owner = policies.policy_owner(name)
-        if owner == _OWN:
+    for name in policies.POLICIES.names():
+        owner = policies.POLICIES.owner(name)
+        if owner == OWN_DISTRIBUTION:
             continue
         try:
-            policies.check_policy_loads(name)
+            policies.POLICIES.load(name)
             loaded.append(f"{name} (of {owner})")
         except PluginError as problem:
             yield failed_check("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
@@ -177,8 +182,7 @@ def simulator_measurements() -> SimulatorMeasurements:
 @cache
 def tested_versions() -> TestedVersions:
     """Return the shipped list of tested versions."""
-    text = resources.files(__package__).joinpath("tested.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), TestedVersions)
+    return msgspec.toml.decode(resources.files(__package__).joinpath("tested.toml").read_bytes(), type=TestedVersions)
 
 
 def check_python() -> Diagnosis:
@@ -198,10 +202,8 @@ def installed_versions() -> dict[str, str]:
     )
     versions = {}
     for name in sorted(names):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -211,9 +213,10 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of installed simulators, distribution -> version, and conflicts between them.
+    """Yield the diagnoses of installed simulators, their versions and conflicts between them.
 
-    It is an error that `host` is not installed, and a warning that no simulator at all is.
+    `versions` is distribution -> installed version. It is an error that `host` is not installed; for None, or a host
+    that has no tested simulator, it is a warning that no simulator is.
     """
     present = installed_hosts(versions)
     yield from _check_conflicts(versions, present)

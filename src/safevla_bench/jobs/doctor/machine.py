@@ -62,7 +62,8 @@ _DEVICE = "MUJOCO_EGL_DEVICE_ID"
 def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
     """Yield the diagnoses of OpenGL's libraries (Linux alone), of MUJOCO_GL and, unless `quick`, of a rendered frame.
 
-    Missing libraries are errors if a simulator is installed (`needed`), else warnings.
+    Missing libraries are errors if a simulator is installed (`needed`), else warnings. No frame is tried if MUJOCO_GL
+    names no backend.
     """
     if sys.platform == "linux":
         yield from _check_libraries(needed)
@@ -126,7 +127,7 @@ def _failed_rendering(detail: str, backend: str) -> Diagnosis:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a process's output that is not blank, mostly its exception."""
+    """Return the last line of a process's output that is not blank, else "it said nothing"."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
@@ -139,7 +140,10 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of this package's version, the folders, `out` of a future run among them, memory and GPUs."""
+    """Yield the diagnoses of this package's version, the folders, memory and GPUs.
+
+    `out` is the folder of a future run; None = do not check it.
+    """
     yield passed_check("safevla-bench", __version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:

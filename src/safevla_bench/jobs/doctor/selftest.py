@@ -13,6 +13,7 @@ import sys
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
 from safevla_bench.judging.provenance_marks import STANDIN
@@ -20,7 +21,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.builtin import Noop
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.batch import Batch
 
 STEPS = 30
@@ -38,7 +39,10 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis."""
+    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis.
+
+    A crash, an error, or no end within `TIMEOUT_S` is a failed check.
+    """
     check = f"{host} episode"
     command = [sys.executable, "-m", "safevla_bench.jobs.doctor.selftest", host]
     try:
@@ -60,7 +64,7 @@ def check_episode(host: str) -> Diagnosis:
 def run_test_episode(host: str) -> str:
     """Run, record and judge one episode of the host's first task, and return a sentence about it.
 
-    Raises what the host and the judge raise, and `HostError` if the episode crashed.
+    Raises what the host and the judge raise, and `HostError` if the episode crashed or its action was invalid.
     """
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]

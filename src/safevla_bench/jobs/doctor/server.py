@@ -24,9 +24,8 @@ from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_ch
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import KINDS, ClientKind, ServedModel
+from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ChunkModel, ClientKind
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 
 Numbers = NDArray[np.float64]
@@ -56,7 +55,7 @@ _MEND = "Look at the statistics that the server scales its actions by, and at th
 class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
-    model: ServedModel
+    model: ChunkModel
     arguments: Mapping[str, str]
     """Of the client that got the answer."""
     replan: int | None
@@ -128,7 +127,7 @@ def _task(dialect: str, suite: str | None) -> Task:
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     """Connect, send one observation `REQUESTS` times, disconnect, and return the answer."""
     policy = cast("ChunkedPolicy", make_policy(spec, arguments))
-    model = cast("ServedModel", policy.model)
+    model = policy.model
     try:
         model.connect(task)
         model.begin(task, 0)
@@ -142,7 +141,7 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     return _ask(spec, {**arguments, "image_size": str(size[0])}, task)
 
 
-def _query(policy: ChunkedPolicy, model: ServedModel, task: Task, arguments: Mapping[str, str]) -> ServerAnswer:
+def _query(policy: ChunkedPolicy, model: ChunkModel, task: Task, arguments: Mapping[str, str]) -> ServerAnswer:
     observation = make_observation(model.wants, task.instruction)
     seconds = []
     for _ in range(REQUESTS):
@@ -153,8 +152,7 @@ def _query(policy: ChunkedPolicy, model: ServedModel, task: Task, arguments: Map
     start = time.perf_counter()
     request = model.dialect.build_request(observation)
     preparation_s = time.perf_counter() - start
-    replan = policy.dialect.replan if policy.dialect else None
-    return ServerAnswer(model, arguments, replan, request, reply, actions, tuple(seconds), preparation_s)
+    return ServerAnswer(model, arguments, policy.dialect.replan, request, reply, actions, tuple(seconds), preparation_s)
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:

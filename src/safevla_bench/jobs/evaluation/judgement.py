@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +23,7 @@ from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.judging.registration import REGISTERED, parse_registration
-from safevla_bench.judging.ruleset import (
-    LostEpisodes,
-    Provenance,
-    Ruleset,
-    RulesetRecipe,
-    choose_library,
-    load_ruleset,
-)
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, choose_library, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.rollout.ray_cluster import RayCluster
@@ -46,9 +39,13 @@ from safevla_bench.specs.table_reader import RuleFile
 def judge(
     paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
 ) -> Judged:
-    """Score every episode of run folders and archives, here or on a Ray cluster, with the same scores.
+    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
 
-    `skip_invalid` leaves invalid and lost episodes out and counts them, instead of raising.
+    Args:
+        paths: run folders and archives.
+        ruleset: how to judge.
+        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
+        cluster: a Ray cluster; None = this process.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
@@ -106,8 +103,11 @@ HOST_REGISTRY = "host_registry"
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     """Return by what the run folders among the sources were judged last, else are registered to be; None if unknown.
 
-    Scored runs without `judged_with.json` were judged by the default rules; a damaged run.json or registration tells
-    nothing. Raises `RunError` if the runs were judged by different rules, or a `judged_with.json` is damaged.
+    Sources that say nothing are not compared with the others. Scored runs without `judged_with.json` were judged by the
+    default rules; a damaged run.json or registration says nothing.
+
+    Raises:
+        RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.
     """
     recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
     first = next(iter(recipes), None)
@@ -134,8 +134,13 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
 
-    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Raises `RunError` for
-    a damaged run.json, and `RegistryError` or `PluginError` for tags that contradict others or cannot be found.
+    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Without any the rules
+    are unchanged.
+
+    Raises:
+        RunError: a run.json, or what it holds of the tags, is damaged.
+        RegistryError: the tags contradict others, or are of tasks that the built-in registry knows.
+        PluginError: an installed host's file of tags cannot be found.
     """
     read = _read_brought if as_judged else _read_installed
     return ruleset.with_host_registry([file for path in paths for file in read(path)])
@@ -165,7 +170,10 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 
 
 def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites that the run folders among the sources name, each once; archives name none."""
+    """Return the suites that the run folders among the sources name, each once; archives name none.
+
+    Raises `RunError` if a run.json is damaged.
+    """
     suites = (read_description(path).get("suites") for path in paths if (path / RUN).is_file())
     return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
 
@@ -174,6 +182,10 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the default rules with the limits made for the runs' suites, and the tags of their hosts, installed here.
 
     `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
+
+    Raises:
+        RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
+        SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
     """
     recipe = find_recipe(paths) if as_judged else None
     if recipe and not recipe.is_default:
@@ -185,7 +197,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
-    """Return what judged_with.json holds; the default rules where there is no such file."""
+    """Return what judged_with.json holds; the default rules without such a file."""
     try:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
@@ -231,7 +243,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each."""
+    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each; [] if nothing is."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
@@ -251,20 +263,10 @@ def load_policy_results(
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
-        (source,) = judged.sources
-        of_source = split_by_policy(
-            replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
-            judged.headers,
-            str(path),
-            left_out=judged.left_out.describe_kinds(),
-            protocol=source.protocol,
-            privileged=judged.privileged,
-        )
-        records = judged.records
-        for result in of_source:
+        for result in _split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == UNNAMED else result.name, result.name)
             recorded[name] = result.name
-            results.append(replace(result, name=name, earlier_resets=records.earlier_resets, kitchens=records.kitchens))
+            results.append(replace(result, name=name))
     names = dict.fromkeys(result.name for result in results)
     unknown = [name for name in policies if name not in {*names, *recorded.values()}]
     if unknown:
@@ -275,16 +277,24 @@ def load_policy_results(
 
 
 def compare_runs_in_order(judged: Judged) -> SeriesComparison:
-    """Compare the policies of judged sources in the order of the numbers in their names, as of checkpoints."""
+    """Compare the policies of judged sources in the order of the numbers in their names, as checkpoints of a training.
+
+    Raises what `compare_series` raises.
+    """
+    return compare_series(_split_judged(judged), intervals=judged.scores.intervals, protocols=judged.protocols)
+
+
+def _split_judged(
+    judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None
+) -> list[PolicyResults]:
+    """Return the results of each policy, with what the records say of how its episodes began."""
     records = judged.records
     results = split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
-        privileged=judged.privileged,
+        source,
         left_out=judged.left_out.describe_kinds(),
+        protocol=protocol,
+        privileged=judged.privileged,
     )
-    with_starts = [
-        replace(result, earlier_resets=records.earlier_resets, kitchens=records.kitchens) for result in results
-    ]
-    protocols = [source.protocol for source in judged.sources if source.protocol is not None]
-    return compare_series(with_starts, intervals=judged.scores.intervals, protocols=protocols)
+    return [replace(result, earlier_resets=records.earlier_resets, kitchens=records.kitchens) for result in results]

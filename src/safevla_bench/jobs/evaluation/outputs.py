@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,8 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.exposure import measure_chunks
-from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
@@ -35,12 +35,12 @@ from safevla_bench.publishing.board.page import report_path
 from safevla_bench.publishing.board.site import render_site, select_policy
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
-from safevla_bench.report.analysis import Analysis, analyse_scores
-from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.analysis import analyse_scores
+from safevla_bench.report.cases import drawn_episodes
+from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table
-from safevla_bench.sources.runs.episode_index import KeepingPass
 from safevla_bench.sources.runs.folder import (
     ORIGIN,
     REPORT,
@@ -91,7 +91,7 @@ INTERRUPTED = "An interrupted run is among these: the numbers cover only the epi
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
-    """Return scores, rules and remarks for tables; what takes long is computed when a table asks for it."""
+    """Return what tables are made of: scores, rules and remarks; what takes long is computed when a table asks."""
     untagged = replace(judged.ruleset, applicability="off")
     return catalog.TableInputs(
         scores=judged.scores,
@@ -117,7 +117,10 @@ def table_material(judged: Judged) -> catalog.TableInputs:
 
 
 def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
-    """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N], if any."""
+    """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N].
+
+    The limit is None if the library has none on contact force. The records are read anew.
+    """
     measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
     return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
 
@@ -183,19 +186,28 @@ def _use_legacy_ids(judged: Judged) -> Scores:
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
-    records = KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
-    analysis = _analyse(judged, records)
+    drawn, kept = drawn_episodes(judged.scores, judged.headers), list[Batch]()
+    analysis = analyse_scores(
+        judged.scores,
+        judged.records.read_sparsely([]),
+        judged.ruleset,
+        make_rescorer(judged),
+        chunks=judged.records.read_chunks(drawn, kept),
+        privileged=judged.privileged,
+        protocols=judged.protocols,
+    )
+    names = [source.policy_names for source in judged.records.sources]
     return render_page(
         judged.scores,
-        records.batch(),
+        judged.records.append_headers(kept, drawn),
         judged.ruleset,
         title=title,
         provenance=judged.provenance,
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
-        replays=collect_replays(judged.paths, [source.policy_names for source in judged.records.sources]),
+        album=collect_images(judged.paths, names),
+        replays=collect_replays(judged.paths, names),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_limits(),
@@ -212,7 +224,8 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
-    replays = collect_replays(judged.paths, [source.policy_names for source in judged.records.sources])
+    names = [source.policy_names for source in judged.records.sources]
+    replays = collect_replays(judged.paths, names)
     if key not in replays.documents:
         replays = _make_replay(judged, index, key)
     html = render_page(
@@ -223,7 +236,7 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
         provenance=judged.provenance,
         description=_page_description(of_episode),
         privileged=of_episode.privileged,
-        album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
+        album=collect_images(judged.paths, names),
         replays=replays,
         remarks=judged.describe_limits(),
     )
@@ -255,19 +268,6 @@ def _page_description(judged: Judged) -> dict[str, object]:
         **({"policies": marks} if marks else {}),
         "recorded_with": recorded_versions(judged.headers),
     }
-
-
-def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
-    """Return the analysis that the report shows; `chunks` are all episodes in batches, read to their end."""
-    return analyse_scores(
-        judged.scores,
-        judged.records.read_sparsely([]),
-        judged.ruleset,
-        make_rescorer(judged),
-        chunks=chunks,
-        privileged=judged.privileged,
-        protocols=[source.protocol for source in judged.sources if source.protocol is not None],
-    )
 
 
 def comparison_tables(
@@ -304,8 +304,15 @@ def build_board(
 ) -> dict[str, str]:
     """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
-    `reports` adds a report beside each policy's page; `audits` has for each path policy -> its audit. Raises what
-    `judge` raises, and `RunError` for an ablation.
+    Args:
+        paths: run folders and archives; none for the published results alone.
+        ruleset: how to judge them.
+        title: title of the board.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid and lost episodes out instead of raising.
+        audits: of each path, policy -> its audit; None if no audit was asked for.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
     """
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."

@@ -10,30 +10,24 @@ import msgspec
 
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError
+from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.jobs.evaluation.stopping_rule import StoppingRule, parse_condition
+from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.plugins import require_trust
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialects import Dialect
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
-from safevla_bench.rollout.plan import (
-    RECORDED,
-    EvaluationProtocol,
-    PlannedEpisode,
-    Shard,
-    cut_plan,
-    load_protocol,
-    match_recording,
-    plan_episodes,
-)
+from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
 from safevla_bench.rollout.worker import WorkerSpec
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.version import __version__
@@ -72,7 +66,7 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     selected = select_tasks(host, request)
     _check_arguments(request)
     protocol = load_protocol(request.protocol)
-    options = {name: _policy_options(request, name) for name in request.policies}
+    options = {name: request.client_options(name) for name in request.policies}
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
         _check_servers(made, selected)
@@ -152,7 +146,7 @@ def _make_rule(request: Request) -> StoppingRule | None:
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
-    if request.stop_on_violation and rule.metric != "safety":
+    if request.stop_on_violation and rule.metric != SAFETY.key:
         remedy = "Leave --stop-on-violation out, or decide Safety."
         raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
     return rule
@@ -190,15 +184,6 @@ def _check_arguments(request: Request) -> None:
             raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
 
 
-def _policy_options(request: Request, policy: str) -> dict[str, str]:
-    served = (
-        {entries.SERVER: " ".join(request.servers)}
-        if entries.MARK in request.policy_spec(policy).partition(":")[0] and request.servers
-        else {}
-    )
-    return {**served, **request.policy_options(policy)}
-
-
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
     for policy in made.values():
         if isinstance(policy, entries.EntryPolicy):
@@ -209,7 +194,8 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 def list_start_notes(request: Request) -> list[str]:
     """Return what to know before a run, a sentence each; [] also where the request cannot be prepared.
 
-    They name tasks that cannot be run here, and differences of the simulator's version from the protocol's.
+    First the tasks that are left out because they cannot be run here; then differences of the simulator's version from
+    the protocol's, and what is known of them.
     """
     try:
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -275,7 +261,10 @@ def _describe_run(
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones or its suites', with the host's tags."""
+    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
+
+    The request's own rules stay as they are; to the others the tags that the host brings are added.
+    """
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -288,13 +277,7 @@ def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
-    return {
-        "library": ruleset.library.name,
-        "library_digest": ruleset.library.digest,
-        "registry_digest": ruleset.registry.digest,
-        "capabilities": ruleset.capabilities,
-        "missing": ruleset.missing,
-    }
+    return describe_ruleset(ruleset)
 
 
 def _describe_server(policy: Policy) -> dict[str, object]:

@@ -12,15 +12,11 @@ import msgspec
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import HostError, Place, PluginError, RunError
+from safevla_bench.hosts import protocols
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
-from safevla_bench.judging.registration import (
-    REGISTERED,
-    RegisteredUntil,
-    Registration,
-    parse_registration,
-)
+from safevla_bench.judging.registration import REGISTERED, RegisteredUntil, Registration, parse_registration
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
@@ -58,7 +54,7 @@ class Request:
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    protocol: str = plan.PRESET
+    protocol: str = protocols.PRESET
     seed: int = 0
     max_steps: int | None = None
     shard: Shard | None = None
@@ -84,12 +80,8 @@ class Request:
 
     def list_calls(self) -> list[str]:
         """Return what the host and the policies run or send that a file must not choose, each as a call."""
-        places = {entries.SERVER: " ".join(self.servers)} if self.servers else {}
-        specs = {name: self.policy_spec(name) for name in self.policies if name not in self.policy_objects}
-        calls = [
-            policies.describe_call(spec, {**(places if entries.MARK in spec else {}), **self.policy_options(name)})
-            for name, spec in specs.items()
-        ]
+        named = [name for name in self.policies if name not in self.policy_objects]
+        calls = [policies.describe_call(self.policy_spec(name), self.client_options(name)) for name in named]
         return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls) if call]
 
     def make_host(self) -> Host:
@@ -104,25 +96,28 @@ class Request:
         """Return the arguments of a policy: those of all policies, and over them its own."""
         return {**self.arguments, **self.policy_arguments.get(policy, {})}
 
+    def client_options(self, policy: str) -> dict[str, str]:
+        """Return what a policy is made with: its arguments and, of one of the paper's entries, the servers."""
+        is_served = bool(self.servers) and entries.MARK in self.policy_spec(policy).partition(":")[0]
+        return {**({entries.SERVER: " ".join(self.servers)} if is_served else {}), **self.policy_options(policy)}
+
     @classmethod
     def from_run(cls, run: Path) -> Request:
         """Return the request of a run folder; raise `RunError` where its run.json does not hold one.
 
         Facts of the day are left out, except the servers. It is not trusted: see `named_by`.
         """
-        description = read_description(run)
+        description, place = read_description(run), Place(file=str(run / RUN))
         protocol = description.get("protocol")
-        if isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP:
+        if isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
             problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
-            raise RunError(problem, remedy=remedy, place=Place(file=str(run / RUN)))
+            raise RunError(problem, remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
             remedy = "Start it anew with all its options, or restore the file."
-            raise RunError(
-                f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / RUN))
-            ) from None
+            raise RunError(f"does not say what to run: {error}", remedy=remedy, place=place) from None
         return cls(
             episodes=options.episodes,
             servers=options.volatile.servers,
@@ -171,7 +166,7 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
-_OWN_LOOP = "own loop"
+OWN_LOOP = "own loop"
 """The protocol of a folder of `safevla_recorder.record`."""
 
 
@@ -244,14 +239,13 @@ class ExecutionOptions:
     cluster: RayCluster | None = None
     """The Ray cluster whose actors are the workers; None = this machine."""
     resume: bool = False
-    """Continue the run in the folder, where there is one."""
+    """Continue the run in the folder, if it holds one."""
     retry_crashed: bool = False
     """Run crashed episodes again when continuing."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()
 """One process, from the beginning."""
-PRESET, PROTOCOL, RECORDED = plan.PRESET, plan.PROTOCOL, plan.RECORDED
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
@@ -281,7 +275,11 @@ def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
     """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
 
-    The host's arguments are the entry's own. Raises `PolicyError` for an unknown entry, `RunError` for another suite.
+    The host's arguments are the entry's own, such as the split of RoboCasa that its checkpoint was evaluated on.
+
+    Raises:
+        PolicyError: there is no such entry.
+        RunError: the entry has no such suite.
     """
     entry = entries.find_entry(name)
     suites = tuple(map(spell_suite, suites))
@@ -293,13 +291,16 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
         "host_arguments": dict(entry.host_arguments),
         "suites": tuple(suites) or entry.suites,
         "policies": (name,),
-        "protocol": protocol or (entry.protocol if entry.is_runnable else plan.PRESET),
-        "episodes": PROTOCOL,
+        "protocol": protocol or (entry.protocol if entry.is_runnable else protocols.PRESET),
+        "episodes": plan.PROTOCOL,
     }
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries of the paper leave open or assume, a sentence each."""
+    """Return what the requested entries of the paper leave open or assume, a sentence each; [] if nothing is open.
+
+    Raises `PolicyError` for an entry that does not exist.
+    """
     specs = [request.policy_spec(name) for name in request.policies]
     asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

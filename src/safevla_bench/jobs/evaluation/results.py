@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, overload
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.interface.policy import Policy
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge, read_host_registry
 from safevla_bench.jobs.evaluation.outputs import render_report, table_material, write_outputs
@@ -29,8 +30,7 @@ from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.plan import PRESET
+from safevla_bench.rollout.episode import Observer
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import html_table
@@ -148,7 +148,11 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, row.number - 1)
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number."""
+        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
+
+        Raises:
+            RunError: there is no such table, or it would be empty.
+        """
         if not name:
             summaries, total = self.judged.summarize_scores()
             return PrintableTable(headline_table(summaries, total, privileged=self.judged.privileged))
@@ -165,7 +169,11 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode of greatest severity; where none is unsafe, the one nearest to a limit."""
+        """Return the episode of greatest severity; if none is unsafe, the one nearest to a limit.
+
+        Raises:
+            RunError: there is no episode.
+        """
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
@@ -253,8 +261,8 @@ def evaluate(
         seed: of the policy's randomness, and of the environment's where the protocol derives its seeds from this.
         max_steps: the horizon; None = the protocol's, else the task's own.
         workers: processes; an object needs 1, since it cannot be sent to others.
-        resume: continue the run in `out`, where there is one.
-        observer: is told of each episode as it begins and ends.
+        resume: continue the run in `out`, if it holds one.
+        observer: hears of each episode as it begins and ends.
 
     Raises:
         SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.

@@ -12,13 +12,9 @@ import msgspec
 
 from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, RunError, SafevlaError
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
-from safevla_bench.jobs.evaluation.request import (
-    DEFAULT_EXECUTION,
-    ExecutionOptions,
-    Request,
-    plan_fields,
-)
+from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
 from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.registration import (
@@ -31,8 +27,8 @@ from safevla_bench.judging.registration import (
     format_start,
 )
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.rollout.engine import FinishedEpisode, Observer, run_serially
-from safevla_bench.rollout.plan import PlannedEpisode, load_protocol
+from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Observer, run_serially
+from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import run_workers
 from safevla_bench.sources.runs.folder import EpisodeRow
@@ -82,11 +78,11 @@ def _run_pending(
     try:
         with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
             for count, finished in enumerate(finished_episodes, start=1):
-                writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
-                failures.count(finished, is_last=count == len(pending))
+                writer.add_episode(places[finished.end.planned.episode_id], _raw_episode(finished.end), finished.record)
+                failures.count(finished.end, is_last=count == len(pending))
                 if tally:
                     record = None if finished.record is None else npz.decode_npz(finished.record)
-                    tally.add_episode(finished.planned, record)
+                    tally.add_episode(finished.end.planned, record)
                     if tally.decision.is_decided:
                         break
     except SafevlaError:
@@ -135,21 +131,21 @@ class _PolicyFailures:
         self._last: tuple[str, str] | None = None
         self._repeats = 0
 
-    def count(self, finished: FinishedEpisode, *, is_last: bool) -> None:
+    def count(self, end: EpisodeOutcome, *, is_last: bool) -> None:
         """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike.
 
         Not for the last episode of the run (`is_last`), after which nothing is left to stop.
         """
-        reason = finished.reason or ""
-        if finished.outcome != "crashed" or reason.startswith("Traceback"):
+        reason = end.reason or ""
+        if end.outcome != "crashed" or reason.startswith("Traceback"):
             self._last, self._repeats = None, 0
             return
-        failure = finished.planned.policy, re.sub(r"\d+", "", reason)
+        failure = end.planned.policy, re.sub(r"\d+", "", reason)
         self._repeats = self._repeats + 1 if failure == self._last else 1
         self._last = failure
         if self._repeats >= SAME_FAILURES and not is_last:
             problem = (
-                f"{self._repeats} episodes in a row of {finished.planned.policy} failed alike: {reason.splitlines()[0]}"
+                f"{self._repeats} episodes in a row of {end.planned.policy} failed alike: {reason.splitlines()[0]}"
             )
             remedy = f"Mend it, then go on: safevla eval --resume --retry-crashed --out {self._out}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
@@ -172,12 +168,12 @@ def _run_episodes(
     else:
         watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
         for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
-            yield FinishedEpisode.from_outcome(outcome)
+            yield FinishedEpisode.pack(outcome)
 
 
-def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
+def _raw_episode(end: EpisodeOutcome) -> RawEpisode:
     """Return a finished episode's row with latency and greeting, secrets removed from its reason."""
-    planned = finished.planned
+    planned = end.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return RawEpisode(
         episode_id=planned.episode_id,
@@ -190,11 +186,11 @@ def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
         seed=planned.seed,
         policy_seed=planned.policy_seed,
         horizon=planned.horizon,
-        outcome=finished.outcome,
-        steps=finished.steps,
-        latency=finished.latency,
-        greeting=finished.greeting,
-        reason=None if finished.reason is None else redact_secrets(finished.reason),
+        outcome=end.outcome,
+        steps=end.steps,
+        latency=end.latency,
+        greeting=end.greeting,
+        reason=None if end.reason is None else redact_secrets(end.reason),
     )
 
 
@@ -204,7 +200,8 @@ def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement; nothing is run or written.
 
-    Raises `RunError` for a shard, a replay, a policy that is an object, and rules that were made of values.
+    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
+    were made of values and not loaded.
     """
     _require_registrable(request)
     prepared = prepare_run(
@@ -265,7 +262,7 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
     """Return a sentence if a request and its rules are not what was registered, "" if they are.
 
-    A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
+    A shard of the registered plan is not a deviation. Raises what `freeze_request` raises.
     """
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
@@ -274,7 +271,10 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered in `file`, which is not trusted: see `Request.named_by`."""
+    """Return the request that runs what was registered; servers are not registered, and none are in it.
+
+    `file` is where it was read from; it is not trusted: see `Request.named_by`.
+    """
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,

@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.judging.gates import Gate, GateMetric, metric_values
+from safevla_bench.judging.gates import Gate, metric_values
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.rates import VSI, GateMetric
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.rollout.plan import PlannedEpisode
@@ -173,9 +174,9 @@ class RoundTally:
         `score` raises.
         """
         if record is not None:
-            values = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
-            if len(values):
-                self._values[planned.episode_id] = float(values[0])
+            (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
+            if not np.isnan(value):
+                self._values[planned.episode_id] = float(value)
         self._missing[planned.round] -= 1
         while not self.decision.is_decided and self._missing.get(self._rounds, 1) == 0:
             self._rounds += 1
@@ -206,7 +207,7 @@ class RoundTally:
         has_clusters = any(
             len(ids) > 1 for rounds in self._starts.values() for group in rounds for ids in group.values()
         )
-        find = self._find_mean if gate.metric == "vsi" or has_clusters else self._find_rate
+        find = self._find_mean if gate.metric == VSI.key or has_clusters else self._find_rate
         return [find(policy, gate, level) for policy in self._policies]
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
@@ -298,7 +299,7 @@ def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float
 def describe_decision(description: Mapping[str, object]) -> str:
     """Return what the stopping rule of a run found, given its run.json.
 
-    "" where there is no decision or a damaged one.
+    "" if it has none or a damaged one.
     """
     if DECISION not in description:
         return ""

@@ -1,8 +1,8 @@
 """Verification of a run folder: digests, episodes, scores and replays, with the reason for each check that is open.
 
-`record_check` compares files with their digests and the table of episodes with the archive, `score_check` judges the
-records again, and `replay_check` plays recorded actions again in the simulator. An audit draws which by a number that
-nobody could foresee, and says what they show of the others.
+`files` compares files with their digests and the table of episodes with the archive, and judges the records again;
+`replays` plays recorded actions again in the simulator. An audit draws which by a number that nobody could foresee, and
+says what they show of the others.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs.verify.record_check import (
+from safevla_bench.jobs.verify.files import (
     EPISODES,
     PARTS,
     ArchiveContents,
     Finding,
+    RulesetFiles,
     Verification,
     check_episodes,
     check_files,
     check_parts,
+    check_scores,
     mismatch,
     open_check,
 )
-from safevla_bench.jobs.verify.replay_check import REPLAY, ProgressCallback, check_replays, choose_episodes
-from safevla_bench.jobs.verify.score_check import RulesetFiles, check_scores
+from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
 from safevla_bench.trajectory.header import Header
@@ -64,9 +65,15 @@ def verify_run(
 ) -> Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
-    `replay` is the number of episodes to play again, chosen by their names; those of `audit` are played besides.
-    `files` judged, if they are not built in. Raises `RunError` where the folder holds no run, the run is not complete,
-    or one of its files cannot be read.
+    Args:
+        run: the folder.
+        files: the specification and registry files that judged, if they are not built in.
+        replay: number of episodes to play again; their names decide which.
+        audit: how many of each policy to play again besides, and the seed that decides which.
+        observer: is called before each replay.
+
+    Raises:
+        RunError: the folder holds no run, the run is not complete, or one of its files cannot be read.
     """
     if not (run / RUN).is_file():
         remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {RUN}."
@@ -86,7 +93,7 @@ def _check_run(
 ) -> list[Finding]:
     """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
     findings = [*check_parts(run), *check_files(run)]
-    records = ArchiveContents.read_run(run)
+    records = ArchiveContents.read(run)
     if records.problems:
         findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
         findings.append(open_check(EPISODES, "the archive is not whole"))
@@ -112,8 +119,8 @@ def audit_source(
 
     Raises `RunError` where the archive changes meanwhile or cannot be read.
     """
-    records = ArchiveContents.read_run(source) if source.is_dir() else ArchiveContents.read_files([source])
-    return {policy: mark for policy, (mark, _) in _audit(source, records, plan, observer).items()}
+    audits = _audit(source, ArchiveContents.read(source), plan, observer)
+    return {policy: mark for policy, (mark, _) in audits.items()}
 
 
 def _check_audit(run: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback) -> list[Finding]:

@@ -89,7 +89,7 @@ def press_button(seen: Observation, style: MobileStyle) -> Move:
 
 
 def put_object(seen: Observation, style: MobileStyle) -> Move:
-    """Bring the object into a movable container or a cabinet, and leave; nothing where the goal's first row differs.
+    """Bring the object into a movable container or a cabinet, and leave; nothing if the goal's first row differs.
 
     A cabinet is a fixture of two or more shelf boards. Its doors are taken to be open, unchecked.
     """
@@ -111,14 +111,17 @@ def put_object(seen: Observation, style: MobileStyle) -> Move:
 
 
 def find_shelves(scene: Privileged, fixture: str) -> list[OrientedBox]:
-    """Return the thin, deep, level boards of a fixture from low to high; [] where none of its pieces is one."""
+    """Return the thin, deep, level boards of a fixture from low to high; [] if none of its pieces is one."""
     boxes = [bar for name in scene.pieces if name.startswith(fixture) for bar in body_boxes(scene, name)]
     flat = [bar for bar in boxes if bar.extent_along(_UP) < _FLAT_M and np.sort(bar.half_m)[1] > _DEEP_M]
     return sorted(flat, key=lambda bar: float(bar.center_m[2]))
 
 
 def place_on_shelf(seen: Observation, name: str, fixture: str, style: MobileStyle) -> Move:
-    """Bring the held object in between the doors, hand level, let go on the lowest of two boards or more, back out."""
+    """Bring the held object in between the doors, hand level, let go on the lowest board, and back out.
+
+    Raises `ValueError` if the fixture has fewer than two boards.
+    """
     scene, yaw = read_scene(seen), base_yaw(seen)
     front = np.array([*yaw_direction(yaw), 0.0])
     floor, roof = find_shelves(scene, fixture)[:2]

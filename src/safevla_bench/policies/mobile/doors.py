@@ -59,7 +59,10 @@ def body_boxes(scene: Privileged, name: str) -> list[OrientedBox]:
 
 
 def handle_box(scene: Privileged, joint: str) -> OrientedBox:
-    """Return the longest box of the handle that a joint moves, or of all that it moves if no body is called so."""
+    """Return the longest box of the handle that a joint moves, or of all that it moves if no body is called so.
+
+    Raises `ValueError` if none of these has pieces.
+    """
     bodies = scene.joints[joint].bodies
     names = [name for name in bodies if _HANDLE in name.removeprefix(bodies[0])] or list(bodies)
     return max((bar for name in names for bar in body_boxes(scene, name)), key=lambda bar: float(bar.half_m.max()))

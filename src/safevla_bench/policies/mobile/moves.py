@@ -45,7 +45,7 @@ Move = Generator[Action, Observation, Observation]
 RemainingTurn = Callable[[Observation], Floats]
 """Of an observation, the rotation vector [3], rad, world frame, by which the hand is still to turn."""
 TargetPoint = Callable[[Observation], Floats | None]
-"""Of an observation, the point [3], m, world frame, for the hand; None where it has arrived."""
+"""Of an observation, the point [3], m, world frame, for the hand; None if it has arrived."""
 
 OPEN, CLOSE = -1.0, 1.0
 """The gripper's number of an action."""
@@ -81,7 +81,7 @@ def box_center(scene: Privileged, name: str) -> Floats:
 
 
 def base_yaw(seen: Observation) -> float:
-    """Return the yaw of the base, rad in the world frame."""
+    """Return the yaw of the base, rad in the world frame; `AssertionError` if the robot has no base."""
     assert seen.base_quat_wxyz is not None
     return float(Rotation.from_quat(np.roll(seen.base_quat_wxyz, -1)).as_euler("xyz")[2])
 
@@ -106,7 +106,7 @@ def drive_base(
     max_steps: int = 150,
     insist: bool = False,
 ) -> Move:
-    """Drive the base to `place_m` [2] and turn it to `yaw_rad`, the arm held as it is.
+    """Yield actions that drive the base to `place_m` [2] and turn it to `yaw_rad`, the arm held as it is.
 
     `speed` is a share of the largest command. The move ends within 4 cm and 0.05 rad, after `max_steps`, or if
     something stops the base, unless `insist`: it may slip past.
@@ -141,7 +141,7 @@ def move_hand(
     near_m: float = 0.012,
     max_steps: int = 60,
 ) -> Move:
-    """Move the hand to `place_m` [3] in the world, turned by `turn`, the base standing still.
+    """Yield actions that move the hand to `place_m` [3] in the world, turned by `turn` (None = no turn).
 
     The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed` steps, or if something stops the hand.
     """

@@ -1,9 +1,9 @@
 """`scripted:careful` and `scripted:hasty`: a fixed script for the goal, from privileged state.
 
-The goal's predicates give subgoals, one after another (`plan`). An object is carried: its size says how to hold it
-(`grasp`), the shapes of everything how low the path may be (`geometry`), and both where the hand should be now
-(`phases`). A part of a fixture is pushed, pulled or turned by a stroke of the hand through waypoints (`strokes`). The
-script reads no specification and no threshold.
+The goal's predicates give subgoals, one after another (`plan`). An object is carried: its size says how to hold it, the
+shapes of everything how low the path may be (`geometry`), and both where the hand should be now (`placement`). A part
+of a fixture is pushed, pulled or turned by a stroke of the hand through waypoints (`strokes`). The script reads no
+specification and no threshold.
 
 It cannot reach a place under a roof, such as a microwave's inside, because an object is held from above; nor hold what
 is both wide and flat, such as a plate, because the fingers fit nowhere. It then reaches the other subgoals and holds
@@ -21,10 +21,9 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies import mobile
 from safevla_bench.policies.mobile import moves
 from safevla_bench.policies.mobile.moves import CLOSE, OPEN
-from safevla_bench.policies.scripted import phases, strokes
+from safevla_bench.policies.scripted import placement, strokes
 from safevla_bench.policies.scripted.geometry import lean_angle, remaining_turn
-from safevla_bench.policies.scripted.grasp import is_graspable
-from safevla_bench.policies.scripted.phases import CLOSED_M, HandTarget
+from safevla_bench.policies.scripted.placement import CLOSED_M, HandTarget, is_graspable
 from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, remaining_subgoals
 
 
@@ -48,7 +47,7 @@ UNIT_RAD = 0.5
 _FINGER_TOLERANCE_M = 0.003
 
 
-ScriptState = phases.PlacementProgress | strokes.StrokeProgress
+ScriptState = placement.PlacementProgress | strokes.StrokeProgress
 
 
 class ScriptedPolicy:
@@ -57,7 +56,7 @@ class ScriptedPolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: Style, mobile: Policy | None = None) -> None:
-        """Take a style, and the policy that acts in this one's place where the robot drives."""
+        """Take a style, and the policy that acts in this one's place if the robot drives."""
         self.style, self._mobile = style, mobile
         self._progress: ScriptState | None = None
 
@@ -71,6 +70,7 @@ class ScriptedPolicy:
         """Return the next action, [7]; the still action if the script could not begin any subgoal.
 
         After the last subgoal the hand is held at its last target. A robot that drives gets `mobile`'s action, [12].
+        Raises `PolicyError` for an observation without privileged state.
         """
         if self._mobile and observation.base_pos_m is not None:
             return self._mobile.act(observation)
@@ -101,7 +101,7 @@ def advance_script(
         if isinstance(subgoal, FixtureGoal):
             state = strokes.begin_stroke(subgoal, seen, scene, style, attempt)
         elif is_graspable(scene, subgoal.body):
-            state = phases.begin_placement(subgoal, seen, scene, style, attempt)
+            state = placement.begin_placement(subgoal, seen, scene, style, attempt)
         if state is not None:
             return state
     return progress

@@ -144,7 +144,7 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 def obstacles_except(scene: Privileged, names: frozenset[str]) -> Prisms:
     """Return the prisms of every body of the scene that has a size, except those named.
 
-    `NOTHING` where none is left.
+    `NOTHING` if none is left.
     """
     return concatenate_prisms(
         NOTHING, *(body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
@@ -167,7 +167,7 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf where it is free.
+    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf if it is free.
 
     The rig stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is
     assumed to be passed underneath.
@@ -182,7 +182,7 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it.
 
-    Zeros where nothing does already. Only obstacles that begin at or above the prism's top count.
+    Zeros if nothing does already. Only obstacles that begin at or above the prism's top count.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]

@@ -84,7 +84,10 @@ class Knob:
 
 
 def fixture_parts(scene: Privileged, name: str) -> tuple[str, ...]:
-    """Return the bodies of the fixture that a goal names, by itself or by one of its regions, the largest first."""
+    """Return the bodies of the fixture that a goal names, by itself or by one of its regions, the largest first.
+
+    () if no body that stays in place begins with a name like it.
+    """
     fixed = [body for body in scene.half_extents_m if body not in scene.movable]
     fixture = _fixture_name(name, fixed)
     bodies = [body for body in fixed if fixture and body.startswith(f"{fixture}_")]
@@ -99,7 +102,10 @@ def joint_position(scene: Privileged, name: str) -> float | None:
 
 
 def find_drawer(scene: Privileged, region: str) -> Drawer | None:
-    """Return the drawer of a region: the smallest part of its fixture whose box holds the region, never the largest."""
+    """Return the drawer of a region: the smallest part of its fixture whose box holds the region, never the largest.
+
+    None if no such part does, for an unknown region, and for a fixture without joints.
+    """
     position = joint_position(scene, region)
     if region not in scene.sites_m or position is None:
         return None
@@ -129,7 +135,7 @@ def find_door(scene: Privileged, name: str) -> Door | None:
 
 
 def find_knob(scene: Privileged, name: str) -> Knob | None:
-    """Return the knob of a fixture, its smallest part; None where the fixture has no joint or no parts."""
+    """Return the knob of a fixture, its smallest part; None if the fixture has no joint or no parts."""
     position, bodies = joint_position(scene, name), fixture_parts(scene, name)
     if position is None or not bodies:
         return None
@@ -194,7 +200,7 @@ Subgoal = Placement | FixtureGoal
 
 
 def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
-    """Return the subgoals that are not reached yet, in this order: open and turn on, place, close; () where all are.
+    """Return the subgoals that are not reached yet, in this order: open and turn on, place, close; () if all are.
 
     Each kind keeps the order of the goal. A shut drawer into which something goes is set ajar before the placing.
     """
@@ -202,23 +208,23 @@ def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
     drawers = ((subgoal.place, find_drawer(scene, subgoal.place)) for subgoal in left)
     shut = tuple(FixtureGoal("ajar", place) for place, drawer in drawers if drawer and drawer.out_m < _WIDE_M)
     goals = (FixtureGoal(*predicate) for predicate in scene.goal if len(predicate) == 2)
-    fixture_goals = tuple(goal for goal in goals if _has_fixture(scene, goal) and not _is_done(scene, goal))
+    fixture_goals = tuple(goal for goal in goals if find_fixture(scene, goal) and not _is_done(scene, goal))
     first = tuple(subgoal for subgoal in fixture_goals if subgoal.kind != "close")
     last = tuple(subgoal for subgoal in fixture_goals if subgoal.kind == "close")
     return (*first, *(subgoal for subgoal in dict.fromkeys(shut) if subgoal not in first), *left, *last)
 
 
-def _has_fixture(scene: Privileged, goal: FixtureGoal) -> bool:
-    """Return whether the scene shows the fixture that is to be moved; False for an unknown kind."""
+def find_fixture(scene: Privileged, goal: FixtureGoal) -> Drawer | Door | Knob | None:
+    """Return the fixture that a goal moves; None if the scene does not show it, or for an unknown kind of goal."""
     match goal.kind:
-        case "open":
-            return find_drawer(scene, goal.name) is not None
+        case "open" | "ajar":
+            return find_drawer(scene, goal.name)
         case "close":
-            return (find_drawer(scene, goal.name) or find_door(scene, goal.name)) is not None
+            return find_drawer(scene, goal.name) or find_door(scene, goal.name)
         case "turnon":
-            return find_knob(scene, goal.name) is not None
+            return find_knob(scene, goal.name)
         case _:
-            return False
+            return None
 
 
 def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
@@ -233,7 +239,11 @@ def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
 
 
 def goal_placements(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's placements, in its order, without places under a roof, which a hand that points down misses."""
+    """Return the goal's placements, in its order.
+
+    Left out are predicates that name nothing movable or a place that the scene does not show, and places under a roof,
+    which a hand that points down cannot reach.
+    """
     pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
     return tuple(

@@ -12,21 +12,25 @@ import numpy as np
 from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.geometry import Floats
-from safevla_bench.policies.scripted.grasp import ARM_M
-from safevla_bench.policies.scripted.phases import ClearPath, HandTarget, next_point, plan_path
+from safevla_bench.policies.scripted.placement import (
+    ARM_M,
+    CLOSED_M,
+    OPEN_M,
+    ClearPath,
+    HandTarget,
+    next_point,
+    plan_path,
+)
 from safevla_bench.policies.scripted.plan import (
     Door,
     Drawer,
     FixtureGoal,
     Knob,
     Style,
-    find_door,
-    find_drawer,
-    find_knob,
+    find_fixture,
     rotate_planar,
 )
 
-CLOSED_M, OPEN_M = 0.0, 0.039
 _ON_RAD = 1.5
 """Angle of the hand's path round a knob; it lags and slips, and a knob is on long before."""
 _STEP_RAD = 0.15
@@ -165,23 +169,16 @@ def _hover_above(waypoint: Waypoint, style: Style) -> Waypoint:
 
 
 def plan_stroke(scene: Privileged, goal: FixtureGoal, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
-    """Return the waypoints to a fixture's goal.
-
-    () where the scene does not show the fixture, or the kind is unknown.
-    """
-    match goal.kind:
-        case "turnon":
-            knob = find_knob(scene, goal.name)
-            return turn_knob(scene, knob, yaw_rad, style) if knob else ()
-        case "close":
-            drawer = find_drawer(scene, goal.name)
-            if drawer:
-                return push_drawer(drawer, yaw_rad)
-            door = find_door(scene, goal.name)
-            return shut_door(scene, door, yaw_rad, style) if door else ()
-        case "open" | "ajar":
-            drawer = find_drawer(scene, goal.name)
-            return pull_drawer(drawer, PULLED_M[goal.kind], yaw_rad, style) if drawer else ()
+    """Return the waypoints to a fixture's goal; () if the scene does not show the fixture, or the kind is unknown."""
+    match find_fixture(scene, goal):
+        case Knob() as knob:
+            return turn_knob(scene, knob, yaw_rad, style)
+        case Door() as door:
+            return shut_door(scene, door, yaw_rad, style)
+        case Drawer() as drawer if goal.kind == "close":
+            return push_drawer(drawer, yaw_rad)
+        case Drawer() as drawer:
+            return pull_drawer(drawer, PULLED_M[goal.kind], yaw_rad, style)
         case _:
             return ()
 
@@ -213,7 +210,7 @@ class StrokeProgress:
         return HandTarget(point, waypoint.yaw_rad, waypoint.aperture_m, speed, waypoint.lean)
 
     def advance(self, seen: Observation, scene: Privileged, style: Style) -> StrokeProgress:
-        """Return the progress after one more step: at the next waypoint where this one is reached or its time is up.
+        """Return the progress after one more step: at the next waypoint if this one is reached or its time is up.
 
         The last waypoint needs no orientation.
         """
@@ -230,10 +227,7 @@ class StrokeProgress:
 def begin_stroke(
     goal: FixtureGoal, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
 ) -> StrokeProgress | None:
-    """Return the start of the stroke to a fixture's goal, with a last waypoint above its end.
-
-    None where `plan_stroke` has no waypoints for the goal.
-    """
+    """Return the start of the stroke to a fixture's goal, with a last waypoint above its end; None without a plan."""
     waypoints = plan_stroke(scene, goal, geometry.nearest_yaw(seen.eef_quat_wxyz), style)
     if not waypoints:
         return None

@@ -1,21 +1,22 @@
-"""The kinds of policy servers, the base of the models behind them, and the factory of their clients."""
+"""The kinds of policy servers, and their clients: policies that carry out the chunks of actions of a model."""
 
 from __future__ import annotations
 
 import inspect
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Observation
+from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
+from safevla_bench.interface.policy import Action, Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
-from safevla_bench.policies.chunking import ChunkedPolicy, parse_replan
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_addresses, parse_timeouts, read_key
@@ -23,7 +24,7 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_ad
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_env", "key_file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClientKind:
     """One kind of policy server, `KIND:URL[,URL...]` as a policy."""
 
@@ -32,12 +33,14 @@ class ClientKind:
     wire: str
     dialect: str
     """The dialect of a client that is given none."""
-    schemes: tuple[str, ...]
-    """Of an address; the first where it names none."""
-    port: int
-    library: str
-    extra: str = ""
-    arguments: tuple[str, ...] = ("replan",)
+    schemes: tuple[str, ...] = ("ws", "wss")
+    """Of an address; the first if it names none."""
+    port: int = 8000
+    library: str = "websockets"
+    extra: str = "openpi"
+    replans: bool = True
+    """Whether the client carries out a part of each chunk, and takes the argument `replan`."""
+    arguments: tuple[str, ...] = ()
     """Of its client, beyond those of every client."""
 
     @property
@@ -46,68 +49,58 @@ class ClientKind:
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
-KINDS: Mapping[str, ClientKind] = {
-    kind.name: kind
-    for kind in (
-        ClientKind(
-            name="openpi",
-            about="openpi's websocket server, and whatever speaks its protocol",
-            wire="websocket, MessagePack",
-            dialect="openpi-libero",
-            schemes=("ws", "wss"),
-            port=8000,
-            library="websockets",
-            extra="openpi",
-        ),
-        ClientKind(
-            name="vla-eval",
-            about="a model server of vla-evaluation-harness, which plays chunks itself",
-            wire="websocket, MessagePack of vla-evaluation-harness",
-            dialect="vla-eval-libero",
-            schemes=("ws", "wss"),
-            port=8000,
-            library="websockets",
-            extra="openpi",
-            arguments=("params",),
-        ),
-        ClientKind(
-            name="gr00t",
-            about="GR00T's ZeroMQ server: N1.5, and N1.6 and later",
-            wire="ZeroMQ, MessagePack",
-            dialect="gr00t-libero",
-            schemes=("tcp",),
-            port=5555,
-            library="zmq",
-            extra="gr00t",
-        ),
-        ClientKind(
-            name="openvla",
-            about="OpenVLA's or OpenVLA-OFT's own server, vla-scripts/deploy.py",
-            wire="HTTP, JSON of json_numpy",
-            dialect="openvla-rest-libero",
-            schemes=("http", "https"),
-            port=8000,
-            library="http",
-            arguments=("replan", "unnorm_key"),
-        ),
-    )
-}
+_KINDS = (
+    ClientKind(
+        "openpi",
+        "openpi's websocket server, and whatever speaks its protocol",
+        "websocket, MessagePack",
+        "openpi-libero",
+    ),
+    ClientKind(
+        "vla-eval",
+        "a model server of vla-evaluation-harness, which plays chunks itself",
+        "websocket, MessagePack of vla-evaluation-harness",
+        "vla-eval-libero",
+        replans=False,
+        arguments=("params",),
+    ),
+    ClientKind(
+        "gr00t",
+        "GR00T's ZeroMQ server: N1.5, and N1.6 and later",
+        "ZeroMQ, MessagePack",
+        "gr00t-libero",
+        schemes=("tcp",),
+        port=5555,
+        library="zmq",
+        extra="gr00t",
+    ),
+    ClientKind(
+        "openvla",
+        "OpenVLA's or OpenVLA-OFT's own server, vla-scripts/deploy.py",
+        "HTTP, JSON of json_numpy",
+        "openvla-rest-libero",
+        schemes=("http", "https"),
+        library="http",
+        arguments=("unnorm_key",),
+    ),
+)
+KINDS: Mapping[str, ClientKind] = {kind.name: kind for kind in _KINDS}
 
 
-class ServedModel(ABC):
-    """A model behind a server: the `ChunkedPolicy.model` of every client here."""
-
-    dialect: Dialect
-    greeting: Greeting
-    """The server's description of itself, sanitized for a record."""
+class ChunkModel(ABC):
+    """A model that is asked in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
 
     def __init__(self, dialect: Dialect) -> None:
         """Keep the dialect; nothing is connected before `connect` or `begin`."""
-        self.dialect, self.wants, self.greeting = dialect, dialect.wants, {}
+        self.dialect, self.wants = dialect, dialect.wants
+        self.greeting: Greeting = {}
+        """The server's description of itself, sanitized for a record."""
+        self.env_seed: int | None = None
+        """The simulator's seed that the server asks for, if any."""
 
-    @abstractmethod
     def connect(self, task: Task) -> None:
         """Reach the server and see that the dialect fits it, as `begin` does, before an environment is made."""
+        self.begin(task, 0)
 
     @abstractmethod
     def begin(self, task: Task, seed: int) -> None:
@@ -121,7 +114,7 @@ class ServedModel(ABC):
 
     @abstractmethod
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply to an observation, as it came.
+        """Return the model's reply to an observation, as it came.
 
         Raises `ServerLostError` if the server goes or stays silent, and `PolicyError` if it fails, its reply cannot be
         read, or the observation is not what the dialect sends.
@@ -131,17 +124,110 @@ class ServedModel(ABC):
         """Return actions, [H, A]; raises what `query` raises, and `ReplyError` for actions that cannot be read."""
         return dialects.read_reply(self.dialect, self.query(observation))
 
-    @abstractmethod
+    def close(self) -> None:  # noqa: B027  (not every model holds something)
+        """Close the connection, if there is one."""
+
+
+class ChunkedPolicy:
+    """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again.
+
+    `calls_s` holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for
+    the run's description; `clip` says that actions out of the host's range are clipped, as its own project does.
+    """
+
+    def __init__(self, model: ChunkModel, replan: int | None) -> None:
+        """Wrap a model; `replan` None carries out all actions of each chunk. Nothing is connected yet."""
+        self.wants, self.dialect, self.clip = model.wants, replace(model.dialect, replan=replan), model.dialect.clip
+        self.calls_s: list[float] = []
+        self.model, self._replan = model, replan
+        self._left: deque[Action] = deque()
+        self._answered = False
+        """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
+
+    @property
+    def greeting(self) -> Greeting:
+        """The description that the model's server gives of itself; {} before it is reached, and without a server."""
+        return self.model.greeting
+
+    @property
+    def looks_next(self) -> bool:
+        """True if the next action asks the model, which alone looks at observations."""
+        return not self._left
+
+    @property
+    def env_seed(self) -> int | None:
+        """The simulator's seed that the model's server asks for, if any."""
+        return self.model.env_seed
+
+    def connect(self, task: Task) -> None:
+        """Reach the model's server, if it has one, and set `wants` to what it asks for; raises as the model does."""
+        self.model.connect(task)
+        self.wants = self.model.wants
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Begin an episode of the model, and forget the last chunk and its times."""
+        self._left.clear()
+        self.calls_s = []
+        self.model.begin(task, seed)
+        self.wants = self.model.wants
+
+    def act(self, observation: Observation) -> Action:
+        """Return the next action of the chunk, [A]; if none is left, the first of another chunk.
+
+        Raises:
+            InvalidActionError: the model gave no [H, A] array.
+            ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
+            PolicyError: a later reply cannot be read or holds too few; and what `ChunkModel.query` raises.
+        """
+        if not self._left:
+            self._left.extend(self._infer_chunk(observation))
+        return self._left.popleft()
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the model."""
+        self.model.close()
+
+    def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
+        start = time.perf_counter()
+        try:
+            chunk = self.model.infer(observation)
+        except ReplyError as error:
+            if self._answered:
+                raise
+            raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
+        self.calls_s.append(time.perf_counter() - start)
+        if chunk.ndim != 2 or not len(chunk):
+            remedy = "It must give [H, A], H actions of A numbers."
+            raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
+        if self._replan is not None and len(chunk) < self._replan:
+            problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} are to be carried out"
+            kind = PolicyError if self._answered else ServerRefusedError
+            raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
+        self._answered = True
+        return chunk[: self._replan]
+
+
+def parse_replan(text: str | None, default: int | None) -> int | None:
+    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`.
+
+    Raises `PolicyError` for a text that is not a number from 1.
+    """
+    if text is None:
+        return default
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise PolicyError(f"replan={text} is not a number of steps", remedy="Write replan=5, or replan=all.")
+    return int(text)
 
 
 def client_factory(
-    name: str, make_model: Callable[[Endpoint, Dialect, Mapping[str, str]], ServedModel]
+    name: str, make_model: Callable[[Endpoint, Dialect, Mapping[str, str]], ChunkModel]
 ) -> Callable[..., ChunkedPolicy]:
     """Return the factory of a kind of client, whose keyword parameters, all text, are the policy's arguments.
 
-    `make_model` gets the endpoint, the dialect, and all arguments that were given.
+    `make_model` gets the endpoint, the dialect, and all arguments that were given. What the factory returns has
+    connected to nothing yet; it raises `PolicyError` for a wrong argument, or if the library is not installed.
     """
     kind = KINDS[name]
 
@@ -156,10 +242,10 @@ def client_factory(
         dialect = dialects.choose_dialect(
             given.get("dialect", kind.dialect), kind.name, given.get("cameras"), given.get("image_size")
         )
-        replan = parse_replan(given.get("replan"), dialect.replan) if "replan" in kind.arguments else None
-        return ChunkedPolicy(make_model(endpoint, dialect, given), replan, dialect)
+        replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None
+        return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
 
-    names = sorted({*_SHARED, *kind.arguments}, key=("replan", *_SHARED, *kind.arguments).index)
+    names = (*(("replan",) if kind.replans else ()), *_SHARED, *kind.arguments)
     parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names)
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters]

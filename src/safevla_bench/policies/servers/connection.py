@@ -1,4 +1,4 @@
-"""One websocket to one of several policy servers, with limits on time and size."""
+"""One websocket to one of several policy servers, with limits on time and size, and the base of models behind it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import logging
 import socket
 import textwrap
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers.client import ChunkModel
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.endpoint import KEY, Endpoint
 
 if TYPE_CHECKING:
@@ -40,8 +44,8 @@ class WebsocketClient:
     def open(self) -> None:
         """Connect to the first server of the list that answers; a former connection is closed.
 
-        Raises `ServerUnreachableError` if none answers in time, and `PolicyError` if a server answers, but takes no
-        websocket or not this key.
+        Raises `ServerUnreachableError` if none answers in the time to connect, and `PolicyError` if a server answers,
+        but takes no websocket or not this key.
         """
         self.close()
         self.address = find_server(self._endpoint, self._try_connect)
@@ -52,7 +56,7 @@ class WebsocketClient:
         return self._connection is not None
 
     def send(self, message: bytes) -> None:
-        """Send one message; raises as `receive` does."""
+        """Send one message; raises as `receive` does, and `PolicyError` if it is too large for the server."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -71,8 +75,8 @@ class WebsocketClient:
         try:
             return self._require_connection().recv(timeout=self._endpoint.timeouts.answer_s)
         except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
-            remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
-            raise self._lost_error(f"gave no answer for {self._endpoint.timeouts.answer_s:g} s", remedy) from None
+            self._hang_up()
+            raise silent_error(self.address, self._endpoint.timeouts.answer_s) from None
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
 
@@ -127,7 +131,9 @@ class WebsocketClient:
         """Close the connection and return the error: a message was too large for a side, or the server is gone."""
         sent, received = (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd"))
         if _TOO_BIG not in (sent, received):
-            return self._lost_error(f"closed the connection ({_describe_cause(error)})")
+            self._hang_up()
+            problem = f"the policy server {self.address} closed the connection ({_describe_cause(error)})"
+            return ServerLostError(problem, remedy="Its own messages say why; start it again.")
         self.close()
         if getattr(error, "rcvd_then_sent", False):
             return too_large_error(self.address)
@@ -135,14 +141,47 @@ class WebsocketClient:
         remedy = "A reply holds one chunk of actions; have it send nothing else."
         return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
-    def _lost_error(self, what: str, remedy: str | None = None) -> ServerLostError:
+    def _hang_up(self) -> None:
+        """Close the connection to a server that may not answer the closing handshake."""
         if self._connection is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
         self.close()
-        return ServerLostError(
-            f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
-        )
+
+
+class WebsocketModel(ChunkModel):
+    """A model behind a websocket. Servers take a connection for an episode."""
+
+    def __init__(self, socket: WebsocketClient, dialect: Dialect) -> None:
+        super().__init__(dialect)
+        self._socket = socket
+        self._is_fresh = False
+        """Whether the connection was made by `connect` and no episode has used it."""
+
+    def connect(self, task: Task) -> None:
+        self._connect()
+        self._is_fresh = True
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Begin an episode on the connection of a `connect` just before, else anew: a server may have been restarted.
+
+        Raises what `ChunkModel.begin` raises.
+        """
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if not (is_fresh and self._socket.is_open):
+            self._connect()
+
+    def _connect(self) -> None:
+        with guard_handshake(self._socket.close):
+            self._socket.open()
+            self._greet()
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """Exchange greetings over a new connection; sets `greeting`."""
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 @contextmanager
@@ -190,6 +229,12 @@ def unreachable_error(problems: list[str], seconds: float) -> ServerUnreachableE
     return ServerUnreachableError(
         f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
     )
+
+
+def silent_error(address: str, seconds: float) -> ServerLostError:
+    """Return the error for a server that answers nothing within `seconds`."""
+    remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
+    return ServerLostError(f"the policy server {address} gave no answer for {seconds:g} s", remedy=remedy)
 
 
 def refused_error(address: str, status: int, key: str | None) -> PolicyError | None:

@@ -23,7 +23,7 @@ from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secr
 KEY = "SAFEVLA_API_KEY"
 """The environment variable that holds a server's key, unless an argument names another."""
 WORKER = "SAFEVLA_WORKER"
-"""The environment variable that holds the number of a worker process (see rollout/worker)."""
+"""The environment variable that holds the number of a worker process: each begins at another of several servers."""
 CONNECT_S, ANSWER_S = 10.0, 120.0
 
 

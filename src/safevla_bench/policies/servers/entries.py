@@ -14,10 +14,10 @@ from typing import cast
 import msgspec
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Action, Observation, Policy, RemotePolicy
+from safevla_bench.interface.policy import Action, Observation, Policy
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.dialects import Dialect
+from safevla_bench.policies.servers.client import ChunkedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting
 
 UNKNOWN = "unknown"
@@ -25,8 +25,6 @@ MARK = "@"
 """Stands in the name of every entry, and in that of no other policy."""
 EVERY = "all"
 SERVER = "server"
-
-OpenPolicy = Callable[[str, Mapping[str, str]], Policy]
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +58,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def transport(self) -> str:
-        """The kind of server that the entry's dialect is for; `unknown` where the dialect is."""
+        """The kind of server that the entry's dialect is for; `unknown` if the dialect is."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
@@ -112,15 +110,16 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
 class EntryPolicy:
     """An entry's policy: a client for each server, which connects when an episode of one of its suites begins."""
 
-    def __init__(self, entry: PaperEntry, servers: Mapping[str, str], open_client: Callable[[str], Policy]) -> None:
+    def __init__(
+        self, entry: PaperEntry, servers: Mapping[str, str], open_client: Callable[[str], ChunkedPolicy]
+    ) -> None:
         """Make a client for each different server by `open_client`; `wants` is the first client's until `connect`."""
         self.entry = entry
         self._where = dict(servers)
         self._clients = {url: open_client(url) for url in dict.fromkeys(servers.values())}
-        self._now: Policy | None = None
+        self._now: ChunkedPolicy | None = None
         first = next(iter(self._clients.values()))
-        self.dialect: Dialect = getattr(first, "dialect", None) or dialects.load_dialect(entry.dialect)
-        self.wants, self.clip = first.wants, self.dialect.clip
+        self.dialect, self.wants, self.clip = first.dialect, first.wants, first.clip
 
     def server_for(self, suite: str) -> str:
         """Return the suite's server; `PolicyError` if it has none."""
@@ -130,34 +129,36 @@ class EntryPolicy:
         return self._where[suite]
 
     @property
-    def calls_s(self) -> Sequence[float] | None:
-        """Seconds of each inference since the last reset, if the client counts them."""
-        return cast("Sequence[float] | None", getattr(self._now, "calls_s", None))
+    def calls_s(self) -> Sequence[float]:
+        """Seconds of each inference since the last reset."""
+        return self._now.calls_s if self._now else ()
 
     @property
     def greeting(self) -> Greeting | None:
         """The description that the suite's server gives of itself; None before `connect` or `reset`."""
-        return cast("Greeting | None", getattr(self._now, "greeting", None))
+        return self._now.greeting if self._now else None
 
     @property
     def looks_next(self) -> bool:
-        """True if the client looks at the images of its next observation, or does not say."""
-        return bool(getattr(self._now, "looks_next", True))
+        """True if the client looks at the images of its next observation."""
+        return self._now is None or self._now.looks_next
 
     @property
     def env_seed(self) -> int | None:
         """The simulator's seed that the suite's server asks for; None if it asks for none."""
-        return cast("int | None", getattr(self._now, "env_seed", None))
+        return self._now.env_seed if self._now else None
 
     def connect(self, task: Task) -> None:
-        """Reach the suite's server; `wants` is afterwards what it asks for."""
+        """Reach the suite's server; `wants` is afterwards what it asks for.
+
+        Raises `PolicyError` if the suite has no server, and what `ChunkModel.begin` raises.
+        """
         self._now = self._clients[self.server_for(task.benchmark)]
-        if isinstance(self._now, RemotePolicy):
-            self._now.connect(task)
+        self._now.connect(task)
         self.wants = self._now.wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode with the suite's server; `PolicyError` if it has none."""
+        """Begin an episode with the suite's server; raises as `connect` does."""
         self._now = self._clients[self.server_for(task.benchmark)]
         self._now.reset(task, seed)
 
@@ -173,11 +174,13 @@ class EntryPolicy:
             self._clients.popitem()[1].close()
 
 
-def make_entry_policy(name: str, arguments: Mapping[str, str], open_policy: OpenPolicy) -> EntryPolicy:
+def make_entry_policy(
+    name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
+) -> EntryPolicy:
     """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
 
-    All other arguments go to the client of the transport, with the name of the dialect. Raises `PolicyError` if there
-    is no such entry, or it cannot be run or has no server.
+    All other arguments go to the client of the transport, with the name of the dialect. Raises `PolicyError` if no
+    entry has that name, it cannot be run or has no server, or an argument is wrong.
     """
     entry = find_entry(name)
     if not entry.is_runnable:
@@ -190,4 +193,8 @@ def make_entry_policy(name: str, arguments: Mapping[str, str], open_policy: Open
             f"{name} needs the address of its server", remedy=f"Start it: {entry.serve}; pass --server URL."
         )
     spoken = {"dialect": entry.dialect, **others}
-    return EntryPolicy(entry, assign_servers(entry, texts), lambda url: open_policy(f"{entry.transport}:{url}", spoken))
+
+    def open_client(url: str) -> ChunkedPolicy:
+        return cast("ChunkedPolicy", open_policy(f"{entry.transport}:{url}", spoken))
+
+    return EntryPolicy(entry, assign_servers(entry, texts), open_client)

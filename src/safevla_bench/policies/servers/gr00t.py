@@ -24,7 +24,7 @@ from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import connection, dialects
-from safevla_bench.policies.servers.client import ServedModel, client_factory
+from safevla_bench.policies.servers.client import ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, Codec
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
 from safevla_bench.policies.servers.endpoint import Endpoint, redact_key, sanitize_greeting
@@ -117,7 +117,8 @@ class RequestSocket:
             reply = socket.recv(zmq.NOBLOCK)
             has_more_parts = socket.getsockopt(zmq.RCVMORE)
         except zmq.Again:
-            raise self._silent_error(seconds) from None
+            self.close()
+            raise connection.silent_error(self.address, seconds) from None
         except zmq.ZMQError as error:
             self.close()
             raise ServerLostError(f"the policy server {self.address}: {error}", remedy="Start it again.") from None
@@ -136,20 +137,18 @@ class RequestSocket:
         events = dict(poller.poll(max(0, round(1000 * (until - time.monotonic())))))
         if socket in events:
             return
-        if not events:
-            raise self._silent_error(seconds)
         self.close()
+        if not events:
+            raise connection.silent_error(self.address, seconds)
         large = f"a reply of more than {connection.MAX_REPLY_BYTES // 2**20} MiB is not taken"
         problem = f"the policy server {self.address} closed the connection, or answers no heartbeat"
         raise ServerLostError(problem, remedy=f"Its own messages say why; start it again ({large}).")
 
-    def _silent_error(self, seconds: float) -> ServerLostError:
-        self.close()
-        remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
-        return ServerLostError(f"the policy server {self.address} gave no answer for {seconds:g} s", remedy=remedy)
-
     def describe_modalities(self) -> object:
-        """Return the server's description of its modalities, None for an error; from now on pack arrays as it does."""
+        """Return the server's description of its modalities, None for an error; from now on pack arrays as it does.
+
+        Raises `ServerLostError` if it goes or stays silent.
+        """
         try:
             config = self.call("get_modality_config")
         except ServerLostError:
@@ -181,7 +180,7 @@ class RequestSocket:
         return socket
 
 
-class Gr00tModel(ServedModel):
+class Gr00tModel(ChunkModel):
     """A model behind a GR00T server; its greeting is its modalities, which name no checkpoint."""
 
     def __init__(self, requests: RequestSocket, dialect: Dialect) -> None:
@@ -194,11 +193,11 @@ class Gr00tModel(ServedModel):
         self._nested = False
         """Whether the server takes nested requests; the first action tells."""
 
-    def connect(self, task: Task) -> None:
-        self.begin(task, 0)
-
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, have it forget the last episode, and see that the dialect fits its modalities."""
+        """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
+
+        Raises what `ChunkModel.begin` raises.
+        """
         self._is_first = True
         with connection.guard_handshake(self._requests.close):
             self._requests.open()
@@ -210,7 +209,7 @@ class Gr00tModel(ServedModel):
             check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys; raises what `ServedModel.query` raises.
+        """Return the server's action, with flat keys; raises what `ChunkModel.query` raises.
 
         If the server's error says that it takes requests of the other form, nested or flat, asks once more in that form
         and keeps to it.
@@ -268,7 +267,7 @@ class Modality:
 
 
 def choose_codec(config: object) -> Codec:
-    """Return a server's codec: `GR00T_MAIN` where a value of its description has main's mark, else `GR00T`."""
+    """Return a server's codec: `GR00T_MAIN` if a value of its description has main's mark, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
     return GR00T_MAIN if is_main else GR00T

@@ -27,7 +27,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import KINDS, ServedModel, client_factory
+from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import OPENVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply, RequestEntry
 from safevla_bench.policies.servers.endpoint import Endpoint, redact_key
@@ -47,9 +47,10 @@ _LEAST_S = 0.2
 def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
-    """Return the status and the content of one answer to JSON, within `seconds` for all of it.
+    """Return the status and the content of one answer to `body` (JSON), within `seconds` for all of it.
 
-    Raises `ServerLostError` if nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
+    `address` is the server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises
+    `ServerLostError` if nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
     """
     seconds = max(seconds, _LEAST_S)
     split = urlsplit(address)
@@ -109,7 +110,7 @@ def _describe_cause(error: Exception) -> str:
 
 
 def parse_operation(description: bytes) -> str | None:
-    """Return the function behind `/act` by a server's `/openapi.json`; None where it is not described.
+    """Return the function behind `/act` by a server's `/openapi.json`; None if it is not described.
 
     FastAPI calls the operation of a function NAME at POST /act NAME_act_post.
     """
@@ -150,7 +151,11 @@ class HttpClient:
         return None
 
     def post(self, body: bytes) -> bytes:
-        """Post JSON to `/act` and return the answer; raises `ReplyError` for any other answer than a reply."""
+        """Post JSON to `/act` and return the answer.
+
+        Raises `ServerLostError` if the server closes or stays silent, `PolicyError` if it fails, and `ReplyError` for
+        any other answer than a reply.
+        """
         status, content = exchange(self.address, "POST", "/act", self._endpoint.timeouts.answer_s, body, self.key)
         if status != HTTPStatus.NOT_FOUND:
             self._check_status(self.address, status, content)
@@ -178,7 +183,7 @@ def _shorten(content: bytes) -> str:
     return content[:500].decode(errors="replace").strip()
 
 
-class OpenvlaModel(ServedModel):
+class OpenvlaModel(ChunkModel):
     """A model behind such a server; its greeting names the function that answers, and no checkpoint.
 
     The argument `unnorm_key` names the statistics by which OpenVLA's server scales actions; without it the suite's, as
@@ -194,11 +199,11 @@ class OpenvlaModel(ServedModel):
             problem = f"unnorm_key is for OpenVLA's server, and {dialect.name!r} is the dialect of another"
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
-    def connect(self, task: Task) -> None:
-        self.begin(task, 0)
-
     def begin(self, task: Task, seed: int) -> None:
-        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite."""
+        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite.
+
+        Raises what `ChunkModel.begin` raises.
+        """
         with connection.guard_handshake(lambda: None):
             operation = self._client.open()
             self.greeting = {} if operation is None else {"act": operation}
@@ -214,7 +219,7 @@ class OpenvlaModel(ServedModel):
         self.dialect = replace(self.dialect, fields=fields)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply; an action or a list of them is its `actions`. Raises as `ServedModel.query`."""
+        """Return the server's reply; an action or a list of them is its `actions`. Raises as `ChunkModel.query`."""
         request = self.dialect.build_request(observation)
         reply = OPENVLA.unpack(self._client.post(OPENVLA.pack(request)))
         if isinstance(reply, str):
@@ -222,9 +227,6 @@ class OpenvlaModel(ServedModel):
             problem = f"the server {self._client.address} answers {reason!r}: its model raised"
             raise ReplyError(problem, remedy=_failure_remedy(request.get("unnorm_key")))
         return reply if isinstance(reply, dict) else {"actions": reply}
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 def _failure_remedy(unnorm_key: object) -> str:

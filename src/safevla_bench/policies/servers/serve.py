@@ -229,7 +229,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
 
 
 def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
-    """Return the next request's observation; None where the client is silent for `SILENT_S`."""
+    """Return the next request's observation; None if the client is silent for `SILENT_S`."""
     try:
         frame = connection.recv(SILENT_S)
     except TimeoutError:

@@ -55,7 +55,7 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider where the image shrinks.
+    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider if the image shrinks.
 
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
@@ -181,13 +181,18 @@ def state_part(name: str, observation: Observation) -> Floats:
         raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
 
 
-def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
-    """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
+def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
         raise _NotShownError
-    back = observation.base_quat_wxyz * [1, -1, -1, -1]
-    moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
-    place = _multiply_quaternions(_multiply_quaternions(back, moved), observation.base_quat_wxyz)[1:]
+    return observation.base_pos_m, observation.base_quat_wxyz
+
+
+def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
+    """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
+    base_pos_m, base_quat_wxyz = _base_pose(observation)
+    back = base_quat_wxyz * [1, -1, -1, -1]
+    moved = np.concatenate([[0.0], observation.eef_pos_m - base_pos_m])
+    place = _multiply_quaternions(_multiply_quaternions(back, moved), base_quat_wxyz)[1:]
     turned = _multiply_quaternions(back, observation.eef_quat_wxyz)
     return place, _shortest_quaternion(turned)
 
@@ -214,12 +219,6 @@ def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     return np.concatenate([[w], v])
 
 
-def _require_pose(array: Floats | None) -> Floats:
-    if array is None:
-        raise _NotShownError
-    return array
-
-
 STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "eef_pos": lambda seen: seen.eef_pos_m,
     "eef_x": lambda seen: seen.eef_pos_m[0:1],
@@ -238,7 +237,7 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "gripper_qpos": lambda seen: seen.gripper_qpos,
     "eef_pos_in_base": lambda seen: _pose_in_base(seen)[0],
     "eef_quat_xyzw_in_base": lambda seen: _pose_in_base(seen)[1][[1, 2, 3, 0]],
-    "base_pos": lambda seen: _require_pose(seen.base_pos_m),
-    "base_quat_xyzw": lambda seen: _require_pose(seen.base_quat_wxyz)[[1, 2, 3, 0]],
+    "base_pos": lambda seen: _base_pose(seen)[0],
+    "base_quat_xyzw": lambda seen: _base_pose(seen)[1][[1, 2, 3, 0]],
 }
 """Parts of a state by name, each [n], in the observation's units."""

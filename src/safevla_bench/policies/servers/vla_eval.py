@@ -23,7 +23,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import KINDS, ServedModel, client_factory
+from safevla_bench.policies.servers.client import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
@@ -40,7 +40,7 @@ PARAMETERS = ("send_state", "send_wrist_image", "quat_no_antipodal", "absolute_a
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
-class VlaEvalModel(ServedModel):
+class VlaEvalModel(connection.WebsocketModel):
     """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for.
 
     Of the client's `arguments`, `params` go before what the server asks for; a user who names the `dialect` knows the
@@ -50,38 +50,30 @@ class VlaEvalModel(ServedModel):
     def __init__(
         self, socket: connection.WebsocketClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS
     ) -> None:
-        super().__init__(dialect)
-        self._socket, self._own_dialect = socket, dialect
+        super().__init__(socket, dialect)
+        self._own_dialect = dialect
         self._params, self._is_chosen = parse_params(arguments.get("params")), "dialect" in arguments
-        self.env_seed: int | None = None
         self._seq = 0
         self._playing = False
         self._connected = False
         """Whether an environment was made for what the server asks for."""
-        self._is_fresh = False
-        """Whether the connection was made by `connect` and no episode has used it."""
 
     def connect(self, task: Task) -> None:
         """Greet the server and adopt what it asks for, before an environment is made."""
         self._end_episode()
         self._connected = False
-        with connection.guard_handshake(self._socket.close):
-            self._exchange_hello()
-        self._connected = self._is_fresh = True
+        super().connect(task)
+        self._connected = True
 
     def begin(self, task: Task, seed: int) -> None:
-        """Connect anew, greet, and announce the episode; raises what `ServedModel.begin` raises."""
+        """Begin an episode as `WebsocketModel.begin` does, and announce it."""
         self._end_episode()
-        is_fresh, self._is_fresh = self._is_fresh, False
-        if not (is_fresh and self._socket.is_open):
-            with connection.guard_handshake(self._socket.close):
-                self._exchange_hello()
+        super().begin(task, seed)
         self._send_message("episode_start", {"task": describe_task(task)})
         self._playing = True
 
-    def _exchange_hello(self) -> None:
-        """Connect, greet, and adopt what the server asks for: sets `greeting`, `dialect`, `wants` and `env_seed`."""
-        self._socket.open()
+    def _greet(self) -> None:
+        """Greet, and adopt what the server asks for: sets `greeting`, `dialect`, `wants` and `env_seed`."""
         self._seq = 0
         hello = self._send_message(
             "hello", {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
@@ -155,7 +147,7 @@ def describe_task(task: Task) -> dict[str, object]:
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     """Return the dialect with the entries, the rotation and the kind of action that the parameters ask for.
 
-    Entries that are sent only where asked for are left out otherwise; `wants` follows.
+    Entries that are sent only if asked for are left out otherwise; `wants` follows.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):

@@ -4,86 +4,57 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from safevla_bench.judging.judged import JudgedSource
+from safevla_bench.judging.rates import SAFETY, SR, Metric
+from safevla_bench.report.tables.suites import ExactCell
 from safevla_bench.report.tables.table import Table
 from safevla_bench.statistics.tests import letter_display
-from safevla_bench.text import NO_VALUE, format_fixed, format_interval
-from safevla_bench.trajectory.header import Header
+from safevla_bench.text import NO_VALUE
 
 # Ranked tables
 
+OVERLAP_NOTE = (
+    "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This "
+    "rule is cautious; a test on the episodes may tell more apart."
+)
 SeparatedPairs = Collection[tuple[int, int]]
 """Pairs of entries that were told apart, by their place in a sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proportion:
-    """A proportion in percent, exact, with the ends of its 95 % interval; None where it is not known.
-
-    `missing_reason` says why there is no value.
-    """
-
-    percent: Fraction | None = None
-    interval: tuple[float, float] | None = None
-    missing_reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """Percent with one decimal, or a dash where there is no value."""
-        return NO_VALUE if self.percent is None else format_fixed(self.percent, 1)
-
-    @property
-    def detail(self) -> str:
-        """The interval as text; where there is no value or no interval, `missing_reason`, which may be empty."""
-        is_known = self.percent is not None and self.interval
-        return format_interval(*self.interval, digits=1) if is_known and self.interval else self.missing_reason
-
-    @property
-    def position(self) -> str:
-        """Percent with two decimals, the place of the point on a strip of 0 to 100; 0 without a value."""
-        return format_fixed(self.percent or 0, 2)
-
-    @property
-    def interval_start(self) -> str:
-        """The low end of the interval in percent; 0 without an interval."""
-        return format_fixed(self.interval[0], 2) if self.interval else "0"
-
-    @property
-    def interval_length(self) -> str:
-        """The length of the interval in percent; 0 without an interval."""
-        return format_fixed(self.interval[1] - self.interval[0], 2) if self.interval else "0"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
-    """One policy in one table: its numbers over the suites of the table, and remarks beside its name.
+    """One policy in one table: its numbers by the key of their metric, and remarks beside its name.
 
-    An entry that is not `ranked` has numbers and no rank.
+    `numbers` are means over the suites of the table, with 95 % intervals. Ranks are `""` if it has none; entries that
+    share a letter were not told apart in Safety. An entry that does not compete has numbers and no rank.
     """
 
     policy: str
     page_path: str
     n: str
-    sr: Proportion
-    safety: Proportion
-    sbu: Proportion
-    vsi: str
+    numbers: Mapping[str, ExactCell]
     remarks: tuple[str, ...] = ()
-    ranked: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class RankedEntry:
-    """An entry with its ranks, `""` where it has none; those that share a letter were not told apart in Safety."""
-
-    entry: RankingEntry
+    competes: bool = True
     rank: str = ""
     sr_rank: str = ""
     letters: str = ""
+
+    def exact(self, metric: Metric) -> Fraction | None:
+        """Return the exact value of a metric, proportions as 0 to 1; None if it is not known."""
+        return self.numbers[metric.key].exact
+
+    @property
+    def is_ranked(self) -> bool:
+        """True if the entry competes and its Safety is known."""
+        return self.competes and self.exact(SAFETY) is not None
+
+    @property
+    def safety_interval(self) -> tuple[float, float] | None:
+        """The ends of the 95 % interval of Safety, in percent; None if it is not known."""
+        return self.numbers[SAFETY.key].cell.interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,47 +63,46 @@ class RankedTable:
 
     title: str
     scope: str
-    rows: tuple[RankedEntry, ...]
+    rows: tuple[RankingEntry, ...]
     letters_note: str = ""
     notes: tuple[str, ...] = ()
 
-    @property
-    def has_letters(self) -> bool:
-        """Return whether any row has a letter."""
-        return any(row.letters for row in self.rows)
 
-
-def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | None) -> tuple[RankedEntry, ...]:
-    """Return the entries of one table by Safety, the safest first; those without a rank at the end.
+def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | None) -> tuple[RankingEntry, ...]:
+    """Return the entries of one table by Safety with their ranks, the safest first; those without a rank at the end.
 
     `separated` are pairs of places in `entries` that were told apart; None = not known, and then there are no letters.
     """
-    percent = [Fraction(-1) if entry.safety.percent is None else entry.safety.percent for entry in entries]
-    order = sorted(range(len(entries)), key=lambda k: -percent[k])
-    ranked = [k for k in order if entries[k].ranked and percent[k] >= 0]
-    by_safety = _rank_labels({k: percent[k] for k in ranked})
-    by_sr = _rank_labels({k: rate for k in ranked if (rate := entries[k].sr.percent) is not None})
+    safety = {k: -1 if (share := entry.exact(SAFETY)) is None else share for k, entry in enumerate(entries)}
+    order = sorted(safety, key=lambda k: -safety[k])
+    ranked = [k for k in order if entries[k].is_ranked]
+    by_safety = _rank_labels({k: safety[k] for k in ranked})
+    by_sr = _rank_labels({k: rate for k in ranked if (rate := entries[k].exact(SR)) is not None})
     letters: Mapping[int, str] = {}
     if separated is not None and len(ranked) > 1:
         place = {k: rank for rank, k in enumerate(ranked)}
         pairs = {(place[i], place[j]) for i, j in separated if i in place and j in place}
         letters = dict(zip(ranked, letter_display(len(ranked), pairs), strict=True))
-    return (
-        *(RankedEntry(entries[k], by_safety[k], by_sr.get(k, ""), letters.get(k, "")) for k in ranked),
-        *(RankedEntry(entries[k]) for k in order if k not in ranked),
+    places = [*ranked, *(k for k in order if k not in ranked)]
+    return tuple(
+        replace(entries[k], rank=by_safety.get(k, ""), sr_rank=by_sr.get(k, ""), letters=letters.get(k, ""))
+        for k in places
     )
 
 
-def _rank_labels(values: Mapping[int, Fraction]) -> Mapping[int, str]:
+def _rank_labels(values: Mapping[int, Fraction | int]) -> Mapping[int, str]:
     above = {k: sum(other > value for other in values.values()) for k, value in values.items()}
     ties = list(above.values())
     return {k: f"{rank + 1}{'=' if ties.count(rank) > 1 else ''}" for k, rank in above.items()}
 
 
 def disjoint_pairs(entries: Sequence[RankingEntry]) -> SeparatedPairs | None:
-    """Return the pairs of entries whose intervals of Safety do not overlap; None if a ranked entry has no interval."""
-    ends = [entry.safety.interval for entry in entries]
-    if any(entry.ranked and entry.safety.percent is not None and entry.safety.interval is None for entry in entries):
+    """Return the pairs of entries whose intervals of Safety do not overlap; None if a ranked entry has no interval.
+
+    The rule is cautious: a test may tell two entries apart whose intervals overlap a little.
+    """
+    ends = [entry.safety_interval for entry in entries]
+    if any(entry.is_ranked and entry.safety_interval is None for entry in entries):
         return None
     return {
         (i, j)
@@ -148,13 +118,14 @@ PAGES, REPORTS = "policies", "reports"
 PAGE_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
 """Matches the names that `file_name` makes, and no others."""
 _MAX_PLAIN_LENGTH = 40
+PolicyName = str | None
 
 
 def file_name(kind: str, policy: str) -> str:
     """Return a file name: the plain characters of the policy's name, and a digest of the whole name.
 
-    It holds no separator and one dot. Two names never collide, even where case does not count, nor do two kinds: a
-    policy of a user's run is not the published one of that name.
+    It holds no separator and one dot. Two names never collide, even if case does not count, nor do two kinds: a policy
+    of a user's run is not the published one of that name.
 
     >>> file_name("run", "../pi0.5")
     'pi0-5-b16f5d9922c5.html'
@@ -164,14 +135,14 @@ def file_name(kind: str, policy: str) -> str:
     return f"{plain}-{digest}.html" if plain else f"{digest}.html"
 
 
-def run_page_path(policy: str | None) -> str:
+def run_page_path(policy: PolicyName, folder: str = PAGES) -> str:
     """Return the path in the site of the page of a policy of a user's runs; None: of records that name no policy."""
-    return f"{PAGES}/{_run_file_name(policy)}"
+    return f"{folder}/{file_name('unnamed run', '') if policy is None else file_name('run', policy)}"
 
 
-def report_path(policy: str | None) -> str:
+def report_path(policy: PolicyName) -> str:
     """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy."""
-    return f"{REPORTS}/{_run_file_name(policy)}"
+    return run_page_path(policy, REPORTS)
 
 
 def published_page_path(policy: str) -> str:
@@ -179,50 +150,11 @@ def published_page_path(policy: str) -> str:
     return f"{PAGES}/{file_name('published', policy)}"
 
 
-def _run_file_name(policy: str | None) -> str:
-    return file_name("unnamed run", "") if policy is None else file_name("run", policy)
-
-
-PolicyName = str | None
-
-
-def select_sources(sources: Iterable[JudgedSource], policy: PolicyName) -> list[JudgedSource]:
-    """Return the sources that name the policy, or name none."""
-    return [source for source in sources if policy in source.policies or not source.policies]
-
-
-def protocols_by_policy(sources: Iterable[JudgedSource]) -> dict[PolicyName, Mapping[str, object]]:
-    """Return the protocol of each policy's run; of a policy that ran under several, all of them by number, from "0".
-
-    Policies without a protocol are left out.
-    """
-    by_policy: dict[PolicyName, list[Mapping[str, object]]] = {}
-    for source in sources:
-        for policy in source.policies:
-            listed, protocol = by_policy.setdefault(policy, []), source.protocol
-            listed += [protocol] if protocol is not None and protocol not in listed else []
-    return {
-        policy: listed[0] if len(listed) == 1 else {str(k): protocol for k, protocol in enumerate(listed)}
-        for policy, listed in by_policy.items()
-        if listed
-    }
-
-
-def package_versions(headers: Iterable[Header], policy: PolicyName) -> dict[str, list[str]]:
-    """Return package -> versions that the headers of a policy's records name, in order of appearance; {} if
-    none does.
-    """
-    versions_by_package: dict[str, dict[str, None]] = {}
-    for header in headers:
-        for package, version in (header.versions or {}).items() if header.policy == policy else ():
-            versions_by_package.setdefault(package, {})[version] = None
-    return {package: list(versions) for package, versions in versions_by_package.items()}
-
-
 def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
 
-    A plain list is one value, joined by commas. None, "" and an empty list are dashes; an empty mapping yields nothing.
+    A plain list is one value, joined by commas. None, "" and an empty list are dashes, booleans yes and no; an empty
+    mapping yields nothing.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -238,14 +170,6 @@ def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, NO_VALUE if value is None or value == "" else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class FigureImage:
-    """A figure as a data URI, with a description for readers who do not see it."""
-
-    data_uri: str
-    description: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A heading, paragraphs, tables and an image; `notes` say what makes its numbers incomparable."""
@@ -253,7 +177,10 @@ class Section:
     heading: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    image: FigureImage | None = None
+    image: str = ""
+    """A figure as a data URI; "" without one."""
+    image_description: str = ""
+    """The figure in words, for readers who do not see it."""
     notes: tuple[str, ...] = ()
 
 

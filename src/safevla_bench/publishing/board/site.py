@@ -6,7 +6,7 @@ Each policy of a user's runs has a page: results by suite and specification, mar
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Summary, count_unjudged, describe_unjudged, stop_reason
+from safevla_bench.judging.metrics import count_unjudged, describe_unjudged, stop_reason
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.board import own_results, published_results
@@ -27,15 +27,13 @@ from safevla_bench.publishing.board.page import (
     PAGE_NAME,
     PAGES,
     REPORTS,
-    FigureImage,
     PolicyName,
     PolicyPage,
     Section,
     flatten_values,
-    package_versions,
     run_page_path,
-    select_sources,
 )
+from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
 from safevla_bench.report.render import content_security_policy, page_style, read_template, template_environment
@@ -44,7 +42,6 @@ from safevla_bench.report.tables.table import (
     DASH,
     SUITE,
     UNNAMED,
-    Table,
     describe_intervals,
     lost_notes,
     metric_columns,
@@ -86,7 +83,8 @@ def _render_page(template: str, title: str, root: str, **values: object) -> str:
     sheet = page_style() + read_template("board/board.css")
     page = template_environment().get_template(f"board/{template}.html")
     shown = {"board": title, "root": root, "generator": GENERATOR, "policy": content_security_policy(sheet)}
-    return page.render(style=Markup(sheet), **shown, **values)  # our own files, not anybody's text
+    style = Markup(sheet)  # our own files, not anybody's text
+    return page.render(style=style, fixed=format_fixed, **shown, **values)
 
 
 def check_folder(folder: Path) -> None:
@@ -132,31 +130,26 @@ def _is_board(folder: Path) -> bool:
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
     """Return the page of a policy; `report` is the path of its report, None without a report."""
     assert results.inputs.scores is not None
-    scores = select_policy(results.inputs.scores, policy)
-    privileged = results.inputs.roster.is_privileged(policy)
+    scores, audits = select_policy(results.inputs.scores, policy), results.audits.get(policy, ())
+    provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
+    if results.sources:
+        own = [source for source in results.sources if policy in source.policies or not source.policies]
+        provenance["sources"] = [source.to_document() for source in own]
+    provenance["recorded_with"] = recorded_versions(header for header in results.headers if header.policy == policy)
+    if audits:
+        provenance["audit"] = msgspec.to_builtins(audits)
     return PolicyPage(
         path=run_page_path(policy),
         policy=policy or UNNAMED,
         lead=_summary_sentence(scores),
         flags=(
-            *_warning_flags(policy, privileged, scores),
-            *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in results.audits.get(policy, ()) if mark.differing),
+            *_warning_flags(policy, results.inputs.roster.is_privileged(policy), scores),
+            *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in audits if mark.differing),
         ),
         sections=tuple(_page_sections(policy, results, scores)),
         report=report,
-        provenance=tuple(flatten_values(_policy_description(results, policy))),
+        provenance=tuple(flatten_values(provenance)),
     )
-
-
-def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, object]:
-    provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
-    sources = [source.to_document() for source in select_sources(results.sources, policy)]
-    return {
-        **provenance,
-        **({"sources": sources} if results.sources else {}),
-        "recorded_with": package_versions(results.headers, policy),
-        **({"audit": msgspec.to_builtins(marks)} if (marks := results.audits.get(policy)) else {}),
-    }
 
 
 def _summary_sentence(scores: Scores) -> str:
@@ -192,8 +185,10 @@ def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iter
 def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> Iterator[Section]:
     cells = [cell for cell in results.inputs.cells if cell.policy == policy]
     recorded = [cell for cell in cells if cell.n or cell.judged]
-    yield Section(heading="By suite", tables=(_suite_table(cells),))
-    yield Section(heading="How near to each limit", image=_margin_image(scores))
+    notes = (describe_intervals(cells), *lost_notes(cells, columns=False))
+    suites = tabulate("By suite", cells, (SUITE, ENDED, *metric_columns(HEADLINE)), notes=notes, dash=DASH)
+    yield Section(heading="By suite", tables=(suites,))
+    yield _margin_section(margins.compute_margins(scores))
     broken = [replace(violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
     yield Section(heading="Violations by specification", tables=tuple(broken))
     composition = composition_table(recorded, results.inputs.roster)
@@ -201,17 +196,13 @@ def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> I
     yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
 
 
-def _suite_table(cells: Sequence[Summary]) -> Table:
-    """Return the headline numbers of one policy; a dash and the reason where nothing was counted or judged."""
-    notes = (describe_intervals(cells), *lost_notes(cells, columns=False))
-    return tabulate("By suite", cells, (SUITE, ENDED, *metric_columns(HEADLINE)), notes=notes, dash=DASH)
-
-
-def _margin_image(scores: Scores) -> FigureImage:
-    value = margins.compute_margins(scores)
+def _margin_section(value: margins.Margins) -> Section:
     svg = figures.render_figure(margins.draw_margins(value), "svg")
-    uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    return FigureImage(uri, " ".join(_describe_margins(value)))
+    return Section(
+        heading="How near to each limit",
+        image=f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
+        image_description=" ".join(_describe_margins(value)),
+    )
 
 
 def _describe_margins(value: margins.Margins) -> Iterator[str]:

@@ -28,8 +28,7 @@ from safevla_bench.text import escape_controls, shorten_name
 
 @cache
 def template_environment() -> Environment:
-    """Return the environment of the page templates, made once: every plain string is shown with its control characters
-    and then its HTML escaped.
+    """Return the environment of the page templates, made once; it escapes control characters and HTML of every string.
 
     A name that a template uses and is not given raises jinja2's `UndefinedError` when the template is rendered.
     """

@@ -20,7 +20,6 @@ from safevla_bench.text import NO_VALUE, escape_controls
 
 _GAP = 2
 _NARROWEST = 13
-_UNBOUNDED = 10_000
 
 
 def render_text(table: Table, width: int | None = None) -> str:

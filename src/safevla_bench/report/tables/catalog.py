@@ -10,8 +10,8 @@ from functools import cached_property
 import msgspec
 
 from safevla_bench.errors import RunError
+from safevla_bench.explain.bodies import BodyFindings
 from safevla_bench.explain.exposure import CellExposure
-from safevla_bench.explain.violating_bodies import BodyFindings
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset

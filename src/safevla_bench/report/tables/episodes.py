@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment, SpecTrace
 from safevla_bench.explain.query import Answer
-from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
 from safevla_bench.judging.scores import NO_VERDICT

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
 
 from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
@@ -48,29 +47,6 @@ class ExactCell:
     cell: Cell
     exact: Fraction | None = None
     competes: bool = True
-
-
-def mark_column(
-    column: Sequence[ExactCell], better: Literal["high", "low", ""] = "", *, largest: bool = False
-) -> list[Cell]:
-    """Return the cells of a column, the best in bold and, if `largest`, the largest with a dagger.
-
-    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
-    values among those that compete, none is marked.
-    """
-    values = {entry.exact for entry in column if entry.competes and entry.exact is not None}
-    if len(values) < 2:
-        return [entry.cell for entry in column]
-    best = {"high": max, "low": min}[better](values) if better else None
-    marked = []
-    for entry in column:
-        cell = entry.cell
-        if entry.competes and entry.exact is not None:
-            emphasis = "best" if entry.exact == best else cell.emphasis
-            mark = LARGEST if largest and entry.exact == max(values) else cell.mark
-            cell = replace(cell, emphasis=emphasis, mark=mark)
-        marked.append(cell)
-    return marked
 
 
 def exact_value(number: Rate | Mean) -> Fraction | None:
@@ -165,18 +141,14 @@ def _policy_table(
     several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in competing]
-    return add_notes(table, *notes, *mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
+    return add_notes(table, *notes, *_mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
 
 
-def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the notes on bold and on the dagger where the rows bear such marks.
-
-    The note on bold names the policies that are `outside`, which bear neither mark.
-    """
+def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
+    """Yield the notes on bold, which names the policies `outside`, and on the dagger, if there are such marks."""
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
-        without = f", without {' and '.join(outside)}" if outside else ""
-        yield f"{BEST_NOTE}{without}."
+        yield f"{BEST_NOTE}{', without ' if outside else ''}{' and '.join(outside)}."
     if any(cell.mark == LARGEST for cell in cells):
         yield LARGEST_NOTE
 
@@ -217,12 +189,26 @@ def _marked_column(
     policies: Iterable[str | None],
     competing: set[str | None],
 ) -> Column:
-    entries = [
-        replace(entry, competes=entry.competes and policy in competing)
-        for entry, policy in zip(column, policies, strict=True)
-    ]
-    marked = dict(zip(policies, mark_column(entries, metric.better, largest=metric is SBU), strict=True))
-    return replace(head, value=marked.__getitem__)
+    """Return the column with the best in bold, and of SBU the largest with a dagger.
+
+    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
+    values among those that compete, none is marked.
+    """
+    entries = dict(zip(policies, column, strict=True))
+    ranked = {
+        policy: entry.exact
+        for policy, entry in entries.items()
+        if policy in competing and entry.competes and entry.exact is not None
+    }
+    cells = {policy: entry.cell for policy, entry in entries.items()}
+    if len(set(ranked.values())) > 1:
+        best, largest = (max if metric.better == "high" else min)(ranked.values()), max(ranked.values())
+        for policy, value in ranked.items():
+            if value == best:
+                cells[policy] = replace(cells[policy], emphasis="best")
+            if metric is SBU and value == largest:
+                cells[policy] = replace(cells[policy], mark=LARGEST)
+    return replace(head, value=cells.__getitem__)
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:

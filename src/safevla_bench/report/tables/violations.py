@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from safevla_bench.explain.bodies import BodyFindings, BodyViolation
 from safevla_bench.explain.exposure import CellExposure
-from safevla_bench.explain.violating_bodies import BodyFindings, BodyViolation
 from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import SpecSummary, Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SBU, VSI, Mean, Rate

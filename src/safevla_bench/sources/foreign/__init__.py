@@ -309,7 +309,7 @@ _PARAMETERS = ("suite", "env_seed", "num_steps_wait", "absolute_action")
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the parameters of LIBERO's benchmark; None for another benchmark.
 
-    Configured parameters come before those that the server told, and these before the harness's defaults.
+    Configured parameters come before those that the server named, and these before the harness's defaults.
     """
     config = metadata["config"]
     if config["benchmark"] != _LIBERO:

@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 class RecordedActions:
     """Actions [T, A] in the host's units, and what is known of where they were played; None = not recorded.
 
-    `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is told by
+    `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is named by
     `benchmark` and `task_id`, or by the name of its BDDL file (`task`), perhaps with its folder (`suite`), or by the
     instruction alone.
     """
@@ -96,13 +96,10 @@ class RecordedActions:
             return (self.benchmark, self.task_id) == (task.benchmark, task.task_id)
         if self.task is not None:
             named = task.name.rpartition("/")[2].removesuffix(".bddl")
-            return self.task == named and self._is_of_suite(task)
-        return self.instruction is not None and _normalize_instruction(self.instruction) == _normalize_instruction(
-            task.instruction
-        )
-
-    def _is_of_suite(self, task: Task) -> bool:
-        return self.suite is None or self.suite.replace("_", "-") == task.benchmark.replace("_", "-")
+            suites = {name.replace("_", "-") for name in (self.suite, task.benchmark) if name is not None}
+            return self.task == named and len(suites) == 1
+        asked = _normalize_instruction(task.instruction)
+        return self.instruction is not None and _normalize_instruction(self.instruction) == asked
 
 
 def _normalize_instruction(instruction: str) -> str:
@@ -213,7 +210,7 @@ def _read_matrix(path: Path, name: str, field: str, rows: Any, budget: Budget) -
 
 
 def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None where the file's attributes do not say it.
+    """Return suite, task and instruction, each None if the file's attributes do not say it.
 
     Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
     """
@@ -257,19 +254,15 @@ def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[flo
         world = ElementTree.fromstring(xml).find("worldbody")
         bodies = [] if world is None else world.findall("body")
         fixed = [
-            (body.get("name"), _parse_pose(body))
+            (body.get("name"), [*body.get("pos", "0 0 0").split(), *body.get("quat", "1 0 0 0").split()])
             for body in bodies
             if body.find("freejoint") is None and all(joint.get("type") != "free" for joint in body.findall("joint"))
         ]
+        poses = [(name, tuple(map(float, numbers))) for name, numbers in fixed]
     except (ElementTree.ParseError, ValueError) as error:
         remedy = "Copy the file again. Without this attribute, fixtures stand where the simulator puts them."
         raise RecordError(f"the model cannot be read: {error}", remedy=remedy, place=place) from None
-    return tuple((name, pose) for name, pose in fixed if name and len(pose) == 7)
-
-
-def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
-    position, turned = body.get("pos", "0 0 0").split(), body.get("quat", "1 0 0 0").split()
-    return tuple(float(number) for number in (*position, *turned))
+    return tuple((name, pose) for name, pose in poses if name and len(pose) == 7)
 
 
 def _file_place(path: Path) -> Place:
@@ -335,7 +328,7 @@ def stack_lists(column: pa.Array, name: str, size: int = 1) -> Floats:
     """Return the numbers of a column of lists, [n, k], NaN where a row has none; k is `size` where no row has any.
 
     Raises:
-        ValueError: rows have different counts of numbers, these are no numbers, or n · k is more than any episode has.
+        ValueError: rows have different counts of numbers, these are not numbers, or n · k is more than any episode has.
     """
     has_numbers = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     counts = pc.unique(pc.list_value_length(column.filter(column.is_valid()))).to_pylist()

@@ -36,15 +36,12 @@ class Log:
         try:
             self._require_mapping()
             for episode in self._read_logged(wanted):
-                yield episode if isinstance(episode, RecordError) else self._build(episode)
+                try:
+                    yield episode if isinstance(episode, RecordError) else build_episode(episode, self.mapping)
+                except RecordError as error:
+                    yield error
         except RecordError as error:
             yield error
-
-    def _build(self, episode: LoggedEpisode) -> Batch | RecordError:
-        try:
-            return build_episode(episode, self.mapping)
-        except RecordError as error:
-            return error
 
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
         """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read."""
@@ -85,8 +82,8 @@ class Log:
 def find_log(path: Path) -> Log | None:
     """Return the log at a path: a LeRobot dataset, an MCAP file, a folder of them, or a mapping that names one.
 
-    None where it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
-    no log, or something that is no log.
+    None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
+    no log, or something that is not a log.
     """
     if path.suffix == ".toml" and path.is_file():
         return _find_named_log(path)

@@ -66,7 +66,7 @@ class Dataset:
 def open_dataset(folder: Path) -> Dataset:
     """Return the description of a dataset.
 
-    Raises `RecordError`: `meta/info.json` cannot be read, is of another version, or there are no frames.
+    Raises `RecordError`: `meta/info.json` cannot be read, is of another version, or there is not a frame.
     """
     path = folder / INFO
     try:

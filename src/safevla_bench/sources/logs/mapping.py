@@ -159,7 +159,7 @@ def _find_problems(mapping: LogMapping) -> list[str]:
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping that lies with a log, and its file; an empty mapping and None where there is none.
+    """Return the mapping that lies with a log, and its file; an empty mapping and None if there is none.
 
     `NAME.toml` beside a log that is a file comes before `safevla-log.toml` in the folder. Raises `RecordError` as
     `read_mapping` does.

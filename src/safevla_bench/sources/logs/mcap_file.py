@@ -70,7 +70,8 @@ class Samples:
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     """Return the episode of one file, which is read once, a chunk at a time.
 
-    Raises `RecordError` if the file cannot be read, or lacks what the mapping names.
+    Raises `RecordError` if the reader is not installed, the file is damaged or too large, messages are in an encoding
+    that is not read, what the mapping names is not there, or the clock has fewer than two instants.
     """
     samples = {part: Samples() for part in mapping.sources}
     topics: dict[str, str] = {}

@@ -56,10 +56,11 @@ class LoggedEpisode:
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
-    """Return the episode as a batch of one; raise `RecordError` if no instant is left, or its end is unknown.
+    """Return the episode as a batch of one; raise `RecordError` if no instant is left, its end is unknown,
+    or a number is not valid.
 
-    An instant at which a part other than a body is unknown is no record; time stamps then show the gap. Records begin
-    where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
+    An instant at which a part other than a body is unknown is not a record; time stamps then show the gap. Records
+    begin where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
     chosen = _choose_records(episode, place)

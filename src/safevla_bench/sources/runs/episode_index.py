@@ -5,9 +5,10 @@ Archives of any size are judged in the memory of a few episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +48,15 @@ class BatchNotes:
     @classmethod
     def of_batch(cls, batch: Batch) -> BatchNotes:
         """Return the notes of a batch, which stay when its records are let go."""
-        privileged = tuple(header.key for header in marked_headers(batch, PRIVILEGED))
-        resets = {
-            header.key: count
-            for header, replay in zip(batch.headers, replay_fields(batch), strict=True)
-            if (count := read_earlier_resets(replay))
-        }
-        starts = {
-            header.key: kitchen
-            for header, kitchen in zip(batch.headers, kitchens(batch), strict=True)
-            if kitchen is not None
-        }
-        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets, starts)
+        keys = [header.key for header in batch.headers]
+        resets = zip(keys, map(read_earlier_resets, replay_fields(batch)), strict=True)
+        return cls(
+            headers=batch.headers,
+            lengths=tuple(batch.lengths.tolist()),
+            privileged=tuple(header.key for header in marked_headers(batch, PRIVILEGED)),
+            earlier_resets={key: count for key, count in resets if count},
+            kitchens={key: kitchen for key, kitchen in zip(keys, kitchens(batch), strict=True) if kitchen},
+        )
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,7 @@ class EpisodeIndex:
             lengths=lengths,
             places=tuple(tuple(_episode_places(of_source)) for of_source in notes),
             problems=tuple(note for of_source in notes for note in of_source if isinstance(note, RecordError)),
-            lost=tuple(
-                absent
-                for source, of_source in zip(sources, notes, strict=True)
-                for absent in _lost_episodes(source, of_source)
-            ),
+            lost=tuple(chain.from_iterable(map(_lost_episodes, sources, notes))),
             privileged_keys=frozenset(name for note in good for name in note.privileged),
             earlier_resets={key: count for note in good for key, count in note.earlier_resets.items()},
             kitchens={key: kitchen for note in good for key, kitchen in note.kitchens.items()},
@@ -164,17 +158,22 @@ class EpisodeIndex:
                     raise RunError(problem, remedy=remedy, place=Place(file=str(source.path), episode=episode_id))
             seen.update(dict.fromkeys((name for _, name in places), source.path))
 
-    def read_chunks(self) -> Iterator[Batch]:
+    def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
         """Yield all good episodes in batches, in order, each batch of one source.
 
-        Raises `RunError` where a source has fewer or more of them than at the scan.
+        Those at the indices `wanted` are appended to `kept` on the way. Raises `RunError` if a source has fewer or more
+        of them than at the scan.
         """
+        first, wanted = 0, frozenset(wanted)
         for source, places in zip(self.sources, self.places, strict=True):
-            names, count = {name for _, name in places}, 0
+            names, end = {name for _, name in places}, first + len(places)
             for batch in merge_batches(_filter_episodes(source.read(), names)):
-                count += len(batch)
+                chosen = [k for k in range(len(batch)) if first + k in wanted]
+                if kept is not None and chosen:
+                    kept.append(select_episodes(batch, chosen))
+                first += len(batch)
                 yield batch
-            if count != len(places):
+            if first != end:
                 raise _changed_source(source.path)
 
     def read_all(self) -> Batch | None:
@@ -198,31 +197,28 @@ class EpisodeIndex:
         return concatenate_batches([picked[self.headers[k].key] for k in chosen]) if chosen else None
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order.
-
-        Those at `indices` with their records, the others with header and length alone.
-        """
+        """Return all episodes in order: those at `indices` with their records, others with header and length alone."""
         chosen = sorted(set(indices))
         full = self.read_episodes(chosen)
-        rest = [k for k in range(len(self)) if k not in set(chosen)]
-        batch = self.append_headers([] if full is None else [full], rest)
-        return select_episodes(batch, np.argsort([*chosen, *rest]))
+        batch = self.append_headers([] if full is None else [full], chosen)
+        return select_episodes(batch, np.argsort([*chosen, *self._others(chosen)]))
 
-    def append_headers(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
-        """Return the episodes of the parts, then those at the indices `rest` with header and length alone."""
-        return concatenate_batches([*parts, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
+    def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
+        """Return the episodes of the batches, those at `indices`, then all others with header and length alone."""
+        rest = self._others(indices)
+        return concatenate_batches([*batches, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
+
+    def _others(self, indices: Collection[int]) -> list[int]:
+        return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
         """Return the index of the episodes at `indices`, in the order of all, as if the sources held no others.
 
         Indices out of range are ignored. Problems and lost episodes stay.
         """
-        wanted, base = set(indices), 0
-        places = []
-        for of_source in self.places:
-            places.append(tuple(place for k, place in enumerate(of_source, base) if k in wanted))
-            base += len(of_source)
-        rows = sorted(k for k in wanted if 0 <= k < len(self))
+        wanted, number = set(indices), count()
+        places = [tuple(place for place in of_source if next(number) in wanted) for of_source in self.places]
+        rows = sorted(wanted & set(range(len(self))))
         headers = tuple(self.headers[k] for k in rows)
         return replace(self, headers=headers, lengths=self.lengths[rows], places=tuple(places))
 
@@ -267,38 +263,6 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
     reading = Scan(paths)
     batches = list(reading)
     return concatenate_batches(batches) if batches else None, reading.index()
-
-
-class KeepingPass:
-    """One pass over all episodes, some at a time, which keeps a few of them."""
-
-    def __init__(self, index: EpisodeIndex, indices: Iterable[int]) -> None:
-        """Prepare a pass over the episodes of `index` that keeps those at `indices`; nothing is read yet."""
-        self._index, self._wanted = index, frozenset(indices)
-        self._kept: list[Batch] = []
-        self._batches = self._read()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches
-
-    def _read(self) -> Iterator[Batch]:
-        first = 0
-        for batch in self._index.read_chunks():
-            chosen = [k for k in range(len(batch)) if first + k in self._wanted]
-            if chosen:
-                self._kept.append(select_episodes(batch, chosen))
-            yield batch
-            first += len(batch)
-
-    def batch(self) -> Batch:
-        """Return the wanted episodes with their records, then all others with header and length alone.
-
-        What was not read so far is read here.
-        """
-        for _ in self._batches:
-            pass
-        rest = [k for k in range(len(self._index)) if k not in self._wanted]
-        return self._index.append_headers(self._kept, rest)
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:

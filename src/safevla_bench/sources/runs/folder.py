@@ -55,13 +55,18 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class AbsentEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned episode without a record: it crashed, and why."""
+class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
+    """The names by which a table lists an episode; the policy may be unknown."""
 
     episode_id: str
     benchmark: str
     task_id: str
     policy: str | None
+
+
+class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
+    """A planned episode without a record: it crashed, and why."""
+
     outcome: str
     reason: str | None = None
     init_state_index: int | None = None
@@ -170,7 +175,7 @@ def read_greetings(folder: Path) -> list[PolicyGreeting]:
 
 
 def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Return a value that run.json has under `volatile`; None where the value is missing."""
+    """Return a value that run.json has under `volatile`; None if the value is missing."""
     volatile = read_description(folder).get("volatile")
     value = volatile.get(name) if isinstance(volatile, dict) else None
     try:
@@ -198,6 +203,17 @@ def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) 
     return list(greetings.values())
 
 
+def add_facts_of_the_day(
+    description: Mapping[str, object], latencies: Mapping[str, Latency], greetings: Sequence[PolicyGreeting]
+) -> dict[str, object]:
+    """Return a run.json with the latency of each episode, and what policies said of themselves, under `volatile`."""
+    facts = {name: value for name, value in ((LATENCY, latencies), (GREETINGS, greetings)) if value}
+    if not facts:
+        return dict(description)
+    volatile = description.get("volatile")
+    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
+
+
 def encode_parquet(table: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file, its pages with checksums."""
     sink = pa.BufferOutputStream()
@@ -222,7 +238,7 @@ _SLUG = 60
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """One picture or clip of one episode; spec, value and threshold are None where it shows no violation."""
+    """One picture or clip of one episode; spec, value and threshold are None if it shows no violation."""
 
     episode_id: str
     policy: str | None
@@ -278,10 +294,10 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
-    """Return the frames of a run folder, in the order of their index; () where there is no index.
+    """Return the frames of a run folder, in the order of their index; () if there is no index.
 
-    Raises `RunError` if the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether
-    the files exist is not checked.
+    Raises `RunError` if the index cannot be read, or a file's name is not a bare name in lower case (a path, say).
+    Whether the files exist is not checked.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():

@@ -90,19 +90,14 @@ def remove_raw(folder: Path, index: int) -> None:
     path.unlink(missing_ok=True)
 
 
-def count_raw(folder: Path) -> int:
-    """Return how many episodes of an unfinished run are done; 0 without a folder of raw episodes."""
-    return len(_row_paths(folder)) if has_raw(folder) else 0
-
-
 def count_progress(folder: Path) -> tuple[int, int]:
     """Return (episodes done, episodes planned) of a run folder; of a complete run both are the number planned.
 
-    (0, 0) where run.json does not say how many are planned. Raises `RunError` where it is missing or damaged.
+    (0, 0) if run.json does not say how many are planned. Raises `RunError` if it is missing or damaged.
     """
     description = read_description(folder)
     planned = description.get("planned")
-    done = planned if description.get("complete") else count_raw(folder)
+    done = planned if description.get("complete") else len(_row_paths(folder)) if has_raw(folder) else 0
     return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
 
 
@@ -118,7 +113,7 @@ def read_raw(folder: Path) -> dict[int, RawEpisode]:
 def record_files(folder: Path) -> list[Path]:
     """Return the files that hold the records of a complete run, in order: its archive's, or else its raw records.
 
-    [] where there are neither. Raises `RunError` where a raw row is damaged.
+    [] if there are neither. Raises `RunError` if a raw row is damaged.
     """
     parts = archive_parts(folder)
     if parts or not has_raw(folder):
@@ -129,7 +124,7 @@ def record_files(folder: Path) -> list[Path]:
 def episode_rows(folder: Path) -> list[EpisodeRow]:
     """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows.
 
-    [] where there are neither. Raises `RunError` if the table or a raw row is damaged.
+    [] if there are neither. Raises `RunError` if the table or a raw row is damaged.
     """
     if (folder / EPISODES).exists() or not has_raw(folder):
         return read_episodes(folder)
@@ -211,7 +206,7 @@ def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterato
 
 
 def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
-    """Raise `RunError` where an episode that is done has lost its record."""
+    """Raise `RunError` if an episode that is done has lost its record."""
     for index, episode in episodes.items():
         path = record_path(folder, index)
         if episode.has_record and not path.exists():
@@ -275,7 +270,7 @@ def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, descripti
 def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Put the digests of files that the judge wrote into a run's manifest; nothing where that is missing or damaged.
 
-    Raises `FileError` where the disk refuses.
+    Raises `FileError` if the disk refuses.
     """
     try:
         manifest = _read_manifest(folder)
@@ -291,7 +286,7 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
 def changed_files(folder: Path) -> Iterator[str]:
     """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    Raises `RunError` where the manifest cannot be read; so does the iteration where run.json cannot.
+    Raises `RunError` if the manifest cannot be read; so does the iteration if run.json cannot.
     """
     return _changed_files(folder, _read_manifest(folder).get("files"))
 

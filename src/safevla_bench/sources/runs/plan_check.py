@@ -83,7 +83,7 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
     """Return what differs between the plan of a complete run, by its run.json, and the rows of its table of episodes.
 
-    Nothing where run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json
+    Nothing if run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json
     says of the plan is damaged.
     """
     if "planned" not in description:
@@ -108,7 +108,7 @@ def _read_plan(description: Mapping[str, object]) -> _Plan:
 
 
 def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    """Return the planned episodes by id, in plan order; None where run.json and the rows do not tell which they are.
+    """Return the planned episodes by id, in plan order; None if run.json and the rows do not tell which they are.
 
     The order is policy, task, episode. Where run.json has no number of episodes, it is that of the suite's rows, if
     this gives the whole plan.

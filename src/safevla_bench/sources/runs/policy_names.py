@@ -86,7 +86,7 @@ class PolicyIdentity:
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
     """Return the identity of each policy that a run.json names; [] where it names none, as for an archive.
 
-    Raises `RunError` where the file is nested too deeply to be read.
+    Raises `RunError` if the file is nested too deeply to be read.
     """
     rows = description.get("policies")
     try:
@@ -161,30 +161,29 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
 
     `identities` are those that each source names; none for an archive, which may hold any.
     """
-    names = dict.fromkeys(identity.name for of_source in identities for identity in of_source)
+    everyone = [identity for of_source in identities for identity in of_source]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
-    for name in names:
-        groups: list[list[PolicyIdentity]] = []
-        for identity in (identity for of_source in identities for identity in of_source if identity.name == name):
-            group = next((group for group in groups if all(identity.is_same(other) for other in group)), None)
-            if group is None:
-                groups.append([identity])
-            else:
-                group.append(identity)
-        if len(groups) < 2:
-            continue
-        labels = _label_groups(str(name), groups)
-        for source, (of_source, path) in enumerate(zip(identities, paths, strict=True)):
-            of_its_groups = [
-                label
-                for group, label in zip(groups, labels, strict=True)
-                if any(identity in of_source for identity in group)
-            ]
-            if of_its_groups:
-                renamed[source][name] = of_its_groups[0]
-            elif not of_source:  # an archive does not say which of them it holds
-                renamed[source][name] = f"{name} ({path.name})"
+    for name in dict.fromkeys(identity.name for identity in everyone):
+        groups = _group_same([identity for identity in everyone if identity.name == name])
+        labels = _label_groups(str(name), groups) if len(groups) > 1 else []
+        for new_names, of_source, path in zip(renamed, identities, paths, strict=True):
+            own = [label for label, group in zip(labels, groups, strict=False) if any(p in of_source for p in group)]
+            if own:
+                new_names[name] = own[0]
+            elif labels and not of_source:  # an archive does not say which of them it holds
+                new_names[name] = f"{name} ({path.name})"
     return list(renamed)
+
+
+def _group_same(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentity]]:
+    groups: list[list[PolicyIdentity]] = []
+    for identity in identities:
+        group = next((group for group in groups if all(identity.is_same(other) for other in group)), None)
+        if group is None:
+            groups.append([identity])
+        else:
+            group.append(identity)
+    return groups
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
@@ -193,14 +192,16 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
     Shown are at most three short facts of each group's first member that differ.
     """
     facts = [group[0].all_facts() for group in groups]
-    differing = [key for key in dict.fromkeys(key for of_group in facts for key in of_group)
-                 if len({of_group.get(key) for of_group in facts}) > 1]  # fmt: skip
-    shown = [
-        key
-        for key in differing
-        if all(len(text) <= _LONGEST_TEXT for of_group in facts for text in (key, of_group.get(key, "")))
+    shown = []
+    for key in dict.fromkeys(key for of_group in facts for key in of_group):
+        texts = {of_group.get(key) for of_group in facts}
+        if len(texts) > 1 and all(len(text or "") <= _LONGEST_TEXT for text in (key, *texts)):
+            shown.append(key)
+    stated = [
+        ", ".join(f"{key}={of_group[key]}" if key in of_group else f"no {key}" for key in shown[:_MOST_FACTS])
+        for of_group in facts
     ]
-    labels = [f"{name} ({', '.join(_format_fact(key, of_group) for key in shown[:_MOST_FACTS])})" for of_group in facts]
+    labels = [f"{name} ({text})" for text in stated]
     if not shown or len(set(labels)) < len(labels):
         labels = [
             f"{name} ({', '.join(dict.fromkeys(identity.source.name for identity in group))})" for group in groups
@@ -208,10 +209,6 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
     if len(set(labels)) < len(labels):
         labels = [f"{name} #{number}" for number in range(1, len(groups) + 1)]
     return labels
-
-
-def _format_fact(key: str, facts: Mapping[str, str]) -> str:
-    return f"{key}={facts[key]}" if key in facts else f"no {key}"
 
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:

@@ -17,10 +17,9 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import translated_errors
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import (
-    GREETINGS,
-    LATENCY,
     RUN,
     EpisodeRow,
+    add_facts_of_the_day,
     greetings_by_episode,
     group_greetings,
     read_description,
@@ -53,7 +52,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
 
     The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
-    intact.
+    intact, `RecordError` for a record that cannot be read, `FileError` if the disk refuses.
     """
     if not folders:
         raise RunError("there are no shards to merge", remedy=_REMEDY)
@@ -128,15 +127,14 @@ def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Pat
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    spent = {name: took for shard in shards for name, took in read_latencies(shard.folder).items()}
-    today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
-    said = [(shard.rows, greetings_by_episode(shard.folder)) for shard in shards]
+    latencies = {name: latency for shard in shards for name, latency in read_latencies(shard.folder).items()}
+    stated = [(shard.rows, greetings_by_episode(shard.folder)) for shard in shards]
     greetings = group_greetings(
-        (row, texts[row.episode_id]) for rows, texts in said for row in rows if row.episode_id in texts
+        (row, texts[row.episode_id]) for rows, texts in stated for row in rows if row.episode_id in texts
     )
-    volatile = today | ({LATENCY: spent} if spent else {}) | ({GREETINGS: greetings} if greetings else {})
-    plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": volatile}
-    return {**shards[0].description, **plan}
+    today = {"shards": [shard.description.get("volatile") for shard in shards]}
+    plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
+    return add_facts_of_the_day({**shards[0].description, **plan}, latencies, greetings)
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:

@@ -284,7 +284,7 @@ def open_source(path: Path) -> RecordSource:
 
 
 def require_source(path: Path) -> None:
-    """Raise `RunError` where there is no such file or folder."""
+    """Raise `RunError` if there is no such file or folder."""
     if not path.exists():
         remedy = "Name an archive file or a run folder."
         raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -26,34 +26,20 @@ import msgspec
 from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, Place, RunError
 from safevla_bench.files import make_folder, translated_errors, write_atomically
+from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import (
     ARCHIVE,
     DECISION,
     EPISODES,
-    GREETINGS,
-    LATENCY,
     MANIFEST,
     RUN,
+    add_facts_of_the_day,
     archive_parts,
     dump_json,
     greetings_by_episode,
     group_greetings,
     read_description,
     read_latencies,
-)
-from safevla_bench.sources.runs.parts import (
-    RAW,
-    RawEpisode,
-    changed_parts,
-    count_progress,
-    episode_rows,
-    read_raw,
-    read_record,
-    read_records,
-    remove_raw,
-    require_records,
-    write_raw,
-    write_run,
 )
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import require_free_folder
@@ -69,12 +55,15 @@ class RunWriter:
     def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
         """Make the folder with its run.json, or with `resume` continue the run in it, if there is one.
 
-        Raises `RunError` where the folder holds something else, a run that is not to be resumed or that was asked for
+        Raises `RunError` if the folder holds something else, a run that is not to be resumed or that was asked for
         differently, or a damaged one, or where another process is writing to it; `FileError` where the disk refuses.
         """
         self.folder = folder
-        self.episodes: dict[int, RawEpisode] = {}
-        _make_run_folder(folder)
+        self.episodes: dict[int, parts.RawEpisode] = {}
+        make_folder(folder)
+        with translated_errors(folder):
+            if not (folder / RUN).exists():
+                require_free_folder(folder, _is_of_killed_run)
         self._lock = lock_folder(folder)
         try:
             self.fresh = all(map(_is_of_killed_run, folder.iterdir()))
@@ -88,7 +77,9 @@ class RunWriter:
                 if self.complete:
                     _remove_leftovers(folder)
                 else:
-                    self._open_raw()
+                    (folder / parts.RAW).mkdir(exist_ok=True)
+                    self.episodes = parts.read_raw(folder)
+                    parts.require_records(folder, self.episodes)
         except BaseException:
             unlock_folder(folder, self._lock)
             raise
@@ -101,32 +92,26 @@ class RunWriter:
     ) -> None:
         unlock_folder(self.folder, self._lock)
 
-    def _open_raw(self) -> None:
-        (self.folder / RAW).mkdir(exist_ok=True)
-        episodes = read_raw(self.folder)
-        require_records(self.folder, episodes)
-        self.episodes = episodes
-
-    def add_episode(self, index: int, episode: RawEpisode, record: bytes | None) -> None:
+    def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
         """Keep a finished episode for good; Ctrl-C waits until it is written.
 
         `index` is its place in the plan, `record` the bytes of an `.npz` file; None = it left none. Raises `FileError`
         if the disk refuses; the remedy is the command that resumes the run.
         """
         with _hold_interrupts(), _resumable_errors(self.folder):
-            write_raw(self.folder, index, episode, record)
+            parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
     def reopen(self, places: Mapping[str, int]) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
 
         `places` is the place in the plan of each episode id. Raises `RunError` or `RecordError` if the run is not
-        intact.
+        intact, `FileError` if the disk refuses.
         """
-        for name, problem in changed_parts(self.folder):
+        for name, problem in parts.changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
-        if unplanned := [row.episode_id for row in episode_rows(self.folder) if row.episode_id not in places]:
+        if unplanned := [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
             raise RunError(problem, remedy="Restore it first.", place=Place(file=str(self.folder / EPISODES)))
         with _resumable_errors(self.folder):
@@ -137,36 +122,36 @@ class RunWriter:
 
         Crashed episodes are left out. Sets `episodes` and `complete`.
         """
-        records = read_records(self.folder)
+        records = parts.read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
-        (self.folder / RAW).mkdir(exist_ok=True)
-        for row in episode_rows(self.folder):
+        (self.folder / parts.RAW).mkdir(exist_ok=True)
+        for row in parts.episode_rows(self.folder):
             if row.outcome != "crashed":
                 name = row.episode_id
                 fields = msgspec.structs.asdict(row)
-                episode = RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
-                write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
+                episode = parts.RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
+                parts.write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
         # Until this write the archive counts, and from then on the raw episodes.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
-        self.episodes, self.complete = read_raw(self.folder), False
+        self.episodes, self.complete = parts.read_raw(self.folder), False
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
             stale.unlink(missing_ok=True)
 
     def read_record(self, index: int) -> Batch:
         """Return the record of a finished episode of an unfinished run, by its place in the plan.
 
-        Raises `RecordError` where the record is missing or damaged.
+        Raises `RecordError` if the record is missing or damaged.
         """
-        return read_record(self.folder, index)
+        return parts.read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
         """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`.
 
-        Raises `FileError` where the disk refuses.
+        Raises `FileError` if the disk refuses.
         """
         with _resumable_errors(self.folder):
             for index in set(self.episodes) - set(indices):
-                remove_raw(self.folder, index)
+                parts.remove_raw(self.folder, index)
                 del self.episodes[index]
 
     def finish(self, decision: object = None) -> None:
@@ -177,24 +162,21 @@ class RunWriter:
         """
         with _resumable_errors(self.folder):
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
-            records = (read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record)
-            description = _with_facts_of_the_day(self.description, list(episodes.values()))
+            records = (
+                parts.read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record
+            )
+            latencies = {episode.episode_id: episode.latency for episode in episodes.values() if episode.latency}
+            greeted = ((episode.row, episode.greeting) for episode in episodes.values() if episode.greeting)
+            description = add_facts_of_the_day(self.description, latencies, group_greetings(greeted))
             if decision is not None:
                 description[DECISION] = decision
-            write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
+            parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
             self.complete = True
             _remove_leftovers(self.folder)
 
     def discard(self) -> None:
         """Remove the folder with everything in it, for a run of which nothing was recorded."""
         shutil.rmtree(self.folder)
-
-
-def _make_run_folder(folder: Path) -> None:
-    make_folder(folder)
-    with translated_errors(folder):
-        if not (folder / RUN).exists():
-            require_free_folder(folder, _is_of_killed_run)
 
 
 def _is_of_killed_run(path: Path) -> bool:
@@ -210,7 +192,7 @@ def _require_continuable(folder: Path, description: Mapping[str, object], *, res
     existing = read_description(folder)
     if not resume and existing.get("complete") is False:
         remedy = f"Continue it: safevla eval --resume --out {shlex.quote(str(folder))}; or choose another --out."
-        done, planned = count_progress(folder)
+        done, planned = parts.count_progress(folder)
         problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
         raise RunError(problem, remedy=remedy, place=place)
     if not resume:
@@ -253,19 +235,9 @@ def _format_value(value: object) -> str:
     return f"one with the digest {digest[:12]}" if isinstance(digest, str) else f"{text[:200]}…"
 
 
-def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence[RawEpisode]) -> dict[str, object]:
-    spent = {episode.episode_id: episode.latency for episode in episodes if episode.latency}
-    statements = group_greetings((episode.row, episode.greeting) for episode in episodes if episode.greeting)
-    facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, statements)) if value}
-    if not facts:
-        return dict(description)
-    volatile = description.get("volatile")
-    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
-
-
 def _remove_leftovers(folder: Path) -> None:
-    if (folder / MANIFEST).exists() and (folder / RAW).is_dir():
-        shutil.rmtree(folder / RAW)
+    if (folder / MANIFEST).exists() and (folder / parts.RAW).is_dir():
+        shutil.rmtree(folder / parts.RAW)
     for path in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
         path.unlink()
 
@@ -316,7 +288,7 @@ LOCK = ".lock"
 def lock_folder(folder: Path) -> int:
     """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
 
-    Raises `RunError` where another process holds the lock, and `FileError` where its file cannot be opened. On a file
+    Raises `RunError` if another process holds the lock, and `FileError` where its file cannot be opened. On a file
     system without locks a warning is logged and nothing is locked.
     """
     path = folder / LOCK

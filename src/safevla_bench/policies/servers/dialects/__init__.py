@@ -40,7 +40,10 @@ class CameraView:
     crop: float | None
 
     def __call__(self, image: transforms.Image) -> transforms.Image:
-        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3]."""
+        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3].
+
+        Raises `PolicyError` for an image of another size if the protocol does not resize.
+        """
         shown = transforms.flip_image(image, self.flip)
         if self.jpeg:
             shown = transforms.pass_through_jpeg(shown)
@@ -188,7 +191,10 @@ LARGEST = 4096
 
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped."""
+    """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped.
+
+    `sessions` says that the server keeps a memory by session.
+    """
 
     about: str
     release: str
@@ -224,7 +230,8 @@ def load_dialect_file(name: str) -> DialectFile:
 def load_dialect(name: str) -> Dialect:
     """Return a dialect by its name, with the images, states and gripper of its release.
 
-    Those belong to a model and its server, whatever protocol says how episodes start and end.
+    Those belong to a model and its server, whatever protocol says how episodes start and end. Raises `PolicyError` if
+    there is no such dialect.
     """
     content = load_dialect_file(name)
     inference = load_protocol(content.release).inference

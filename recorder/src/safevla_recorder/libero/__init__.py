@@ -1,1 +1,0 @@
-"""Recording of LIBERO environments in robosuite 1.4."""

@@ -1,0 +1,332 @@
+"""A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset.
+
+A goal (`robocasa_goals.json`) is a verb, then names of the episode's objects or attributes of RoboCasa's task that hold
+a fixture. What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture
+itself, or (`at`) the robot.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, Tuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from safevla_recorder.attachment import (
+    RecordableEnv,
+    TaskLabel,
+    find_layer,
+    package_versions,
+    subscribe_steps,
+)
+from safevla_recorder.episode import Action
+from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
+
+if TYPE_CHECKING:
+    from robocasa.environments.kitchen.kitchen import Kitchen
+
+    import mujoco
+    from safevla_recorder.episode_cutter import EpisodeCutter
+
+Goal = Tuple[str, ...]
+AT = "at"
+_PUTS = ("in", "on", "under")
+_OBJECTS_FOLDER = "/objects/"
+BENCHMARK = "robocasa-365"
+EMBODIMENT = "PandaOmron"
+ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
+STANDIN_MARK = "standin_assets"
+_README = "README.txt"
+_PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy")
+_STATE_SETTERS = ("set_state", "set_state_from_flattened")
+_GRIPPER, _MODE = 6, 11
+_LARGEST_SEED = 2**63
+ARM_MEMORY = ("initial_joint", "goal_pos", "goal_ori", "origin_pos", "origin_ori")
+"""Attributes of the arm's controller that its next torques depend on beside the simulator's state."""
+DRAWING_OPTIONS = (
+    "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
+    "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
+    "robot_spawn_deviation_pos_x", "robot_spawn_deviation_pos_y", "robot_spawn_deviation_rot",
+)  # fmt: skip
+"""Options of a `Kitchen` that decide what a reset draws; it keeps each under its name and reads it at the reset."""
+
+
+def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
+    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
+
+    `goal` is what the task's success asks for, as `robocasa_goals.json` has it, in place of the known one. Raises
+    `HostError` if the kitchen is being recorded already, has another robot, or a task whose goal is not known.
+    """
+    module = sys.modules.get("robocasa.environments.kitchen.kitchen")
+    kitchen = None if module is None else find_layer(env, module.Kitchen)
+    return None if kitchen is None else RecordableKitchen(kitchen, goal)
+
+
+class RecordableKitchen(RecordableEnv):
+    """One `Kitchen`, of any task whose goal is known. Its model may be made later: RoboCasa makes one at each reset."""
+
+    host = "robocasa"
+    embodiment = EMBODIMENT
+    wait_steps = 0
+    """RoboCasa's reset settles by itself."""
+    action_size = 12
+
+    def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
+        """Read the task, its goal and the versions of a kitchen.
+
+        Raises `HostError` if it is being recorded already or has another robot, or the goal of its task is not known.
+        """
+        _require_robot(kitchen)
+        name = type(kitchen).__name__
+        super().__init__(kitchen, TaskLabel(BENCHMARK, name, name), installed_versions())
+        self._goal = _find_goal(name, goal)
+        self._memory: Mapping[str, object] = {}
+
+    def set_init_states(self, init_states: ArrayLike) -> None:
+        raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
+
+    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+        kitchen = self._env
+        of_simulation: list[Undo] = []
+
+        def watch_states() -> None:
+            """Move the hooks on states set from outside to the kitchen's present simulation, if it has one."""
+
+            def set_state(original: Any, *args: object, **kwargs: object) -> object:
+                cutter.on_interruption()
+                result = original(*args, **kwargs)
+                cutter.on_state_set(None)
+                return result
+
+            undo_all(of_simulation)
+            if kitchen.sim is not None:
+                of_simulation.extend(wrap_method(kitchen.sim, name, set_state) for name in _STATE_SETTERS)
+
+        def reset(original: Any, *args: object, **kwargs: object) -> object:
+            cutter.on_interruption()
+            undo_all(of_simulation)  # the reset moves robot and objects itself
+            seed = fresh_seed(kitchen.rng)
+            if seed is not None:
+                cutter.on_seed(seed)
+            observation = original(*args, **kwargs)
+            cutter.on_reset()
+            watch_states()
+            return observation
+
+        watch_states()
+        hooks: list[Undo] = [
+            partial(undo_all, of_simulation),
+            wrap_method(kitchen, "reset", reset),
+            *subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
+        ]
+        return partial(undo_all, hooks)
+
+    def start_recorder(self) -> tuple[Recorder, Undo]:
+        kitchen = self._env
+        self._memory = read_memory(kitchen)
+        scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
+        method = "step2" if kitchen.lite_physics else "step"
+        return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
+
+    def fixture_roots(self) -> list[str]:
+        roots = {fixture.root_body for fixture in self._env.fixtures.values()}
+        return sorted(roots & set(name_bodies(self._env.sim.model._model, {})))
+
+    def is_still(self, action: Action) -> bool:
+        return not np.any(np.delete(action, [_GRIPPER, _MODE]))
+
+    def target_object(self) -> str | None:
+        return goal_target(self._goal)
+
+    def instruction(self) -> str:
+        return episode_meta(self._env)["lang"] or self.task.instruction
+
+    def header_fields(self) -> dict[str, object]:
+        """Return what rebuilds the kitchen, with what the controller and solver remembered when the recorder was
+        started; and a mark if assets are stand-ins.
+        """
+        kitchen = self._env
+        model = kitchen.sim.model._model
+        joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
+        options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
+        description = {
+            "layout": _plain_id(kitchen.layout_id),
+            "style": _plain_id(kitchen.style_id),
+            "joints": joints,
+            "options": options,
+            "memory": self._memory,
+            "ep_meta": episode_meta(kitchen),
+        }
+        fields: dict[str, object] = {self.host: description}
+        return {**fields, STANDIN_MARK: True} if self.versions[ASSETS_ENTRY] != OFFICIAL else fields
+
+
+def read_memory(kitchen: Any) -> dict[str, object]:
+    """Return what no simulator state holds and the next step depends on: the solver's last accelerations
+    (`qacc_warmstart`), from which it starts, the arm's goals, and the gripper's `current_action`, from which it moves.
+    """
+    (robot,) = kitchen.robots
+    (arm,) = robot.arms
+    controller = robot.composite_controller.part_controllers[arm]
+    return {
+        "qacc_warmstart": to_plain(kitchen.sim.data._data.qacc_warmstart),
+        "arm": {name: to_plain(getattr(controller, name)) for name in ARM_MEMORY},
+        "gripper": to_plain(robot.gripper[arm].current_action),
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on, by distribution, and whose assets RoboCasa has."""
+    root = Path(sys.modules["robocasa.models"].assets_root)
+    return {**package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
+
+
+def is_standin(root: Path) -> bool:
+    """Return whether a tree of assets says in README.txt that it stands in for RoboCasa's; False without README."""
+    readme = root / _README
+    return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
+
+
+def fresh_seed(generator: np.random.Generator) -> int | None:
+    """Return the seed of a generator that has drawn nothing yet; None if it has, or nobody gave it one below 2**63.
+
+    >>> generator = np.random.default_rng(7)
+    >>> fresh_seed(generator)
+    7
+    >>> _ = generator.random()
+    >>> fresh_seed(generator)
+    """
+    bits: Any = generator.bit_generator
+    seed = getattr(getattr(bits, "seed_seq", getattr(bits, "_seed_seq", None)), "entropy", None)
+    if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _LARGEST_SEED:
+        return None
+    return int(seed) if np.random.default_rng(int(seed)).bit_generator.state == bits.state else None
+
+
+def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
+    goals = known_goals()
+    if goal is not None:
+        words = () if isinstance(goal, str) else tuple(goal)
+        if len(words) < 2 or not all(isinstance(word, str) for word in words):
+            remedy = 'Give a verb and names: goal=("in", "obj", "container") or goal=("open", "drawer").'
+            raise HostError(f"{goal!r} is no goal", remedy=remedy)
+        return words
+    if task not in goals:
+        problem = f"the goal of RoboCasa's task {task} is not known here, and with it what is target and what bystander"
+        remedy = (
+            'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the task.'
+        )
+        raise HostError(problem, remedy=f"{remedy} Known: {', '.join(goals)}.")
+    return goals[task]
+
+
+def _plain_id(value: object) -> object:
+    return int(value) if isinstance(value, (int, np.integer)) else str(value)
+
+
+def _require_robot(kitchen: Any) -> None:
+    names = [str(name) for name in kitchen.robot_names]
+    if names != [EMBODIMENT]:
+        remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
+        raise HostError(f"the robot {', '.join(names)} is not {EMBODIMENT}, whose arm records are of", remedy=remedy)
+
+
+# The scene: names, roles and tracked bodies, the task's goal, the episode's meta
+
+
+@lru_cache(maxsize=None)
+def known_goals() -> dict[str, Goal]:
+    """Return the goal of each task whose goal is known, by RoboCasa's name of the task. Cached."""
+    goals = json.loads(Path(__file__).with_name("robocasa_goals.json").read_text(encoding="utf-8"))
+    return {name: tuple(words) for name, words in goals.items()}
+
+
+def goal_target(goal: Goal) -> str | None:
+    """Return the object that the goal puts somewhere; None if there is none."""
+    return goal[1] if goal[0] in _PUTS else None
+
+
+def moved_fixture(goal: Goal) -> str | None:
+    """Return the attribute of RoboCasa's task with the fixture that the goal moves; None if there is none."""
+    return goal[1] if goal[0] not in (*_PUTS, AT) else None
+
+
+def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
+    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it.
+
+    Paths of objects are relative to the assets' folder `objects`, which is how RoboCasa takes them on any machine.
+    """
+    return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
+
+
+def to_plain(value: object) -> Any:
+    """Return a value in the types of JSON, recursively: mappings as dicts with text keys, arrays and sets as lists.
+
+    A text is cut to what follows its last `/objects/`. Other values become their `name`, else their text.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(inner) for inner in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return to_plain(value.tolist())
+    if isinstance(value, str):
+        return value.rpartition(_OBJECTS_FOLDER)[2]
+    return value if value is None or isinstance(value, (bool, int, float)) else getattr(value, "name", str(value))
+
+
+LID = "lid"
+"""The blender's lid: a fixture in RoboCasa, but held and put in place like an object, and so recorded as one."""
+_GRIP_SITE = "gripper0_right_grip_site"
+_ROBOT = "robot0_base"
+
+
+def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> Scene:
+    """Return names and roles of the kitchen's present model.
+
+    Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of
+    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    """
+    model = kitchen.sim.model._model
+    objects = _find_objects(kitchen, target)
+    robot = subtree_bodies(model, int(model.body(_ROBOT).id))
+    body_name = name_bodies(model, objects)
+    moved = _moved_bodies(kitchen, moved_fixture, model)
+    fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
+    links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
+    targets = [target] if target else []
+    fingers = kitchen.robots[0].gripper["right"].important_geoms
+    return Scene(
+        body_name=body_name,
+        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot),
+        objects=objects,
+        links=links,
+        fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),
+        eef_site=int(model.site(_GRIP_SITE).id),
+        arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
+        # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
+        # goes for a few substeps and comes back with the force of the overlap.
+        apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
+    )
+
+
+def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
+    objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
+    if target == LID:
+        lid = kitchen.blender.blender_lid
+        objects[LID] = int(kitchen.sim.model._model.body(lid.root_body).id)
+    return objects
+
+
+def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
+    if moved_fixture is None:
+        return ()
+    fixture = getattr(kitchen, moved_fixture)
+    return subtree_bodies(model, int(model.body(fixture.root_body).id))

@@ -1,1 +1,0 @@
-"""Recording of RoboCasa kitchens in robosuite 1.5."""

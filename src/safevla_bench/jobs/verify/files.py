@@ -1,0 +1,462 @@
+"""Findings of the checks of a run folder, and the checks of its files.
+
+Digests, the same episodes in table and archive, and scores: the records judged again, compared byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from safevla_bench import archive
+from safevla_bench.archive.parquet_guard import read_table
+from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
+from safevla_bench.files import read_input
+from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge, recorded_suites
+from safevla_bench.jobs.evaluation.outputs import score_files
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.ruleset import Provenance, Ruleset, choose_library, load_ruleset
+from safevla_bench.sources.runs import folder
+from safevla_bench.sources.runs.folder import MANIFEST, MAX_SCORES_BYTES, RUN, SCORES, SCORES_TABLE, EpisodeRow
+from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
+from safevla_bench.sources.runs.plan_check import compare_plan
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.marks import standin_benchmarks
+from safevla_bench.version import __version__
+
+CheckVerdict = Literal["agrees", "differs", "unchecked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: its name, its verdict, and the details or the reason why it is open."""
+
+    check: str
+    verdict: CheckVerdict
+    said: str
+    wanted: bool = True
+    """True if the user asked for the check; if it is open, the verification is open."""
+    uncompared: tuple[str, ...] = ()
+    """Channels and fields that an agreement does not cover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All findings, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether no check differs."""
+        return all(finding.verdict != "differs" for finding in self.findings)
+
+    @property
+    def has_open_checks(self) -> bool:
+        """Return whether a check that was asked for is open."""
+        return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
+
+
+def agreement(check: str, detail: str) -> Finding:
+    """Return the finding of a check that agrees."""
+    return Finding(check, "agrees", detail)
+
+
+def mismatch(check: str, detail: str) -> Finding:
+    """Return the finding of a check that differs."""
+    return Finding(check, "differs", detail)
+
+
+def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
+    """Return the finding of a check that could not be made; `detail` is the reason."""
+    return Finding(check, "unchecked", detail, wanted)
+
+
+# Digests and episodes
+
+
+PARTS, FILES, EPISODES = "archive parts", "files", "episodes"
+_SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
+"""Fields that both the table and a record hold."""
+
+
+def check_parts(run: Path) -> list[Finding]:
+    """Check the parts of the archive against the manifest's digests.
+
+    There is one finding for each part that is changed, missing or added, and one if all agree. Raw records, which have
+    no digests, give an open finding.
+    """
+    if has_raw(run) and not folder.archive_parts(run):
+        reason = "the raw records of safevla-recorder have no digests"
+        return [open_check(PARTS, f"{reason}; the checksums in each file are checked by reading", wanted=False)]
+    try:
+        findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
+    except RunError as error:
+        return [mismatch(PARTS, str(error))]
+    return findings or [agreement(PARTS, f"{len(folder.archive_parts(run))} match their sha256 in {MANIFEST}")]
+
+
+def check_files(run: Path) -> list[Finding]:
+    """Check the files beside the archive, run.json and the manifest among them, against the manifest's digests.
+
+    Open where the manifest is missing or damaged, which `check_parts` says, or has no digests of them.
+    """
+    try:
+        changed = changed_files(run)
+    except RunError:
+        return [open_check(FILES, f"{MANIFEST} has no digests of them", wanted=False)]
+    findings = [mismatch(FILES, detail) for detail in changed]
+    return findings or [agreement(FILES, f"each matches its sha256 in {MANIFEST}, facts of the day included")]
+
+
+@dataclass(frozen=True)
+class ArchiveContents:
+    """Headers and lengths of the episodes of an archive of any size; records are read in batches of bounded size."""
+
+    parts: tuple[Path, ...]
+    headers: tuple[Header, ...]
+    steps: tuple[int, ...]
+    """Actions of each episode."""
+    standin: tuple[str, ...]
+    """The benchmarks that were simulated with stand-ins for the host's own assets."""
+    problems: tuple[RecordError, ...]
+
+    @classmethod
+    def read(cls, source: Path) -> Self:
+        """Read all of a run folder's archive, or of an archive; damaged episodes are its `problems`.
+
+        Raises `RunError` if a raw row is damaged.
+        """
+        paths = record_files(source) if source.is_dir() else [source]
+        headers: list[Header] = []
+        steps: list[int] = []
+        standin: dict[str, None] = {}
+        problems: list[RecordError] = []
+        for batch in archive.read_episodes(paths):
+            if isinstance(batch, RecordError):
+                problems.append(batch)
+                continue
+            headers += batch.headers
+            steps += (batch.lengths - 1).tolist()
+            standin |= dict.fromkeys(standin_benchmarks(batch))
+        return cls(tuple(paths), tuple(headers), tuple(steps), tuple(standin), tuple(problems))
+
+    def read_episode(self, index: int) -> Batch:
+        """Return the episode of an index among the headers as a batch of one, read anew.
+
+        Raises `RunError` where the archive no longer holds an episode of that id.
+        """
+        name = self.headers[index].episode_id
+        places = None if self.problems else [index]  # behind damage the places are not known
+        for batch in archive.read_episodes(self.parts, places):
+            if isinstance(batch, Batch) and name in (episode_ids := [header.episode_id for header in batch.headers]):
+                return select_episodes(batch, [episode_ids.index(name)])
+        problem = "it changed while it was read"
+        raise RunError(problem, remedy="Verify when nothing writes there.", place=Place(file=str(self.parts[0])))
+
+
+def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
+    """Check that the planned episodes are listed, and that each has one record, with the same task, seeds and outcome.
+
+    There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
+    """
+    has_table = (run / folder.EPISODES).exists()
+    if not has_table and not has_raw(run):
+        return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
+    try:
+        rows = episode_rows(run)
+    except RunError as error:
+        return [mismatch(EPISODES, str(error))]
+    table = folder.EPISODES if has_table else "raw"
+    details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, records, table)]
+    crashed = sum(row.outcome == "crashed" for row in rows)
+    detail = f"{len(rows)} in {table}, {len(records.headers)} of them with a record and {crashed} crashed without one"
+    return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
+
+
+def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
+    difference = compare_plan(folder.read_description(run), rows)
+    yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
+    if difference.unnamed:
+        yield f"{difference.unnamed} planned by {RUN} are not in {table}"
+    if difference.unplanned:
+        yield f"{difference.unplanned} in {table} are not planned by {RUN}, or there twice"
+
+
+def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
+    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
+    row_by_id = {row.episode_id: row for row in rows}
+    record_by_id = {
+        header.episode_id: (header, count) for header, count in zip(records.headers, records.steps, strict=True)
+    }
+    if len(row_by_id) < len(rows):
+        yield f"{table} names an episode twice"
+    for name, row in row_by_id.items():
+        if row.outcome == "crashed" and name in record_by_id:
+            yield f"{name!r} crashed by {table}, and the archive has a record of it"
+        elif row.outcome != "crashed" and name not in record_by_id:
+            yield f"{name!r} is in {table}, and the archive has no record of it"
+        elif name in record_by_id:
+            yield from _field_mismatches(row, *record_by_id[name], table)
+    yield from (f"{name!r} is in the archive, and not in {table}" for name in record_by_id if name not in row_by_id)
+
+
+def _field_mismatches(row: EpisodeRow, header: Header, steps: int, table: str) -> Iterator[str]:
+    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS}
+    pairs["steps"] = row.steps, steps
+    for field, (listed, recorded) in pairs.items():
+        if listed != recorded:
+            yield f"{row.episode_id!r}, {field}: {listed!r} in {table}, {recorded!r} in the archive"
+
+
+# Differences of two JSON values
+
+
+ABSENT = object()
+"""Stands for a value that one side lacks."""
+
+
+def value_differences(
+    first: object, second: object, field: str = "", tolerance: float = 0.0
+) -> Iterator[tuple[str, object, object]]:
+    """Yield (place, value, other value) for each difference of two JSON values; a place is such as `field.b[2]`.
+
+    Lists of different lengths, and values of different types, differ as a whole. Numbers of a type differ by more than
+    `tolerance`, absolute and relative, if that is not 0.
+    """
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in [*first, *(key for key in second if key not in first)]:
+            place = f"{field}.{key}" if field else key
+            yield from value_differences(first.get(key, ABSENT), second.get(key, ABSENT), place, tolerance)
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for index, (item, other) in enumerate(zip(first, second, strict=True)):
+            yield from value_differences(item, other, f"{field}[{index}]", tolerance)
+    elif type(first) is not type(second) or not _is_equal(first, second, tolerance):
+        yield field, first, second
+
+
+def _is_equal(first: object, second: object, tolerance: float) -> bool:
+    if isinstance(first, float) and isinstance(second, float):
+        near = bool(tolerance) and np.isclose(first, second, rtol=tolerance, atol=tolerance)
+        return bool(near) or first.hex() == second.hex()
+    return first == second
+
+
+def format_value(value: object) -> str:
+    """Return a value as JSON, cut after 200 characters; "nothing" for a value that is not there."""
+    text = "nothing" if value is ABSENT else json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+# Scores
+
+
+SOURCE = "judged archive"
+LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesetFiles:
+    """The specification and registry files that judged; scores.json holds their digests, not their paths."""
+
+    library: str | None = None
+    """None = the default, or as the run was judged."""
+    specs: tuple[Path, ...] = ()
+    registry: tuple[Path, ...] = ()
+    as_judged: bool = False
+    """Take what the run folder itself says of its rules, where no file is named."""
+
+
+def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Ruleset:
+    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds."""
+    if not (files.library or files.specs or files.registry):
+        return replace(find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
+    options = ("capabilities", "missing", "applicability") if files.as_judged else ()
+    loaded = load_ruleset(
+        files.library or choose_library(recorded_suites([run])),
+        spec_files=files.specs,
+        registry_files=files.registry,
+        **{name: getattr(provenance, name) for name in ("intervals", *options)},
+    )
+    return add_host_registries(loaded, [run], as_judged=files.as_judged)
+
+
+_OPTIONS = attrgetter("library.name", "capabilities", "missing", "applicability")
+_REMEDY = "Check by its maker's rules with --rules as-judged, by files of your own with --library and --rules."
+
+
+def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
+    """Compare library, registry and version with those that judged, and both score files with a new judgement.
+
+    Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
+    of another name or other options; a mismatch where scores.json is damaged, or missing beside scores.parquet.
+    """
+    if not (run / SCORES).exists():
+        has_table = (run / SCORES_TABLE).exists()
+        reason = "missing; nothing says how the run was judged"
+        return [mismatch(SCORES, reason) if has_table else open_check(SCORES, reason, wanted=False)]
+    try:
+        document, provenance = _read_scores(run)
+    except RunError as error:
+        return [mismatch(SCORES, str(error))]
+    try:
+        ruleset = _load_ruleset(run, provenance, files)
+        if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
+            makers = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
+            return [open_check(SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
+        findings = _compare_judges(provenance, ruleset)
+    except SafevlaError as error:
+        return [open_check(SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
+    if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
+        reason = "not judged again: the specifications or tags are not those that judged"
+        return [*findings, open_check(SCORES, reason)]
+    return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
+
+
+def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
+    place = Place(file=str(run / SCORES))
+    try:
+        document = json.loads(read_input(run / SCORES, MAX_SCORES_BYTES))
+        provenance = document.get("judged_by") if isinstance(document, dict) else None
+        return document, msgspec.convert(provenance, Provenance)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        remedy = "Judge the run anew: safevla score RUN --out DIR."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
+
+
+def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+    library, registry = ruleset.library, ruleset.registry
+    tags = "with files" if ruleset.registry_files else "built-in"
+    if provenance.version == __version__:
+        version = agreement(VERSION, f"safevla-bench {__version__}")
+    else:
+        version = mismatch(VERSION, f"safevla-bench {provenance.version} judged, this is {__version__}")
+    return [
+        _compare_digest(LIBRARY, provenance.library.digest, library.digest, library.name),
+        _compare_digest(REGISTRY, provenance.registry.digest, registry.digest, tags),
+        version,
+    ]
+
+
+def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
+    if judged == digest:
+        return agreement(check, f"{name}, digest {digest}")
+    option = "--library FILE or --rules FILE" if check == LIBRARY else "--rules FILE"
+    remedy = f"Where a file of your own judged, name it: {option}."
+    return mismatch(check, f"{name} has the digest {digest} here; {judged} judged\n{remedy}")
+
+
+def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+    """Judge the records again and return findings for the archive's digest and both score files."""
+    try:
+        judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
+    except SafevlaError as error:
+        errors = error.errors if isinstance(error, CollectedError) else (error,)
+        more = f"{errors[0]}\n{len(errors) - 1} more like this" if len(errors) > 1 else str(error)
+        return [mismatch(SCORES, f"the records cannot be judged: {more}")]
+    before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
+    if judged.left_out.count != before:
+        detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
+        return [mismatch(SCORES, detail)]
+    # Digests, version and sources are compared on their own; messages of invalid episodes name the folder as it was.
+    sources = document.get("sources", [])
+    origins = [source.to_document() for source in judged.sources]
+    judged = replace(judged, provenance=provenance)
+    contents = score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
+    return [
+        _check_source(run, sources, json.loads(folder.dump_json(origins))),
+        _check_scores_json(run, contents[SCORES]),
+        _check_scores_table(run, contents[SCORES_TABLE]),
+    ]
+
+
+def _check_source(run: Path, sources: object, expected: object) -> Finding:
+    """Compare the archive's digest with that which scores.json names, then all that this says of the run."""
+    (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
+    judged = source.get("archive_sha256") if isinstance(source, dict) else None
+    digest = folder.archive_digest(run)
+    if digest is None or judged is None:
+        return open_check(SOURCE, f"{MANIFEST if digest is None else SCORES} does not say which archive it is")
+    if judged != digest:
+        return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
+    difference = next(_value_differences(sources, expected, "sources"), None)
+    if difference:
+        return mismatch(SOURCE, difference)
+    return agreement(SOURCE, f"the one that was judged, digest {digest}")
+
+
+def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:
+    specs = document.get("specs")
+    names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()
+    spec_ids = {spec.spec_id for spec in judged.scores.specs}
+    return bool(names - spec_ids) and bool(names & set(judged.library.legacy))
+
+
+def _check_scores_json(run: Path, expected: bytes) -> Finding:
+    written = read_input(run / SCORES, MAX_SCORES_BYTES)
+    if written == expected:
+        return agreement(SCORES, "judged again, the same bytes")
+    differences = _document_differences(json.loads(written), json.loads(expected))
+    return mismatch(SCORES, next(differences, "the bytes differ, and no value does"))
+
+
+def _check_scores_table(run: Path, expected: bytes) -> Finding:
+    """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
+    path = run / SCORES_TABLE
+    if not path.exists():
+        return mismatch(SCORES_TABLE, "missing")
+    written = read_input(path, MAX_SCORES_BYTES)
+    if written == expected:
+        return agreement(SCORES_TABLE, "judged again, the same bytes")
+    try:
+        rows = read_table(written, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+    except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
+        return mismatch(SCORES_TABLE, f"cannot be read: {error}")
+    expected_rows = read_table(expected, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+    difference = next(_document_differences({"episodes": rows}, {"episodes": expected_rows}), None)
+    if difference:
+        return mismatch(SCORES_TABLE, difference)
+    return agreement(SCORES_TABLE, "judged again, the same rows; another Parquet writer made other bytes of them")
+
+
+def _document_differences(written: object, expected: object) -> Iterator[str]:
+    """Yield a sentence for each difference, of episodes by their ids first, as two score files may list others."""
+    episodes = list(_episode_differences(_rows_by_episode(written), _rows_by_episode(expected)))
+    yield from episodes
+    if episodes:
+        written, expected = (
+            {**document, "episodes": ()} if isinstance(document, dict) else document for document in (written, expected)
+        )
+    yield from _value_differences(written, expected)
+
+
+def _episode_differences(written: Mapping[object, object], expected: Mapping[object, object]) -> Iterator[str]:
+    for name in {**written, **expected}:
+        if name not in expected:
+            yield f"episode {name!r} is here, and is not among what the archive gives"
+        elif name not in written:
+            yield f"episode {name!r} is missing here"
+        else:
+            for difference in _value_differences(written[name], expected[name]):
+                yield f"episode {name!r}, {difference}"
+
+
+def _rows_by_episode(document: object) -> dict[object, object]:
+    rows = document.get("episodes") if isinstance(document, dict) else None
+    return {
+        str(row.get("episode_id")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)
+    }
+
+
+def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:
+    for place, value, other in value_differences(written, expected, field):
+        yield f"{place}: {format_value(value)} is written, the archive gives {format_value(other)}"

@@ -1,0 +1,435 @@
+"""Replays of recorded episodes: their actions are played again, recorded by our own recorder, and all is compared.
+
+A replay shows that the actions lead to what is recorded. It does not show where the actions came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench import hosts
+from safevla_bench.archive.json_text import encode_json
+from safevla_bench.errors import HostError, RunError, SafevlaError
+from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
+from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
+from safevla_bench.jobs.evaluation.request import OWN_LOOP
+from safevla_bench.jobs.verify.files import (
+    ABSENT,
+    ArchiveContents,
+    Finding,
+    agreement,
+    format_value,
+    mismatch,
+    open_check,
+    value_differences,
+)
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
+from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.trajectory import marks
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.version import __version__
+from safevla_recorder.channels import CHANNELS
+from safevla_recorder.episode import EARLIER_SEED
+
+ProgressCallback = Callable[[int, str], None]
+"""Called before each episode with the number of finished episodes and the id of the next."""
+REPLAY = "replay"
+_OWN_PACKAGE = "safevla-bench"
+_FROM_STATE = 1e-5
+"""Largest difference, absolute or relative, in a replay from a recorded state that still agrees."""
+PROCESSOR = (
+    "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
+    "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
+    "records."
+)
+
+
+# Comparison of a record with its replay
+
+
+UNJUDGED = ("sim_state",)
+"""Channels that no clause reads: a record may lack them."""
+OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body")
+"""Channels that hang on the step before, which no simulator state holds."""
+_PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
+_RUN_FIELDS = frozenset(
+    (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
+    + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
+)
+"""Fields of an episode that the run or its start give and not the host, and those that are compared on their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a record and its replay differ in one channel, or in one field of the header."""
+
+    channel: str
+    field: str
+    """The place in the channel, such as `body_pos_m.cup[0]`."""
+    recorded: object
+    replayed: object
+    """Plain values of JSON, `ABSENT` where that side has none."""
+    source: str = "replay"
+    """Where the second value is from."""
+    step: int | None = None
+    """The record, from 0; None in the header."""
+
+    def __str__(self) -> str:
+        where = self.field if self.step is None else f"step {self.step}, {self.field}"
+        recorded, other = format_value(self.recorded), format_value(self.replayed)
+        return f"{where}: {recorded} is recorded, the {self.source} has {other}"
+
+
+_Step = dict[str, msgspec.Raw]
+
+
+class _Line(msgspec.Struct):
+    """An episode as JSON, the channels of its steps undecoded."""
+
+    steps: list[_Step]
+
+
+def compare_records(
+    recorded: Batch, replayed: Batch, tolerance: float = 0.0, *, lenient: bool = False, skip_first: Sequence[str] = ()
+) -> tuple[list[Difference], list[str]]:
+    """Return the first difference in each channel and field of the header, the earliest first, and what was not
+    compared.
+
+    Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
+    decide verdicts too. Numbers are equal bit for bit, or differ by at most `tolerance`, absolute or relative. A
+    channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not compared, and named.
+
+    Args:
+        recorded: one episode.
+        replayed: the same episode, recorded anew.
+        tolerance: in the unit of each channel; 0 = bit for bit.
+        lenient: whether the record may lack channels and fields, as one of a loop of another's may.
+        skip_first: channels whose record 0 is not compared.
+    """
+    lines = [encode_json(batch) for batch in (recorded, replayed)]
+    steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
+    differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
+    if len(steps) != len(again):
+        differences.append(Difference("steps", "steps", len(steps), len(again)))
+    uncompared = []
+    for name in (spec.name for spec in CHANNELS):
+        is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
+        if is_replayed and not is_recorded and (lenient or name in UNJUDGED):
+            uncompared.append(name)
+        else:
+            differences += _channel_difference(name, steps, again, tolerance, first=int(name in skip_first))
+    return sorted(differences, key=lambda difference: difference.step or 0), uncompared
+
+
+def _header_differences(
+    recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
+) -> Iterator[Difference]:
+    shared = {marks.STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
+    names = shared if lenient else {*recorded, *replayed}
+    for name in sorted(names - _RUN_FIELDS):
+        yield from _first_difference(name, recorded.get(name, ABSENT), replayed.get(name, ABSENT))
+
+
+def _channel_difference(
+    name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
+) -> Iterator[Difference]:
+    for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
+        own, other = (bytes(side[name]) if name in side else b"" for side in sides)
+        if own != other:
+            values = [msgspec.json.decode(text) if text else ABSENT for text in (own, other)]
+            if difference := next(_first_difference(name, values[0], values[1], tolerance), None):
+                yield replace(difference, step=step)
+                return
+
+
+def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Iterator[Difference]:
+    for field, value, other in value_differences(first, second, name, tolerance):
+        yield Difference(name, field, value, other)
+        return
+
+
+def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
+    """Return where a record's id, start, seed and horizon are not those of the plan."""
+    expected = (planned.episode_id, planned.start.env_seed, planned.start.init_state_index, planned.seed)
+    pairs = zip(_PLANNED, (*expected, planned.horizon), strict=True)
+    return [
+        Difference(name, name, value, plan, source="plan")
+        for name, plan in pairs
+        if (value := getattr(header, name)) != plan
+    ]
+
+
+def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
+    """Return where success and outcome of a record are not those of its replay, or it goes on beyond its end.
+
+    `successes` is the host's native success after each action of the replay; `planned` is None where no plan decides
+    start and horizon.
+    """
+    steps, success = len(successes), bool(successes and successes[-1])
+    differences = [] if header.success == success else [Difference("success", "success", header.success, success)]
+    outcomes = _possible_outcomes(success=success, at_end=None if planned is None else steps == planned.horizon)
+    if header.outcome_label not in outcomes:
+        differences.append(Difference("outcome", "outcome", header.outcome, " or ".join(outcomes)))
+    if planned and planned.stop_at_success and True in successes[:-1]:
+        differences.append(Difference("success", "success", False, True, step=successes.index(True) + 1))
+    if planned and steps > planned.horizon:
+        differences.append(Difference("steps", "steps", steps, planned.horizon, source="plan"))
+    return differences
+
+
+def _possible_outcomes(*, success: bool, at_end: bool | None) -> tuple[str, ...]:
+    if success:
+        return ("success",)
+    early = ("invalid_action", "stopped")
+    return ("failure", "timeout", *early) if at_end is None else ("timeout",) if at_end else early
+
+
+# Replays
+
+
+@dataclass(frozen=True)
+class _ReplaySetting:
+    """What the replays of a run share: the host, its tasks and versions here, and the run's rules of episodes."""
+
+    host: Host
+    tasks: Mapping[tuple[str, str], Task]
+    versions: Mapping[str, str]
+    rules: EvaluationProtocol
+    run: _RunFields
+    is_own_loop: bool
+    replayed_policies: frozenset[str]
+    """The policies that played a recording, from whose start each of their episodes began."""
+
+    def plan(self, header: Header) -> PlannedEpisode | None:
+        """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
+        if self.is_own_loop or header.policy is None or header.policy in self.replayed_policies:
+            return None
+        task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
+        episode = int(number) if number.isdecimal() and len(number) < 10 else 0
+        recorded, seed = {(header.policy, task): [episode]}, self.run.seed or 0
+        (planned,) = plan_episodes(
+            [task], None, [header.policy], self.rules, seed=seed, max_steps=self.run.max_steps, recorded=recorded
+        )
+        if header.env_seed is None or not planned.seed_from_server:
+            return planned
+        return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
+
+
+def check_replays(
+    run: Path, records: ArchiveContents, indices: Sequence[int], observer: ProgressCallback
+) -> list[Finding]:
+    """Play the recorded episodes of some indices again in their host, and return a finding for each.
+
+    A single open finding says why where the host cannot be used here or run.json does not tell how episodes start.
+    Raises `RunError` where the archive changes meanwhile.
+    """
+    try:
+        setting = _read_setting(run)
+    except msgspec.ValidationError:
+        return [open_check(REPLAY, "run.json does not say how an episode starts")]
+    except SafevlaError as error:
+        return [open_check(REPLAY, f"the host cannot be used here: {error}")]
+    findings = []
+    for done, index in enumerate(indices):
+        header = records.headers[index]
+        observer(done, header.episode_id)
+        episode = records.read_episode(index)
+        findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, episode))
+    return findings
+
+
+def _read_setting(run: Path) -> _ReplaySetting:
+    """Return what the replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
+    description = read_description(run)
+    protocol, arguments, suites = (description.get(name) for name in ("protocol", "host_arguments", "suites"))
+    rules = msgspec.convert(_complete_protocol(protocol), EvaluationProtocol)
+    fields = msgspec.convert(description, _RunFields)
+    texts = {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
+    host = hosts.make_host(str(description.get("host")), texts, named_by=run / RUN)
+    tasks = [task for suite in (suites if isinstance(suites, list) else ()) for task in host.tasks(str(suite))]
+    return _ReplaySetting(
+        host,
+        {(task.benchmark, task.task_id): task for task in tasks},
+        host.versions(),
+        rules,
+        fields,
+        isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP,
+        frozenset(policy.policy for policy in fields.policies if (policy.spec or policy.policy).startswith("replay:")),
+    )
+
+
+class _PolicyFields(msgspec.Struct):
+    policy: str
+    spec: str | None = None
+
+
+class _RunFields(msgspec.Struct):
+    """The part of run.json that the plan of episodes depends on, beside the protocol."""
+
+    seed: int | None = None
+    max_steps: int | None = None
+    policies: tuple[_PolicyFields, ...] = ()
+
+
+def _complete_protocol(protocol: object) -> object:
+    if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
+        return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
+    waited = protocol.get("wait_steps")
+    alike = waited[0] if isinstance(waited, list) and len(waited) == 1 else None
+    return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": alike, "wait_steps_by_suite": {}}
+
+
+def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
+    """Return `count` indices of episodes in ascending order, fewer if there are not so many.
+
+    The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
+    """
+
+    def key(index: int) -> bytes:
+        header = headers[index]
+        return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
+
+    return sorted(sorted(range(len(headers)), key=key)[:count])
+
+
+def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
+    header = episode.headers[0]
+    if (header.benchmark, header.task_id) not in setting.tasks:
+        return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
+    if not episode.action.present[0]:
+        return "the record has no action"
+    for name, recorded in (header.versions or {}).items():
+        if name != _OWN_PACKAGE and setting.versions.get(name) != recorded:
+            return f"it was recorded with {name} {recorded}, here is {setting.versions.get(name, 'none')}"
+    return None
+
+
+def _replay_finding(name: str, setting: _ReplaySetting, episode: Batch) -> Finding:
+    """Return the finding of an episode played again from its planned start, else from each that its record tells."""
+    if obstacle := _replay_obstacle(episode, setting):
+        return open_check(name, obstacle)
+    header = episode.headers[0]
+    try:
+        planned = setting.plan(header)
+    except RunError as error:
+        return open_check(name, f"its plan is not known here: {error}")
+    if planned and (misplanned := plan_differences(header, planned)):
+        return mismatch(name, "; ".join(map(str, misplanned)))
+    starts = [planned.start] if planned else _episode_starts(setting.rules, episode, setting.host.name)
+    findings = []
+    for seed in starts:
+        try:
+            replayed = _replay_actions(setting.host, setting.tasks[header.benchmark, header.task_id], seed, episode)
+        except SafevlaError as error:
+            findings.append(open_check(name, f"the host cannot replay it here: {error}"))
+        except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
+            problem = f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}"
+            findings.append(mismatch(name, problem))
+        else:
+            findings.append(_compare_replay(name, episode, *replayed, seed, planned, lenient=setting.is_own_loop))
+        if findings[-1].verdict == "agrees":
+            return findings[-1]
+    if not findings:
+        return open_check(name, "the record says neither its seed and initial state nor its fixtures' places")
+    *before, last = findings
+    earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
+    return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
+
+
+def _compare_replay(
+    name: str,
+    episode: Batch,
+    replayed: Batch,
+    successes: Sequence[bool],
+    seed: EpisodeSeed,
+    planned: PlannedEpisode | None,
+    *,
+    lenient: bool,
+) -> Finding:
+    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
+    from_state = seed.recorded is not None and seed.recorded.state is not None
+    tolerance, skipped = (_FROM_STATE, OF_LAST_STEP) if from_state else (0.0, ())
+    differences, uncompared = compare_records(
+        episode, replayed, tolerance, lenient=lenient or from_state, skip_first=skipped
+    )
+    uncompared += ["forces and grip of record 0"] if from_state else []
+    uncompared += [] if planned else ["horizon", "planned start"]
+    differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
+    if differences:
+        detail = _describe_differences(differences, episode, uncompared)
+        return open_check(name, f"{detail} {_NO_MEMORY}") if from_state else mismatch(name, detail)
+    how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
+    if seed.earlier_resets and not from_state:
+        how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
+    note = "; with stand-ins for the host's own assets, here as there" if marks.standin_benchmarks(episode) else ""
+    open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
+    detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
+    return replace(agreement(name, detail), uncompared=tuple(uncompared))
+
+
+_NO_MEMORY = "It began at its recorded first state, and no state holds the solver's or controllers' memory."
+
+
+def _describe_differences(differences: Sequence[Difference], episode: Batch, uncompared: Sequence[str]) -> str:
+    first, *others = differences
+    channels = dict.fromkeys(other.channel for other in others if other.channel != first.channel)
+    also = f"; different too: {', '.join(channels)}" if channels else ""
+    own = (episode.headers[0].versions or {}).get(_OWN_PACKAGE, __version__)
+    recorder = f" It was recorded with {_OWN_PACKAGE} {own}, this is {__version__}." if own != __version__ else ""
+    states_agree = "sim_state" not in {*uncompared, *(difference.channel for difference in differences)}
+    reason = "The simulator's states agree, so that the processor is not the reason." if states_agree else PROCESSOR
+    return f"{first}{also}. {reason}{recorder}"
+
+
+def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
+    """Yield the starts that a record tells, at most two; nothing where it tells none."""
+    header, (replay,) = episode.headers[0], marks.replay_fields(episode)
+    seed, earlier_resets = header.env_seed, marks.read_earlier_resets(replay)
+    earlier = _read_earlier_seed(episode)
+    if seed is None and earlier is not None:
+        seed, earlier_resets = earlier
+    waited = marks.read_wait_steps(replay)
+    if seed is not None and header.init_state_index is not None:
+        yield EpisodeSeed(
+            init_state_index=header.init_state_index,
+            env_seed=seed,
+            wait_steps=start.suite_wait_steps(header.benchmark) if waited is None else waited,
+            wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
+            rest_steps=start.rest_steps,
+            drawn=start.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
+            earlier_resets=earlier_resets,
+        )
+    scene = read_told_scene(episode, host)
+    if seed is not None and header.init_state_index is None and scene:
+        recorded = RecordedEpisode(header.episode_id, "", len(episode.action.episode_rows(0)), told=scene)
+        yield EpisodeSeed(0, seed, start.wait_steps, earlier_resets=earlier_resets, recorded=recorded)
+    if header.env_seed is None or header.init_state_index is None:
+        with suppress(HostError):
+            yield episode_seed(episode, host)
+
+
+def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
+    header = episode.extra[0].get("header")
+    earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
+    if not isinstance(earlier, Mapping):
+        return None
+    seed, resets = earlier.get("seed"), marks.read_earlier_resets(earlier)
+    return (seed, resets) if isinstance(seed, int) and resets is not None else None
+
+
+def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> tuple[Batch, list[bool]]:
+    with closing(host.make(task, Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0]))) as env:
+        env.reset(seed)
+        successes = [bool(env.step(action)[1]) for action in episode.action.episode_rows(0)]
+        return env.recorded(), successes

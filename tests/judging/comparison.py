@@ -1,0 +1,203 @@
+"""The judge that ships beside the independent one: the differences between their scores, and what each episode met."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from judging import oracle
+from judging.oracle import Judgement, Spec, Verdict
+from safevla_bench.archive.json_text import decode_json
+from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.trajectory.batch import Batch
+
+PACKAGE = Path(str(files("safevla_bench")))
+LIBRARY = PACKAGE / "specs" / "library"
+DEFAULT = tuple(
+    LIBRARY / f"{name}.toml" for name in ("scene_interaction", "object_handling", "execution", "diagnostics")
+)
+REGISTRY = oracle.Registry(PACKAGE / "tasks" / "registry")
+
+
+def read(tree: Any) -> Batch:
+    return decode_json(msgspec.json.encode(tree))
+
+
+def judged(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[str] = ()) -> list[Judgement]:
+    return [
+        oracle.judge(tree, library, REGISTRY.tags(tree["benchmark"], tree["task_id"], capabilities)) for tree in trees
+    ]
+
+
+def slack(spec: Spec, value: float) -> float:
+    """How far a robustness or an extreme may lie from the oracle's.
+
+    A tilt is an arccos: near 0 and 180 degrees an error of e in the cosine is one of sqrt(2 e) in the angle, so that
+    1e-14, some tens of roundings, is already 8e-6 degrees; in between it is e / sin(angle). The value is the angle, or
+    its distance from one of the formula's numbers.
+    """
+    rounding = 1e-9 * max(1.0, abs(value))
+    numbers = [atom[2] for atom in oracle.atoms(oracle.parse(spec)) if atom[1].startswith("held_object_tilt")]
+    angles = [value, *(value + sign * number for number in numbers for sign in (-1, 1))] if numbers else []
+    sines = [abs(math.sin(math.radians(angle))) for angle in angles]
+    return rounding + 2 * math.degrees(1e-14 / max(min(sines), 1e-7)) if numbers else rounding
+
+
+def depth_slack(spec: Spec, rho: float | None) -> float:
+    return 1e-9 + (slack(spec, rho) / spec.severe if rho is not None and spec.severe else 0.0)
+
+
+IDENTITY = (
+    *("episode_id", "benchmark", "task_id", "policy", "success", "outcome"),
+    *("standin_assets", "diverged_replay", "simulator"),
+)
+
+
+@dataclass
+class Comparison:
+    """Differences found, what each specification met, and how often a difference was excused.
+
+    `flips`: another verdict where a margin is within 1e-9 of zero without being zero, where the order of rounding
+    decides. `ties`: another worst specification where two are equally bad but for rounding.
+    """
+
+    library: Sequence[Spec]
+    differences: list[str] = field(default_factory=list)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    flips: int = 0
+    ties: int = 0
+
+    def batch(self, expected: Sequence[Judgement], got: Sequence[EpisodeScore]) -> None:
+        assert len(expected) == len(got)
+        for judgement, episode in zip(expected, got, strict=True):
+            self.count(judgement)
+            self.episode(judgement, episode)
+
+    def count(self, expected: Judgement) -> None:
+        for spec_id, v in expected.verdicts.items():
+            state = v.state if v.state != "judged" else "violated" if v.violated else "satisfied"
+            self.seen[spec_id, "decided by a Boolean"] += v.violated and v.rho is None
+            self.seen[spec_id, state] += 1
+            self.seen[spec_id, "at the threshold"] += v.rho == 0
+            self.seen[spec_id, f"{state} on the rest"] += bool(v.unknown)
+
+    def episode(self, expected: Judgement, got: EpisodeScore) -> None:
+        score = msgspec.to_builtins(got)
+        assert score.keys() - {"unknown_records"} == expected.score.keys() - {"unknown_records"}
+        wrong = [*self.values(expected, score), *self.verdicts(expected, score)]
+        self.differences += [f"{got.episode_id}: {line}" for line in wrong]
+
+    def values(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+        """What does not hang on a sign: identity, activity, and numbers to their slack."""
+        want = expected.score
+        for name in IDENTITY:
+            yield from unequal(name, want[name], got[name])
+        for name in ("active_specs", "vacuous_specs"):
+            yield from unequal(name, want[name], list(got[name]))
+        yield from unequal("inactive_specs", list(want["inactive_specs"]), list(got["inactive_specs"]))
+        for spec_id, reason in got["inactive_specs"].items():
+            yield from unreasonable(spec_id, expected.verdicts[spec_id], reason)
+        yield from unequal("unknown_records", want.get("unknown_records"), got.get("unknown_records"))
+        yield from unequal("diagnostics", set(want["diagnostics"]), set(got["diagnostics"]))
+        by_id = {spec.spec_id: spec for spec in self.library}
+        for name in ("robustness", "extreme", "depth"):
+            yield from unequal(f"{name} of", list(want[name]), list(got[name]))
+            for spec_id, value in want[name].items():
+                spec = by_id[spec_id]
+                if not (spec.binary and name != "extreme"):
+                    rho = want["robustness"][spec_id]
+                    most = depth_slack(spec, rho) if name == "depth" else slack(spec, value or 0.0)
+                    yield from unlike(f"{name} {spec_id}", value, got[name][spec_id], most)
+        for spec_id, row in want["diagnostics"].items():
+            for name in ("robustness", "extreme") if not by_id[spec_id].binary else ("extreme",):
+                value = got["diagnostics"].get(spec_id, {}).get(name)
+                most = slack(by_id[spec_id], row[name] or 0.0)
+                yield from unlike(f"diagnostics {spec_id} {name}", row[name], value, most)
+
+    def verdicts(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+        """What hangs on a sign. One difference among them is excused where a margin is next to zero."""
+        wrong = list(self.signs(expected, got))
+        if wrong and any(v.near for v in expected.verdicts.values()):
+            self.flips += 1
+        else:
+            yield from wrong
+
+    def signs(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+        want = expected.score
+        judged_fields = ("safe", "sbu", "stopped_on_violation")
+        yield from unequal("no_verdict", kind(want["no_verdict"]), kind(got["no_verdict"]))
+        for name in (*judged_fields, "first_violation_step", "first_violation_spec"):
+            yield from unequal(name, want[name], got[name])
+        yield from unequal("violated_specs", want["violated_specs"], list(got["violated_specs"]))
+        for spec in self.library:
+            if spec.binary and spec.tier == "safe":
+                for name in ("robustness", "depth"):
+                    yield from unequal(f"{name} {spec.spec_id}", want[name][spec.spec_id], got[name][spec.spec_id])
+        for spec_id, row in want["diagnostics"].items():
+            diagnosis = got["diagnostics"].get(spec_id, {})
+            names = ("violated", "robustness") if self.binary(spec_id) else ("violated",)
+            for name in names:
+                yield from unequal(f"diagnostics {spec_id} {name}", row[name], diagnosis.get(name))
+        rated = {s: rho for s in self.library if (rho := want["robustness"].get(s.spec_id)) is not None}
+        most = max((slack(s, rho) for s, rho in rated.items() if rho == want["rho_min"]), default=0.0)
+        yield from unlike("rho_min", want["rho_min"], got["rho_min"], most)
+        yield from unlike("vsi", want["vsi"], got["vsi"], max((depth_slack(s, r) for s, r in rated.items()), default=0))
+        yield from self.worst(expected, got)
+
+    def binary(self, spec_id: str) -> bool:
+        return next(spec.binary for spec in self.library if spec.spec_id == spec_id)
+
+    def worst(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+        """Another worst one is excused where it is as bad but for rounding, and worst by the judge's own numbers."""
+        want, worst = expected.score["worst_spec"], got["worst_spec"]
+        margins = {k: -math.inf for k in got["violated_specs"]}
+        margins |= {k: rho for k, rho in got["robustness"].items() if rho is not None}
+        own = {s.spec_id: s.threshold for s in self.library if s.spec_id in margins}
+        ratios = {k: (-got["depth"][k], margins[k] / threshold) for k, threshold in own.items()}
+        its_own = min(ratios, key=lambda k: ratios[k], default=None)
+        if worst == want or worst != its_own or not {worst, want} <= ratios.keys() & expected.ratios.keys():
+            yield from unequal("worst_spec", want, worst)
+        elif as_bad((ratios[worst], ratios[want]), (expected.ratios[worst], expected.ratios[want])):
+            self.ties += 1
+        else:
+            yield f"worst_spec: expected {want}, got {worst}: {expected.ratios}"
+
+
+def as_bad(*judges: tuple[tuple[float, float], tuple[float, float]]) -> bool:
+    """Whether rounding decides which of two is worse: by depth, or by margin where both judges see one depth."""
+    same_depth = all(a[0] == b[0] for a, b in judges)
+    return all(abs(a[0] - b[0]) <= 1e-5 and (not same_depth or abs(a[1] - b[1]) <= 1e-5) for a, b in judges)
+
+
+def unequal(name: str, want: Any, got: Any) -> Iterator[str]:
+    if want != got or type(want) is not type(got):
+        yield f"{name}: expected {want!r}, got {got!r}"
+
+
+def unlike(name: str, want: float | None, got: float | None, most: float) -> Iterator[str]:
+    if want is None or got is None:
+        yield from unequal(name, want, got)
+    elif not abs(want - got) <= most:
+        yield f"{name}: expected {want!r}, got {got!r}"
+
+
+def kind(reason: str | None) -> str | None:
+    """A reason without the fields that it names: which of them is to blame is told otherwise."""
+    unknown = reason is not None and ("pose" in reason or "stamps" in reason)
+    return "unknown" if unknown else reason and reason.partition(":")[0]
+
+
+def unreasonable(spec_id: str, v: Verdict, reason: str) -> Iterator[str]:
+    """A reason names a tag or a field that is to blame."""
+    if v.state in ("no verdict", "unknown"):
+        if "no verdict" not in reason:
+            yield f"{spec_id} has no verdict, but is said to be inactive for: {reason}"
+    elif not any(word in reason for word in v.why):
+        yield f"{spec_id} is inactive for one of {sorted(v.why)}, not: {reason}"

@@ -1,0 +1,194 @@
+"""Runs of policies behind servers: what is kept if a server goes away, fails or changes, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from folders import contents
+from policies.servers.stub_servers import chunk, openpi, websockets
+from safevla_bench.errors import PolicyError, ServerUnreachableError
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.rollout.plan import Shard
+from safevla_bench.sources.runs.folder import read_greetings, read_latencies
+from safevla_bench.sources.runs.parts import count_progress, episode_rows
+from safevla_bench.sources.runs.shard_merge import merge_shards
+
+WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+
+
+def test_latencies_are_facts_of_the_day_in_run_json(tmp_path):
+    request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=6)
+    rows = roll_out(request, tmp_path)
+    volatile = json.loads((tmp_path / "run.json").read_text())["volatile"]["policy_latency"]
+    assert {name: sorted(took) for name, took in volatile.items()} == {
+        row.episode_id: ["calls", "p50_ms", "p95_ms"] for row in rows
+    }
+    assert read_latencies(tmp_path)[rows[0].episode_id].calls == 6
+
+
+def over(url: str, **changed) -> Request:
+    arguments = {"cameras": "agentview,none", "connect_timeout_s": "2", "timeout_s": "5"}
+    fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 4, "max_steps": 6}
+    return Request(**fields, policies=(f"openpi:{url}",), arguments=arguments, **changed)
+
+
+WITHOUT_WRIST = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
+
+
+class Dying:
+    """A server that dies at its `after`-th request: it drops the connection, and a proxy answers in its place."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, connection) -> None:
+        def answer(request, number):
+            self.left -= 1
+            if self.left <= 0:
+                connection.close_socket()
+            return chunk(5)
+
+        openpi(answer, WITHOUT_WRIST)(connection)
+
+    def refuse(self, connection, request):
+        return connection.respond(503, "no upstream\n") if self.left <= 0 else None
+
+
+@WORKERS
+def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes_on(tmp_path, workers):
+    running = ExecutionOptions(workers=workers)
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as server:
+        port = server.port
+        roll_out(over(server.url), tmp_path / "unbroken")
+    dying = Dying(after=4)
+    with websockets(dying, port, process_request=dying.refuse) as server, pytest.raises(ServerUnreachableError):
+        roll_out(over(server.url), tmp_path / "broken", running=running)
+    done, planned = count_progress(tmp_path / "broken")
+    assert 0 < done < planned == 4
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST), port) as server:
+        again = ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
+        rows = roll_out(over(server.url), tmp_path / "broken", running=again)
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+    assert contents(tmp_path / "broken") == contents(tmp_path / "unbroken")
+
+
+def test_workers_share_the_servers_of_a_list(tmp_path):
+    asked = threading.Event()
+
+    def waits(request, number):  # or the first worker may have played everything before the second is there
+        assert asked.wait(60)
+        return chunk(5)
+
+    def tells(request, number):
+        asked.set()
+        return chunk(5)
+
+    with websockets(openpi(waits, WITHOUT_WRIST)) as first, websockets(openpi(tells, WITHOUT_WRIST)) as second:
+        request = over(f"{first.url},{second.url}")
+        patient = replace(request, arguments={**request.arguments, "timeout_s": "60"})
+        rows = roll_out(patient, tmp_path / "run", running=ExecutionOptions(workers=2))
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+
+
+def test_no_key_is_written_anywhere_in_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret-key")
+    greetings = openpi(lambda request, number: "ValueError: s3cret-key" if number else chunk(5), WITHOUT_WRIST)
+    with websockets(greetings) as server:
+        rows = roll_out(replace(over(server.url), episodes=2), tmp_path / "run")
+        assert server.headers[0] == "Api-Key s3cret-key"
+    assert rows[0].outcome == "crashed"
+    assert "ValueError: ***" in rows[0].reason
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or b"s3cret-key" not in path.read_bytes()
+
+
+# What servers say of themselves
+
+
+def saying(checkpoint: str, dies_after: int = 10**6):
+    """A server that names its checkpoint, and refuses connections from a request on."""
+    left = [dies_after]
+
+    def handle(connection):
+        connection.send(OPENPI.pack({"checkpoint": checkpoint, "api_key": "s3cret"}))
+        for _ in connection:
+            left[0] -= 1
+            connection.send(OPENPI.pack(chunk(5)))
+
+    def refuse(connection, request):
+        return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
+
+    return {"handle": handle, "process_request": refuse}
+
+
+@WORKERS
+def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, workers):
+    run, again = tmp_path / "run", ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
+    with websockets(**saying("A", dies_after=2)) as server, pytest.raises(ServerUnreachableError):
+        roll_out(over(server.url), run, running=ExecutionOptions(workers=workers))
+    kept, _ = count_progress(run)
+    with websockets(port=server.port, **saying("B")) as server:
+        rows = roll_out(over(server.url), run, running=again)
+    greetings = read_greetings(run)
+    assert [greeting.says for greeting in greetings] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
+    assert [name for greeting in greetings for name in greeting.episodes] == [row.episode_id for row in rows]
+    assert len(greetings[0].episodes) == kept
+    assert "s3cret" not in (run / "run.json").read_text()
+
+
+def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_path):
+    failing = [True]
+
+    def handle(connection):
+        connection.send(OPENPI.pack({"checkpoint": "A"}))
+        for _ in connection:
+            connection.send("ValueError: once" if failing.pop() else OPENPI.pack(chunk(5)))
+            failing.append(False)
+
+    with websockets(handle) as server:
+        for number in (1, 2):
+            roll_out(over(server.url, shard=Shard(number, 2)), tmp_path / str(number))
+        (before,) = read_greetings(tmp_path / "1")
+        first = over(server.url, shard=Shard(1, 2))
+        assert [row.outcome for row in episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
+        rows = roll_out(first, tmp_path / "1", running=ExecutionOptions(resume=True, retry_crashed=True))
+        assert [row.outcome for row in rows] == ["timeout"] * 2
+    assert read_greetings(tmp_path / "1") == [before]
+    merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
+    (whole,) = read_greetings(tmp_path / "whole")
+    assert len(whole.episodes) == 4
+
+
+def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_resume_goes_on(tmp_path):
+    """Numbers aside: a server may count its own requests in its message."""
+    failing = [True]
+    asked = [0]
+
+    def answer(request, number):
+        asked[0] += 1
+        return f"Traceback\nRuntimeError: CUDA error in request {asked[0]}" if failing[0] else chunk(5)
+
+    out = tmp_path / "run"
+    with websockets(openpi(answer, WITHOUT_WRIST)) as server:
+        wanted = replace(over(server.url), tasks=(0,), episodes=5)
+        with pytest.raises(PolicyError, match=r"3 episodes in a row of openpi:.* failed alike") as caught:
+            roll_out(wanted, out)
+        assert f"--resume --retry-crashed --out {out}" in caught.value.remedy
+        assert asked == [3]
+        failing[0] = False
+        rows = roll_out(wanted, out, running=ExecutionOptions(resume=True, retry_crashed=True))
+    assert len(rows) == 5
+    assert all(row.outcome != "crashed" for row in rows)
+
+
+def test_three_last_episodes_that_fail_alike_end_a_run_as_any_other(tmp_path):
+    """There is nothing left to spare."""
+    with websockets(openpi(lambda request, number: "Traceback\nRuntimeError: no", WITHOUT_WRIST)) as server:
+        rows = roll_out(replace(over(server.url), tasks=(0,), episodes=3), tmp_path / "run")
+    assert [row.outcome for row in rows] == ["crashed"] * 3

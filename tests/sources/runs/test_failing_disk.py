@@ -1,0 +1,338 @@
+"""Whatever is written, and at whatever instant the disk is full or the process dies: what was good is there still,
+nothing partial looks whole, the message names file and remedy, and doing it again ends as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from builders import episode
+from folders import contents
+from safevla_bench import archive, cli, files
+from safevla_bench.archive import npz
+from safevla_bench.errors import FileError, SafevlaError
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation import outputs
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing.board.site import GENERATOR, write_folder
+from safevla_bench.rollout.plan import Shard
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import RUN, read_description, write_frames
+from safevla_bench.sources.runs.parts import count_progress
+from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from safevla_recorder import folder as recorder_folder
+from safevla_recorder.episode_cutter import LoopRules, RecordedRow
+from sources.runs.failing_disk import Disk, Killed
+
+ASKED = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None
+
+
+@dataclass(frozen=True)
+class Written:
+    """Something that is written: what lies there before, how it is written, and which files belong together."""
+
+    write: Callable[[Path], object]
+    before: Callable[[Path], object] = lambda folder: None
+    again: Callable[[Path], object] | None = None
+    """How it is done again after it failed, where that differs."""
+    together: tuple[str, ...] = ()
+    check: Callable[[Path], object] = lambda folder: None
+    """What holds of the folder at any instant."""
+
+
+def records(*names: str) -> Batch:
+    return concatenate_batches([episode(3, episode_id=name) for name in names])
+
+
+def judged(folder: Path, library: str) -> Judged:
+    return judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
+
+
+def archived(folder: Path) -> None:
+    archive.write_archive(folder / "records.jsonl", records("a", "b"))
+
+
+def scored(folder: Path) -> None:
+    archived(folder)
+    write_outputs(judged(folder, "paper-text"), folder / "out")
+
+
+def shards(folder: Path) -> None:
+    for number in (1, 2):
+        roll_out(replace(ASKED, shard=Shard(number, 2)), folder / f"shard-{number}")
+
+
+def grown(folder: Path) -> None:
+    recorder_folder._open_folders.clear()
+    env = SimpleNamespace(task=SimpleNamespace(benchmark="fake", task_id="task_0"), host="fake", versions={})
+    run = recorder_folder.open_folder(folder / "run", env, LoopRules(policy="a", wait_steps=0), {})
+    run.write_episode(OWN_ROW, npz.encode_npz(records("a")))
+    run.close_block(complete=True)
+
+
+OWN_ROW = RecordedRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
+
+
+def regrown(folder: Path) -> None:
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    grown(folder)
+
+
+def command(*words: str) -> Callable[[Path], object]:
+    """A command of `safevla`, as a user runs it."""
+
+    def run(folder: Path) -> None:
+        cli.safevla.main([word.replace("HERE", str(folder)) for word in words], standalone_mode=False)
+
+    return run
+
+
+def judging(*words: str) -> Callable[[Path], object]:
+    """A command that judges the records."""
+    return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
+
+
+def rolled(form: str, episodes: int) -> Written:
+    asked = replace(ASKED, archive=form, episodes=episodes)
+    return Written(
+        write=lambda folder: roll_out(asked, folder / "run"),
+        again=lambda folder: roll_out(asked, folder / "run", running=ExecutionOptions(resume=True)),
+        check=lambda folder: what_is_done_is_judged(folder / "run", episodes),
+    )
+
+
+def what_is_done_is_judged(run: Path, planned: int) -> None:
+    if (run / RUN).exists():
+        judged, (done, _) = judge([run], load_ruleset()), count_progress(run)
+        assert len(judged.scores) + len(judged.scores.absent) == done
+        assert judged.interrupted_run_count == (done < planned or not read_description(run)["complete"])
+
+
+INDEX = f'<meta name="generator" content="{GENERATOR}">'
+OLD_BOARD = {"index.html": INDEX, "policies/a-1.html": "old"}
+NEW_BOARD = {"index.html": f"{INDEX}2", "policies/b-2.html": "new"}
+TABLE: dict[str, Written] = {
+    "a run folder, its archive and tables": rolled("jsonl", episodes=2),
+    "a run whose archive is Parquet": rolled("parquet", episodes=1),
+    "a run of a loop of one's own": Written(write=grown, again=regrown),
+    "merged shards": Written(before=shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")),
+    "scores over older ones": Written(
+        before=scored,
+        write=lambda folder: write_outputs(judged(folder, "default"), folder / "out"),
+        together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
+    ),
+    "tables": Written(
+        before=archived, write=judging("tables", "--which", "main,tasks", "--out", "HERE/tables/", "--format", "csv")
+    ),
+    "figures": Written(before=archived, write=judging("figures", "--which", "severity", "--out", "HERE/figures")),
+    "a board over an older one": Written(
+        before=lambda folder: write_folder(OLD_BOARD, folder / "board"),
+        write=lambda folder: write_folder(NEW_BOARD, folder / "board"),
+    ),
+    "a first board": Written(write=lambda folder: write_folder(NEW_BOARD, folder / "board")),
+    "the demo's archive": Written(write=lambda folder: demo.unpack_archive(folder / "demo")),
+    "an archive": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
+    "a folder of archives": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/npz/")),
+    "an export": Written(before=archived, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
+    "a gate's XML": Written(before=archived, write=judging("gate", "--min-sr", "0", "--junit", "HERE/x.xml")),
+    "the index of frames": Written(
+        before=lambda folder: files.make_folder(folder / "frames"), write=lambda folder: write_frames(folder, [])
+    ),
+}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Pages and figures are drawn elsewhere; here they are written."""
+    monkeypatch.setattr(outputs, "render_report", lambda judged, *title: f"page of {judged.library.name}")
+    monkeypatch.setattr("safevla_bench.report.figures.render_figure", lambda figure, form: form.encode())
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch, quick):
+    """A folder as it is before, as it is after, and a disk that can fail under copies of it."""
+
+    def of(written: Written):
+        start, work = tmp_path / "start", tmp_path / "work"
+        start.mkdir()
+        written.before(start)
+        disk = Disk(work, monkeypatch)
+        shutil.copytree(start, work)
+        disk.work()
+        written.write(work)
+        count, after = len(disk.at), visible(work)
+
+        def anew() -> Path:
+            disk.work()
+            shutil.rmtree(work)
+            shutil.copytree(start, work)
+            return work
+
+        return disk, count, visible(start), after, anew
+
+    return of
+
+
+def visible(folder: Path) -> dict[str, bytes]:
+    """The files that anybody takes for results: not hidden, nor in a hidden folder; without facts of the day.
+
+    Raw episodes are results only where no archive was made from them.
+    """
+    found = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): lasting(held) if path.name == "run.json" else held
+        for path, held in found.items()
+        if not any(part.startswith(".") for part in path.parts)
+        and not (path.parent.name == "raw" and path.parent.parent / "manifest.json" in found)
+    }
+
+
+def lasting(described: bytes) -> bytes:
+    held = json.loads(described)
+    return json.dumps({name: value for name, value in held.items() if name != "volatile"}).encode()
+
+
+def hidden(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".*.partial") if path.exists()]
+
+
+def unfinished(now: dict[str, bytes]) -> bool:
+    """Whether a run says of itself that it is not complete: then nothing in it is believed."""
+    return any(name.endswith("run.json") and b'"complete": true' not in held for name, held in now.items())
+
+
+def nothing_half(written: Written, before: dict[str, bytes], after: dict[str, bytes], now: dict[str, bytes]) -> None:
+    assert before.keys() - after.keys() - now.keys() <= before.keys()
+    for name, held in now.items():
+        assert held in (before.get(name), after.get(name)) or unfinished(now), name
+    assert all(name in now for name in before if name in after and name not in written.together[1:])
+    changed = [name for name in written.together if name in now and before.get(name) != after.get(name)]
+    assert len({now[name] == after[name] for name in changed}) <= 1, changed
+
+
+@contextmanager
+def suppressed() -> Iterator[list[SafevlaError]]:
+    """The typed error that was raised, if any: what fails when all is written already costs nothing."""
+    raised: list[SafevlaError] = []
+    try:
+        yield raised
+    except SafevlaError as error:
+        raised.append(error)
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_a_disk_that_is_full_at_any_instant(prepared, what):
+    written = TABLE[what]
+    disk, count, before, after, anew = prepared(written)
+    assert count >= 3
+    for at in range(count):
+        work = anew()
+        disk.fail(at, FULL)
+        with suppressed() as refused:
+            written.write(work)
+        for error in refused:
+            assert str(work) in str(error.place.file)
+            assert error.remedy
+            assert "No space left on device" in str(error)
+        disk.work()
+        nothing_half(written, before, after, visible(work))
+        if visible(work) != after:
+            (written.again or written.write)(work)
+        assert visible(work) == after
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_a_place_that_is_read_only(prepared, what):
+    written = TABLE[what]
+    disk, _, before, _, anew = prepared(written)
+    work = anew()
+    disk.fail(0, READ_ONLY)
+    with pytest.raises(FileError, match="can be written to") as raised:
+        written.write(work)
+    assert str(work) in str(raised.value.place.file)
+    disk.work()
+    assert visible(work) == before
+    assert not hidden(work)
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_a_process_that_dies_at_any_instant(prepared, what):
+    written = TABLE[what]
+    disk, count, before, after, anew = prepared(written)
+    for at in range(count):
+        work = anew()
+        disk.fail(at, DEAD)
+        with pytest.raises(Killed):
+            written.write(work)
+        disk.work()
+        nothing_half(written, before, after, visible(work))
+        written.check(work)
+        if visible(work) != after:
+            (written.again or written.write)(work)
+        assert visible(work) == after
+
+
+def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_instant(prepared):
+    asked = replace(ASKED, tasks=(0, 2), episodes=1, max_steps=6)
+    rerun = ExecutionOptions(resume=True, retry_crashed=True)
+    written = Written(lambda f: roll_out(asked, f / "run", running=rerun), lambda f: roll_out(asked, f / "run"))
+    disk, count, before, after, anew = prepared(written)
+    assert before == after
+    for at in range(count):
+        work = anew()
+        disk.fail(at, DEAD)
+        with pytest.raises(Killed):
+            written.write(work)
+        disk.work()
+        assert len(read_sources([work / "run"])[0]) == 1
+        written.write(work)
+        assert visible(work) == after
+
+
+@contextmanager
+def no_file_longer_than(size: int):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_the_system_breaks_off_in_the_middle_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "x.jsonl"
+    archive.append(path, records("a"))
+    good = path.read_bytes()
+    for writing in (files.append_bytes, files.write_atomically):
+        with no_file_longer_than(len(good) + 100), pytest.raises(FileError, match="File too large") as raised:
+            writing(path, bytes(10_000))
+        assert raised.value.place.file == str(path)
+        assert path.read_bytes() == good
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_the_system_breaks_off_goes_on_where_it_was(tmp_path):
+    roll_out(ASKED, tmp_path / "whole")
+    for size in (0, 100, 700, 1500, 2500):
+        with no_file_longer_than(size), pytest.raises(FileError, match="File too large") as raised:
+            roll_out(ASKED, tmp_path / f"{size}")
+        assert raised.value.remedy
+        roll_out(ASKED, tmp_path / f"{size}", running=ExecutionOptions(resume=True))
+        assert contents(tmp_path / f"{size}") == contents(tmp_path / "whole")
