@@ -128,8 +128,9 @@ def gate_command(
         options.print_json(_gate_document(gate_report, judged))
     else:
         if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
-            click.echo(make_printable(f"Judged with {changes}"))
-        click.echo(f"{make_printable(gating.describe_gates(gate_report))}\n")
+            echo(f"Judged with {changes}")
+        echo(gating.describe_gates(gate_report))
+        click.echo()
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
