@@ -80,7 +80,8 @@ def specs_command(
         raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
-        _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
+        lines = _group_by_benchmark(exempt) if form == "json" else _count_exempt(exempt)
+        _print_explanation({**explain_spec(chosen, explain), "does_not_apply": lines}, form)
     elif form in ("json", "paper"):
         options.print_json(_ROWS[form](chosen))
     else:
@@ -193,7 +194,7 @@ def _print_trials(path: Path) -> None:
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             f"  breaks   {_describe_trace(spec, trial.broken)}",
-            *(f"  exempt   {line}" for line in _group_by_benchmark(exempt)),
+            *(f"  exempt   {line}" for line in _count_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
     option = "--rules" if len(own) == len(chosen) else "--library"
@@ -217,6 +218,16 @@ def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
         for benchmark in dict.fromkeys(benchmark for benchmark, _ in pairs):
             of_it = [task for other, task in pairs if other == benchmark]
             lines.append(f"{reason}: {benchmark} {', '.join(of_it)}")
+    return lines
+
+
+def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each reason: in how many tasks of how many suites it holds."""
+    lines = []
+    for reason, names in exempt.items():
+        suites = len({name.split(" ", 1)[0] for name in names})
+        tasks_text = f"{len(names)} task{'' if len(names) == 1 else 's'}"
+        lines.append(f"{reason}: {tasks_text} of {suites} suite{'' if suites == 1 else 's'} (safevla tasks lists them)")
     return lines
 
 

@@ -34,11 +34,13 @@ from safevla_bench.training.export import export_dataset
 from safevla_bench.training.pictures import CameraChoice
 
 _SUFFIX = {"text": "txt"}
+_DEFAULT = ("main", "violations")
+"""The tables that are printed if none is asked for."""
 
 
 @options.command("tables")
 @options.optional_sources_argument
-@options.repeatable("--which LIST", "Names or the paper's numbers, such as main,7,12; else all there are.")
+@options.repeatable("--which LIST", "Names or the paper's numbers, such as main,7,12, or all; else main,violations.")
 @options.option("--format", "form", "The form.", type=click.Choice(get_args(render.TableFormat)), default="text")
 @options.option("--out FILE|DIR/", "Write there: one file, or a folder with a file for each table.")
 @options.repeatable("--training POLICY=KIND", "How a policy was trained.")
@@ -74,11 +76,13 @@ def tables_command(
     bodies                 violations by kind of body; displacement without goal receptacles
     beyond                 time in violation, impulse, phases of the task
 
+    Without --which these are main and violations; `--which all` takes all that the sources allow.
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
     layout = _parse_layout(form, stacked=stacked, label=label)
-    names = tuple(part.strip() for text in which for part in text.split(","))
+    names = tuple(part.strip() for text in which for part in text.split(",")) or _DEFAULT
+    names = () if names == ("all",) else names
     material = _load_material(sources, names)
     roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
     if material.scores is not None:

@@ -136,6 +136,12 @@ def _read_quantity(spec: Spec, text: str) -> float:
         problem = f"the threshold of {spec.spec_id} is in {spec.unit!r}, not in {written_unit!r}"
         raise SpecError(problem, remedy=f"give it in one of: {', '.join(units)}")
     exact = Fraction(number) * units[unit]
+    is_unclear = spec.unit == "m" or exact > 10 * Fraction(spec.threshold)
+    if not written_unit and is_unclear:
+        limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
+        named = [f"{number}{unit}" for unit in units if unit != "1"] if spec.unit != "1" else [f"{100 * float(exact):g}%"]
+        remedy = f"write the unit: {' or '.join(named)}"
+        raise SpecError(f"{number} has no unit, and the limit of {spec.spec_id} is {limit}", remedy=remedy)
     value = float(exact) if abs(exact) < _LARGEST else math.inf
     if not 0 < value < math.inf:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"

@@ -10,6 +10,7 @@ import io
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from math import isnan
 
@@ -29,17 +30,32 @@ def render_text(table: Table, width: int | None = None) -> str:
     down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    grid = [[_cell_lines(cell) for cell in row] for row in table.rows]
+    marks = _name_marks(table)
+    grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)
     widths = _column_widths(table.columns, [heads, *grid], bound)
     body = [_format_row(row, table.columns, widths) for row in [_align_heads(heads, widths), *grid]]
     rule = "  ".join("-" * width for width in widths)
     gaps = "\n" if any(len(cell) > 1 for row in grid for cell in row) else ""
+    notes = (*(f"{mark} {detail}" for detail, mark in marks.items()), *table.footnotes)
     lines = [escape_controls(table.title), "", body[0], rule, *(row + gaps for row in body[1:])]
-    return (
-        "\n".join([*lines, *([] if gaps else [""]), *(escape_controls(note) for note in table.footnotes)]).rstrip()
-        + "\n"
-    )
+    return "\n".join([*lines, *([] if gaps else [""]), *(escape_controls(note) for note in notes)]).rstrip() + "\n"
+
+
+_MARKS = "°§¶"
+
+
+def _name_marks(table: Table) -> dict[str, str]:
+    """Return detail -> mark of the names in the first column, if there are few: a mark takes no line of its own."""
+    details = list(dict.fromkeys(row[0].detail for row in table.rows if row[0].detail and not row[0].interval))
+    is_named = not table.columns[0].numeric and len(details) <= len(_MARKS)
+    return dict(zip(details, _MARKS, strict=False)) if is_named else {}
+
+
+def _mark_name(cell: Cell, marks: Mapping[str, str]) -> Cell:
+    if cell.detail not in marks:
+        return cell
+    return replace(cell, detail="", mark=cell.mark + marks[cell.detail])
 
 
 def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
