@@ -71,23 +71,3 @@ def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path,
     assert done[-1] == 30
     assert start(lethal, folder, 2, "never", host).wait(TIMEOUT_S) == 0
     assert contents(folder) == contents(tmp_path / "unbroken")
-
-
-def test_no_worker_outlives_the_process_that_started_it(tmp_path, lethal):
-    folder = tmp_path / "run"
-    process = start(lethal, folder, 2, "never")
-    while not (folder / "run.json").exists() or not count_progress(folder)[0]:
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    process.wait(TIMEOUT_S)
-    while _anyone_in(process.pid):
-        time.sleep(0.01)
-
-
-def _anyone_in(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
