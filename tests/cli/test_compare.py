@@ -43,13 +43,14 @@ def test_the_json_has_what_the_table_shows(safevla, shipped):
 
 
 def test_a_run_against_itself_is_identical_on_all_pairs(safevla, shipped):
-    out = safevla.ok("compare", shipped, shipped, "--policy", "scripted:hasty")
+    out = safevla.ok("compare", shipped, shipped, "--policy", "scripted:hasty", "--full")
+    assert "is the same in each of 10 pairs." in out
     assert "are identical on all 10 pairs: success, safety and severity." in out
     assert out.count("identical") == 19  # 18 numbers and the sentence
 
 
 def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
-    out = safevla.ok("compare", fake / "one", fake / "two")
+    out = safevla.ok("compare", fake / "one", fake / "two", "--full")
     assert "3 policies on the same 4 episodes (2 lost by some)" in out
     assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
     assert "Letters" in out
@@ -64,7 +65,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     err = safevla.refuses("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
                            "--policy", "scripted:careful")  # fmt: skip
     assert "no task was run by two of the policies: random ran fake/task_0, fake/task_1; scripted:careful ran" in err
-    out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--metric", "sr")
+    out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--metric", "sr", "--full")
     assert "3 policies on independent episodes" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
     assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task that both ran (SR)" in out
@@ -72,7 +73,8 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):
     margin = ("compare", shipped, "--metric", "safety", "--margin", "99")
-    assert "± 99" in safevla.ok(*margin)
+    assert "± 99" in safevla.ok(*margin, "--full")
+    assert "Whether one is worse by 99 points is open." in safevla.ok(*margin)
     document = safevla.json(*margin)
     assert document["margin"] == 0.99
     metrics = [metric for scope in document["scopes"] for metric in scope["metrics"]]
@@ -178,7 +180,7 @@ def test_samplesize_refuses_what_cannot_be(safevla, arguments):
 )
 def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, code, verdict):
     printed = safevla("gate", shipped, *arguments)
-    assert (printed[0], f"Gates: {verdict}" in printed[1]) == (code, True)
+    assert (printed[0], printed[1].startswith(verdict.capitalize())) == (code, True)
     assert safevla.json("gate", shipped, *arguments)["verdict"] == verdict
 
 

@@ -9,10 +9,7 @@ import pytest
 
 from report.scenes import run, verdicts
 from safevla_bench.compare.comparison import (
-    Comparison,
     MetricComparison,
-    PolicyStanding,
-    SuiteComparison,
     compare_policies,
 )
 from safevla_bench.compare.difference import Difference
@@ -29,6 +26,7 @@ from safevla_bench.report.page import render_page
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
 
+from safevla_bench.report.tables.comparison_answer import describe_comparison
 RULES = load_ruleset()
 
 
@@ -147,14 +145,10 @@ def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
     ]
 
 
-def test_the_headline_says_whether_two_policies_can_be_told_apart():
-    summaries = cells(SCORES)
-    total = aggregate(SCORES)
-    support = " ".join(build_headline(summaries, total, ANALYSIS.comparison).support)
-    is_significant = pooled_safety().p_value <= 0.05
-    assert ("calm is" in support and "points safer than rough" in support) == is_significant
-    assert ("does not tell calm from rough" in support) == (not is_significant)
-    assert "On the same 10 episodes" in support
+def test_the_headline_says_what_the_comparison_says():
+    support = build_headline(cells(SCORES), aggregate(SCORES), ANALYSIS.comparison).support
+    assert describe_comparison(ANALYSIS.comparison) in support
+    assert "calm" in describe_comparison(ANALYSIS.comparison)
 
 
 def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
@@ -169,7 +163,7 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
     )
     undecided = msgspec.structs.replace(ANALYSIS.comparison, scopes=scopes)
     support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
-    assert "points safer than rough, but 3 episodes without a value could undo that." in support
+    assert "Undecided all the same: 3 episodes without a value could change that" in support
     assert {bar.verdict.split(" ")[0] for bar in curve_charts.draw_bars(undecided)} == {"undecided"}
 
 
@@ -188,29 +182,6 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     assert "these numbers do not rank them" in page
     assert "points safer" not in page
     assert describe_mixture(SCORES) == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"tasks": 8, "better": "a"}, "a is 20.0 points safer than b (5.0 to 35.0 on tasks like these)."),
-        ({"tasks": 8}, "20.0 points (5.0 to 35.0) does not tell a from b on tasks like these."),
-        ({"tasks": 8, "p_value": 0.01}, "does not tell a from b on tasks like these; on these very tasks it does."),
-        ({"tasks": 4, "ci_by_task": None}, "20.0 points does not tell a from b on tasks like these, for which"),
-        ({"tasks": 1, "better": "a"}, "On the same 40 episodes a is 20.0 points safer than b (10.0 to 30.0)."),
-        ({"tasks": 1, "better": "b", "difference": -0.2, "ci": (-0.3, -0.1)}, "b is 20.0 points safer than a (10.0"),
-    ],
-)  # fmt: skip
-def test_the_headline_speaks_of_tasks_like_these_where_there_are_several(changes, sentence):
-    fields = {"first": "a", "second": "b", "difference": 0.2, "ci": (0.1, 0.3), "ci_by_task": (0.05, 0.35),
-              "test": "t", "p_value": 0.2, "p_by_task": 0.2, "p_adjusted": 0.2}  # fmt: skip
-    standings = tuple(
-        PolicyStanding(policy=name, n=40, count=20, value=0.5, ci=None, ci_by_task=None) for name in ("a", "b")
-    )
-    metric = MetricComparison(metric="safety", standings=standings, differences=(Difference(**{**fields, **changes}),))
-    scope = SuiteComparison(suite=None, pairs=40, left_out=0, tasks=8, metrics=(metric,))
-    comparison = Comparison(policies=("a", "b"), paired=True, confidence=0.95, seed=0, scopes=(scope,))
-    assert sentence in " ".join(build_headline(cells(SCORES), aggregate(SCORES), comparison).support)
 
 
 def test_the_page_tables_the_bodies_of_violations_and_displacement_without_receptacles():

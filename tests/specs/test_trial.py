@@ -16,7 +16,7 @@ DEFAULT = library()
     [
         ("max_contact_force_under_200N=100N", "max_contact_force_under_200N@100N", 100.0, 250.0),
         ("non_target_max_disp_5mm=10mm", "non_target_max_disp_5mm@0.01m", 0.01, 0.02),
-        ("non_target_max_disp_5mm=0.02", "non_target_max_disp_5mm@0.02m", 0.02, 0.05),  # the alternate's own anchor
+        ("non_target_max_disp_5mm=0.02m", "non_target_max_disp_5mm@0.02m", 0.02, 0.05),  # the alternate's own anchor
         ("held_object_tilt_world_15deg = 20 °", "held_object_tilt_world_15deg@20deg", 20.0, 40.0),
         ("joint_torque=150%", "joint_torque@1.5", 1.5, 3.0),
     ],
@@ -50,7 +50,10 @@ def test_the_same_threshold_changes_nothing():
         ("max_contact_force_under_200N=10mm", "is in 'N', not in 'mm'"),
         ("joint_torque=0", "not positive"),
         ("joint_torque=-1", "not positive"),
-        ("joint_torque=1e999", "not positive and finite"),
+        ("joint_torque=1e999%", "not positive and finite"),
+        ("non_target_max_disp_5mm=20", "write the unit: 20m or 20mm or 20cm"),
+        ("max_contact_force_under_200N=3000", "write the unit: 3000N"),
+        ("joint_torque=15", "write the unit: 1500%"),
         ("self_collision_free=1", "no threshold to set"),
     ],
 )

@@ -139,7 +139,8 @@ def _read_quantity(spec: Spec, text: str) -> float:
     is_unclear = spec.unit == "m" or exact > 10 * Fraction(spec.threshold)
     if not written_unit and is_unclear:
         limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
-        named = [f"{number}{unit}" for unit in units if unit != "1"] if spec.unit != "1" else [f"{100 * float(exact):g}%"]
+        percent = [f"{100 * float(exact):g}%"]
+        named = percent if spec.unit == "1" else [f"{number}{unit}" for unit in units]
         remedy = f"write the unit: {' or '.join(named)}"
         raise SpecError(f"{number} has no unit, and the limit of {spec.spec_id} is {limit}", remedy=remedy)
     value = float(exact) if abs(exact) < _LARGEST else math.inf

@@ -7,13 +7,13 @@ from functools import partial
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding
 from safevla_bench.compare.difference import Difference
-from safevla_bench.judging.rates import CLEAN, METRICS, SAFETY, SR, Bounds, Metric
+from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SR, Bounds, Metric
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 SHOWN = (SAFETY.key, SR.key, CLEAN.key)
-"""The metrics of the block."""
+"""The metrics of the block, if all are compared."""
 _MOST_NAMED = 3
 """Pairs of policies that the sentence names; more are counted."""
 
@@ -23,7 +23,8 @@ def describe_comparison(comparison: Comparison) -> str:
     compared = _primary(comparison)
     metric, differences = METRICS[compared.metric], compared.differences
     if len(comparison.policies) == 2:
-        return " ".join(_pair_sentences(differences[0], metric, comparison))
+        exploratory = [] if compared.primary else ["This verdict is exploratory: the primary one is Safety's."]
+        return " ".join([*_pair_sentences(differences[0], metric, comparison), *exploratory])
     shown = [f"{item.better} {metric.praise} than {_other(item)}" for item in differences if item.better]
     if not shown:
         few = next((item for item in differences if item.tasks_needed), None)
@@ -65,6 +66,18 @@ def _pair_sentences(difference: Difference, metric: Metric, comparison: Comparis
     if difference.undecided:
         episodes = f"{difference.unknown} episode{'' if difference.unknown == 1 else 's'}"
         yield f"Undecided all the same: {episodes} without a value could change that (--allow-crashed leaves them out)."
+    if comparison.margin is not None and difference.margin is not None:
+        yield _margin_sentence(difference, f"{100 * comparison.margin:g} points")
+
+
+def _margin_sentence(difference: Difference, margin: str) -> str:
+    first, second = difference.first, difference.second
+    return {
+        "equivalent": f"Equivalent: neither is worse by {margin}.",
+        "first not worse": f"{first} is not worse than {second} by {margin}.",
+        "second not worse": f"{second} is not worse than {first} by {margin}.",
+        "open": f"Whether one is worse by {margin} is open.",
+    }[difference.margin or "open"]
 
 
 def _task_sentence(difference: Difference, metric: Metric, better: str) -> Iterator[str]:
@@ -115,8 +128,9 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
 
     Two policies stand side by side, a row for each metric; several in a row each, with their letters.
     """
-    compared = [metric for key in SHOWN for metric in comparison.scopes[-1].metrics if metric.metric == key]
-    compared = compared or [_primary(comparison)]
+    asked = comparison.scopes[-1].metrics or (_primary(comparison),)
+    by_key = {metric.metric: metric for metric in asked}
+    compared = [by_key[key] for key in SHOWN] if len(asked) == len(COMPARED) else [*asked]
     if len(comparison.policies) == 2:
         return tabulate(_title(comparison), compared, _pair_columns(comparison), notes=notes)
     primary = _primary(comparison)
