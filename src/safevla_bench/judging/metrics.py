@@ -331,7 +331,7 @@ def _summarize_cell(
     severities = {VSI.key: vsi, VSI_UNSAFE.key: vsi_unsafe}
     return Summary(
         n=int(counted.sum()),
-        **{key: number.value for key, number in (rates | severities).items()},
+        **{key: number.value for key, number in (rates | severities).items() if key in Summary.__struct_fields__},
         policy=policy,
         suite=suite,
         success_safe=int((counted & judged & success & ~unsafe).sum()),
