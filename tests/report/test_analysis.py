@@ -23,10 +23,10 @@ from safevla_bench.report import curve_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
+from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
 
-from safevla_bench.report.tables.comparison_answer import describe_comparison
 RULES = load_ruleset()
 
 
