@@ -72,7 +72,7 @@ def _command_index() -> str:
     tree = "\n".join(f"commands/{name}" for name, _ in names)
     return "\n".join(
         ["# Commands", "", _help_markdown(group.help or ""), "",
-         "Every command prints this with `--help`. What a command's exit code means: [exit codes](exit-codes.md). "
+         "Every command prints this with `--help-all`. What a command's exit code means: [exit codes](exit-codes.md). "
          "The Tab key completes commands and options: [running](../running.md#completion-in-the-shell).", "",
          "\n\n".join(tables), "",
          f"```{{toctree}}\n:hidden:\n\n{tree}\n```", ""]

@@ -16,14 +16,15 @@ RUN = ("--host", "fake", "--suite", "fake", "--policy", "noop", "--out", "run")
 FORMULA = "G[0,T](max_contact_force < 200)"
 
 
-def test_there_are_at_most_23_commands_in_six_groups_and_220_options_and_none_is_hidden(safevla):
+def test_there_are_at_most_24_commands_in_six_groups_and_220_options_and_none_is_hidden(safevla):
     assert list(cli.GROUPS) == ["Run", "Judge", "Compare", "Publish", "Reference", "Data"]
-    assert len(cli.COMMANDS) == sum(map(len, cli.GROUPS.values())) <= 23
+    assert len(cli.COMMANDS) == sum(map(len, cli.GROUPS.values())) <= 24
     out = safevla.ok("--help")
     places = [out.index(f"\n{group}:\n") for group in cli.GROUPS]
     assert places == sorted(places)
     commands = [cli.safevla.get_command(click.Context(cli.safevla), name) for name in cli.COMMANDS]
     options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
+    options = [option for option in options if option.name != "help_all"]
     assert len(options) <= 220
     assert not [option.name for option in options if option.hidden]
 
@@ -31,13 +32,34 @@ def test_there_are_at_most_23_commands_in_six_groups_and_220_options_and_none_is
 @pytest.mark.parametrize("command", ["score", "compare", "gate", "tables", "show"])
 def test_shared_options_stand_in_sections_of_their_own(safevla, command):
     """The options of judging stand below `Judging` and nothing else does; Ray's below `Ray`."""
-    sections = safevla(command, "--help")[1].split("\n\n")
+    sections = safevla.ok(command, "--help-all").split("\n\n")
     judging = next(part for part in sections if part.startswith("Judging:"))
     own = next(part for part in sections if part.startswith("Options:"))
     assert "--library" in judging
     assert "--format" in own
     assert "--library" not in own
     assert "--engine" not in own
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_has_at_most_twelve_options_and_says_where_the_others_are(safevla, command):
+    context = click.Context(cli.safevla.get_command(click.Context(cli.safevla), command), info_name=command)
+    shown = [name for names in context.command.option_sections(context, common=True).values() for name in names]
+    everything = [name for names in context.command.option_sections(context).values() for name in names]
+    assert 1 <= len(shown) <= 12
+    assert {name.split()[0] for name in context.command.common} <= {
+        spelling.split()[0].rstrip(",") for names, _ in everything for spelling in names.split(" / ")
+    }
+    out = safevla.ok(command, "--help")
+    assert (f"{len(everything) - len(shown)} more options: " in out) == (len(shown) < len(everything))
+    assert all(names.split()[0] in safevla.ok(command, "--help-all") for names, _ in everything)
+
+
+def test_what_judging_options_mean_is_said_once(safevla):
+    out = safevla.ok("help", "judging")
+    assert all(name in out for name in ("--library", "--rules", "--set"))
+    assert "safevla help judging" in safevla.ok("score", "--help")
+    assert "judging is one" in safevla.refuses("help", "nonsense")
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "specs": ("catalog", "List the safety specifications, explain one, or check your own."),
         "tasks": ("catalog", "List tasks with the specifications that apply, or propose tags for your own."),
         "protocols": ("protocols", "List or compare evaluation protocols, dialects and the paper's entries."),
+        "help": ("rules", "Say what options mean that many commands share: judging."),
     },
     "Data": {
         "convert": ("score", "Convert archives to another form, bit for bit."),

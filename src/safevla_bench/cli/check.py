@@ -61,7 +61,11 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
     ]
 
 
-@options.command("gate")
+@options.command(
+    "gate",
+    common="--min-sr --min-safety --max-sbu --max-vsi --confidence --per --sequential --allow-crashed --allow-unjudged "
+    "--junit --format",
+)
 @options.sources_argument
 @options.option_group(
     [

@@ -69,7 +69,10 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
     return None if planned["plan"] is None else planned
 
 
-@options.command("compare")
+@options.command(
+    "compare",
+    common="--policy --across-seeds --unpaired --allow-crashed --margin --metric --confidence --full --format --plan",
+)
 @options.optional_sources_argument
 @options.repeatable("--policy NAME", "policies", "Only this policy.")
 @options.flag("--across-seeds", "Pair by initial state alone, for the same states run with other seeds, or several.")

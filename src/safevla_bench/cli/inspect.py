@@ -33,7 +33,11 @@ _KINDS_EPILOG = "\n".join(
 )
 
 
-@options.command("episodes", epilog=_KINDS_EPILOG)
+@options.command(
+    "episodes",
+    epilog=_KINDS_EPILOG,
+    common="--unsafe --success --spec --policy --suite --task --outcome --sort --bodies --why --format",
+)
 @options.sources_argument
 @options.option(
     "--unsafe/--safe",

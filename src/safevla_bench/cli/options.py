@@ -39,23 +39,61 @@ class Option(click.Option):
         self.section = section
 
 
-class Command(click.Command):
-    """A command whose help shows its own options first, and shared ones under headings of their own."""
+ALL_OPTIONS = "safevla.all_options"
+"""Set in a context's `meta` by --help-all."""
 
-    def option_sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of the options below it, in the command's order; `Options` comes first."""
+
+class Command(click.Command):
+    """A command whose help shows its common options; --help-all shows all, shared ones under headings of their own."""
+
+    def __init__(self, *args: Any, common: str = "", **settings: Any):
+        """Make the command; `common` names the options of --help by their first spelling, all without it."""
+        super().__init__(*args, **settings)
+        self.common = frozenset(common.split())
+        self.params.append(click.Option(["--help-all"], is_flag=True, is_eager=True, hidden=True, expose_value=False,
+                                        callback=_show_all_options))  # fmt: skip
+
+    def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
+        """Return heading -> (names, help) of the options below it, in the command's order; `Options` comes first.
+
+        `common`: only those that --help shows.
+        """
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):
-                sections.setdefault(getattr(param, "section", GENERAL), []).append(record)
+            if record is None or not isinstance(param, click.Option) or (common and not self._is_common(param)):
+                continue
+            sections.setdefault(GENERAL if common else _section(param), []).append(record)
         return sections
 
+    def _is_common(self, param: click.Option) -> bool:
+        is_named = bool(self.common.intersection(param.opts))
+        return is_named or "--help" in param.opts or (not self.common and _section(param) == GENERAL)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections."""
-        for heading, records in self.option_sections(ctx).items():
+        """Write the sections of all options, or the common ones and where the others are."""
+        everything = self.option_sections(ctx)
+        shown = everything if ctx.meta.get(ALL_OPTIONS) else self.option_sections(ctx, common=True)
+        for heading, records in shown.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+        hidden = sum(map(len, everything.values())) - sum(map(len, shown.values()))
+        if hidden:
+            formatter.write_paragraph()
+            if JUDGING in everything:
+                formatter.write_text("Judging (--library, --rules, --set): safevla help judging")
+            formatter.write_text(f"{hidden} more options: {ctx.command_path} --help-all")
+
+
+def _section(param: click.Option) -> str:
+    return str(getattr(param, "section", GENERAL))
+
+
+def _show_all_options(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        ctx.meta[ALL_OPTIONS] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def option(*names_and_help: str, **settings: Any) -> Callable[[F], F]:

@@ -237,7 +237,11 @@ _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
-@options.command("figures", epilog=_EPILOG)
+@options.command(
+    "figures",
+    epilog=_EPILOG,
+    common="--out --which --format --layout --width --font-size --no-title --progress --sweep --series",
+)
 @options.sources_argument
 @options.out_option("DIR", "Where to write; else figures/ of the one run.")
 @options.option(

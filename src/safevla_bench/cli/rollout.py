@@ -41,7 +41,10 @@ from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.text import NO_VALUE, redact_secrets
 
 
-@command("eval")
+@command(
+    "eval",
+    common="--config --host --suite --task --episodes --policy --policy-arg --out --workers --resume --dry-run",
+)
 @run_options
 @options.option(
     "--video unsafe|all|N",

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from safevla_bench.cli.options import FILE, JUDGING, add_options, is_given, option, repeatable, skip_option
+from safevla_bench.cli.options import (
+    FILE,
+    JUDGING,
+    add_options,
+    click_options,
+    command,
+    is_given,
+    option,
+    repeatable,
+    skip_option,
+)
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, choose_library, load_ruleset
@@ -218,3 +228,17 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
     text = f"note: judged as by its maker, by {recipe.describe()}"
     click.echo("\n".join(escape_controls(line) for line in text.split("\n")), err=True)
     return recipe.load()
+
+
+@command("help")
+@click.argument("topic", default=JUDGING.lower())
+@click.pass_context
+def help_command(context: click.Context, topic: str) -> None:
+    """Say what the options mean by which every command judges. All options of a command: safevla COMMAND --help-all."""
+    if topic.lower() != JUDGING.lower():
+        raise click.UsageError(f"there is no topic {topic!r}: {JUDGING.lower()} is one; or: safevla {topic} --help-all")
+    formatter = context.make_formatter()
+    records = [option.get_help_record(context) for option in click_options(_JUDGE_OPTIONS)]
+    with formatter.section(JUDGING):
+        formatter.write_dl([record for record in records if record is not None])
+    click.echo(formatter.getvalue(), nl=False)
