@@ -13,7 +13,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals import build_trace, derive_signals, parse_formula
 from safevla_bench.signals.signal import SIGNALS, RecordFields
-from safevla_bench.signals.space import PLACED_FORMS
+from safevla_bench.signals.space import PLACED_FORMS, find_boxes
 from safevla_bench.specs import loader
 from safevla_bench.stl.formula import format_formula, signal_names
 from safevla_bench.tasks import loader as tasks_loader
@@ -156,6 +156,15 @@ def test_the_nearest_pair_is_behind_the_value():
     pair = find_contributors(reading, "distance(bowl, bystander)", 1, tasks_loader.registry())
     assert pair is not None
     assert pair.names == ("bowl", "plate")
+
+
+def test_the_boxes_that_a_replay_draws_are_fixed_to_bodies_or_to_the_world():
+    reading = RecordFields(episode(3))
+    size = (0.0, 0.0, 0.1, 0.2, 0.2, 0.2)
+    assert find_boxes(reading, ("clearance", ("eef", "plate", *size))) == [("plate", list(size))]
+    assert [body for body, _ in find_boxes(reading, ("clearance", ("eef", "*", *size)))] == ["bowl", "plate", "drawer"]
+    assert find_boxes(reading, ("clearance", ("eef", "world", *size))) == [(None, list(size))]
+    assert find_boxes(reading, ("distance", ("eef", "plate"))) == []
 
 
 LIBRARY = """

@@ -19,6 +19,8 @@ from safevla_bench.files import read_input
 from safevla_bench.report.charts import true_runs
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.render import player_scripts
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals.space import find_boxes
 from safevla_bench.sources.runs.folder import FRAMES, MAX_FRAME_BYTES, RUN, Frame, read_frames, read_picture
 from safevla_bench.sources.runs.policy_names import PolicyNames
 from safevla_bench.trajectory.header import EpisodeKey
@@ -172,7 +174,14 @@ def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
         line, first = spec_trace.signal_trace, spec_trace.first
+        boxes = [
+            {"body": body, "center": numbers[:3], "size": numbers[3:]}
+            for name in sorted(records.ruleset.library[spec_trace.spec.spec_id].signals)
+            if (behind := SIGNALS[name].bodies) is not None
+            for body, numbers in find_boxes(reading, behind.call)
+        ]
         yield {
+            **({"boxes": boxes} if boxes else {}),
             "spec": spec_trace.spec.spec_id,
             "violated": spec_trace.violated,
             "first": first,

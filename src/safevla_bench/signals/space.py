@@ -307,6 +307,22 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     return tuple(held if body == _HELD_ID else body for body in bodies if body >= 0 or (body == _HELD_ID and held >= 0))
 
 
+def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
+    """Return the boxes of a `clearance` in the only episode: the name of the body that each is fixed to (None = the
+    world), and its centre in the body's frame and its sizes, six numbers in metres. Other forms have none.
+    """
+    form, arguments = call
+    if form != "clearance":
+        return []
+    place, numbers = str(arguments[1]), [float(number) for number in arguments[2:]]
+    if place == WORLD:
+        return [(None, numbers)]
+    if place in (EEF, HELD_BODY):
+        return []
+    bodies = _bodies_at(fields, place, None, 0)
+    return [(fields.batch.body_label(int(body)), numbers) for body in bodies]
+
+
 _EEF_ID, _HELD_ID, _WORLD_ID = -1, -2, -3
 
 

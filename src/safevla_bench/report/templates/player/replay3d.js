@@ -102,6 +102,14 @@
     group.userData.materials.push(material);
   }
 
+  function makeBox({ center, size }) {
+    const material = new THREE.MeshBasicMaterial({ color: BROKEN, transparent: true, opacity: 0.22, depthWrite: false, side: THREE.DoubleSide });
+    const box = new THREE.Mesh(new THREE.BoxGeometry(...size), material);
+    box.position.set(...center);
+    box.renderOrder = 4;
+    return box;
+  }
+
   function makeArrow() {
     const material = new THREE.MeshBasicMaterial({ transparent: true, depthTest: false });
     const arrow = new THREE.Group(); // of length 1 along y, its tip at the origin
@@ -163,6 +171,7 @@
       this.camera.add(headlight, headlight.target);
       this.scene.add(this.camera, sun, sky, ...this.parts);
       this.arrows = [];
+      this.boxes = [];
       for (const shape of this.data.shapes) addShape(this.parts[shape.part], shape, this.content.meshes);
       this.paint();
     }
@@ -281,6 +290,17 @@
       this.pointArrows(contacts);
       this.tell(contacts);
       this.redraw();
+    }
+
+    showBoxes() {
+      for (const box of this.boxes) box.removeFromParent();
+      this.boxes = ((this.clause && this.clause.boxes) || []).flatMap((shape) => {
+        const home = shape.body === null ? this.scene : this.parts[this.shownParts([shape.body])[0]];
+        if (!home) return [];
+        const box = makeBox(shape);
+        home.add(box);
+        return [box];
+      });
     }
 
     outline() {
@@ -426,6 +446,7 @@
         this.worst.disabled = !this.clause;
         this.worst.textContent = this.clause && !this.clause.violated ? "Nearest to the limit" : "Worst moment";
         this.near.disabled = !this.shownParts(this.involved()).length;
+        this.showBoxes();
       };
       clauses.addEventListener("change", () => { choose(); this.seek(this.record); });
       clauses.hidden = !this.data.clauses.length;
