@@ -602,7 +602,7 @@ def outwards(inside: Mapping[int, float], n: int) -> Signal:
 # Formulas
 
 WORDS = re.compile(
-    r"\s*([a-z_]+\([^()<>]*\)|->|=>|<=|>=|&&|\|\||[<>!&|()\[\],-]|\d+\.?\d*(?:[eE][-+]?\d+)?|[A-Za-z_]\w*)"
+    r"\s*((?!(?:always|eventually|until|not|and|or)\()[a-z_]+\([^()<>]*\)|->|=>|<=|>=|&&|\|\||[<>!&|()\[\],-]|\d+\.?\d*(?:[eE][-+]?\d+)?|[A-Za-z_]\w*)"
 )
 
 

@@ -100,12 +100,12 @@ def test_several_policies_name_what_is_established_and_where():
 
 
 def test_the_block_says_whose_difference_it_is_and_what_is_established():
-    text = render_text(answer_table(compare(SWAPPED), ["Judged by …"]))
+    text = render_text(answer_table(compare(SWAPPED), ["Judged by …"]), width=120)
     assert "10 pairs of episodes of 5 tasks in one suite" in text
     assert "B 50.0 (8.4 to 76.3)" in text
     assert "B safer, on these tasks" in text
     assert text.rstrip().endswith("Judged by …")
-    assert "no" in render_text(answer_table(compare(replace(FIVE, p_value=0.3)))).split()
+    assert "no" in render_text(answer_table(compare(replace(FIVE, p_value=0.3))), width=120).split()
 
 
 def test_the_sentence_reads_a_comparison_that_was_stored():
