@@ -27,6 +27,7 @@ from made_page import format_table, run_script
 ROOT = Path(__file__).parents[2]
 PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "tools" / "dependencies.toml"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.M)
+COPYLEFT = re.compile(r"GPL|MPL|Mozilla")
 INTRODUCTION = """\
 # Dependencies
 
@@ -94,12 +95,15 @@ def build_page() -> str:
          ", ".join(pin.files), facts["why"][pin.name])
         for pin in sorted(mine, key=lambda pin: (order.index(direct[pin.name][0]), pin.key))
     ]  # fmt: skip
-    rest = [(pin.name, pin.version, facts[pin.key]["licence"], ", ".join(pin.files)) for pin in others]
+    copyleft = [(pin, licence) for pin in others if COPYLEFT.search(licence := facts[pin.key]["licence"])]
+    rest = [(pin.name, pin.version, licence, ", ".join(pin.files)) for pin, licence in copyleft]
     parts = [
         INTRODUCTION,
         "## What we ask for",
         format_table(("Package", "Version", "Licence", "Released", "Part of", "Pinned for", "What for"), rows),
         "## What these bring with them",
+        f"{len(others)} more, pinned in `constraints/`; `docs/tools/dependencies.toml` has their licences. These are\n"
+        "under a copyleft licence:\n",
         format_table(("Package", "Version", "Licence", "Pinned for"), rest),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts)

@@ -336,3 +336,8 @@ def test_the_name_says_the_form():
     assert [detect_suffix(Path(f"a.b{suffix}")) for suffix in MANY + SINGLE] == MANY + SINGLE
     with pytest.raises(RecordError, match=r"\.jsonl\.zst"):
         detect_suffix(Path("x.csv"))
+
+
+def test_a_folder_names_what_reads_it(tmp_path):
+    with pytest.raises(RecordError, match=r"(?s)a folder and not an archive.*safevla_bench\.load"):
+        open_archive(tmp_path)

@@ -233,8 +233,7 @@ def test_a_loop_that_settles_for_longer_is_warned(tmp_path, env, caplog):
 
 
 @pytest.mark.long
-def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, env, monkeypatch, caplog):
-    caplog.set_level("INFO", "safevla_recorder")
+def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, env, monkeypatch, capsys):
     other = control(task_of("libero-object", 0))
     for number, (one, task) in enumerate([(env, task_of()), (other, task_of("libero-object", 0)), (env, task_of())]):
         with sb.record(one, policy="mine", out=tmp_path / "run"):
@@ -244,8 +243,9 @@ def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, en
     ids = ["libero-goal/task_8/ep_000", "libero-object/task_0/ep_000", "libero-goal/task_8/ep_001"]
     assert [header.episode_id for header in batch.headers] == [f"mine/{name}" for name in ids]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
-    assert "3 timeout" in caplog.text
-    assert "safevla score" in caplog.text
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "3 timeout" in last
+    assert "Next: safevla score" in last
     monkeypatch.setattr("safevla_recorder.folder._open_folders", {})  # as another process would see it
     with pytest.raises(RunError, match="not empty"), sb.record(env, policy="mine", out=tmp_path / "run"):
         pass

@@ -56,7 +56,7 @@ def record(
     `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
     `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
     `stopped`, run.json says that the run is not complete, and the exception goes on. If no episode was recorded, a
-    warning says so, and the folder is removed.
+    warning says so, and the folder is removed. It ends with a line on stderr that says where the records are.
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one.
@@ -114,7 +114,7 @@ def record(
     finally:
         unsubscribe()
         folder.close_block(complete=complete)
-        _log_result(folder)
+        _print_result(folder)
 
 
 def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
@@ -184,9 +184,9 @@ def _worker_name(worker: int | str | None) -> str | None:
     return name
 
 
-def _log_result(folder: RunFolder) -> None:
+def _print_result(folder: RunFolder) -> None:
     outcomes, path = folder.count_outcomes(), shlex.quote(str(folder.path))
     if outcomes:
-        _log.info("Records: %s (%s). Next: safevla score %s", path, outcomes, path)
+        print(f"Records: {path} ({outcomes}). Next: safevla score {path}", file=sys.stderr)
     else:
         _log.warning("no episode was recorded, so there is no %s", path)

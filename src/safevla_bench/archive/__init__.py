@@ -34,7 +34,7 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 def detect_suffix(path: Path) -> str:
     """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist.
 
-    Raises `RecordError` if the name ends in no supported suffix, or is LeRobot's `eval_info.json`.
+    Raises `RecordError` if the name ends in no supported suffix, or is a folder or LeRobot's `eval_info.json`.
     """
     if path.name == _RESULTS:
         remedy = f"Read its success rates with `safevla score {path}`."
@@ -42,6 +42,9 @@ def detect_suffix(path: Path) -> str:
     for suffix in _READ:
         if path.name.endswith(suffix):
             return suffix
+    if path.is_dir():
+        remedy = "Read a run folder with `safevla_bench.load`, or `safevla score` in a shell."
+        raise RecordError("a folder and not an archive", remedy=remedy, place=Place(file=str(path)))
     remedy = f"Archives are files ending in {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 

@@ -35,7 +35,7 @@ from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SweepRequest, parse_sweep, sweep_threshold
-from safevla_bench.sources.runs.folder import FRAMES, RUN, Frame, read_description
+from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, Frame, read_description
 
 _MOST_RENDERED, _SHEET_ROWS = 12, 4
 """Episodes that are rendered unless the user says how many."""
@@ -128,6 +128,8 @@ def frames_command(
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     count = "1 episode" if len(shown_keys) == 1 else f"{len(shown_keys)} episodes"
     echo(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / FRAMES}")
+    if in_3d:
+        echo(f"3-D replays: in {run / REPORT} once it is written anew, under each episode's number")
     echo(f"Next: safevla score {shlex.quote(str(run))}")
 
 
