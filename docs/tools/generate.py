@@ -47,11 +47,11 @@ shows which verdicts change. `paper-literal`, an older name, is read as `paper-a
 """
 
 HOST_LIMITS = """\
-## Limits made for a host
+## Limits drawn on a host
 
-The paper's forces are a proxy for simulators, anchored to ISO/TS 15066, on the arms of LIBERO and RoboCasa-365. A suite
-of another kind names the library with the limits made for it. It is taken where no `--library` is named, and every
-output names it. [How such limits are chosen](limits.md).
+The paper's forces are a proxy for simulators, anchored to ISO/TS 15066, on the arms of LIBERO and RoboCasa-365. They
+judge every suite by default. `--library metaworld` has limits drawn from successes of a script, as Section 3.1 of the
+paper does not; every output says so. [How such limits are chosen](limits.md).
 """
 
 

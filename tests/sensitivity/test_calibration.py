@@ -20,7 +20,7 @@ from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, judge
 from safevla_bench.jobs.evaluation.preparation import request_rules
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.judging.ruleset import choose_library, load_ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sensitivity import calibration
 from safevla_bench.sensitivity.calibration import calibrate, calibration_rows, format_limits, order_statistic
 from safevla_bench.specs import loader
@@ -213,7 +213,7 @@ def test_limits_alone_are_no_library(tmp_path):
         loader.library(file)
 
 
-# The library with the limits made for a host
+# The library with limits drawn on a host
 
 
 def test_the_library_of_meta_world_differs_from_the_default_in_three_forces_that_its_ids_name():
@@ -227,16 +227,9 @@ def test_the_library_of_meta_world_differs_from_the_default_in_three_forces_that
     assert all(own[name].severe == pytest.approx(2.5 * own[name].threshold) for name in changed)
 
 
-def test_suites_of_two_kinds_of_arm_ask_for_a_library():
-    assert choose_library(["mt10", "ml45_test"]) == "metaworld"
-    assert choose_library(["no-such-suite"]) == "default"
-    with pytest.raises(RunError, match="--library"):
-        choose_library(["mt10", "libero-goal"])
-
-
-def test_a_rollout_is_watched_by_the_limits_made_for_its_suites():
+def test_a_rollout_is_watched_by_the_paper_s_limits_unless_others_are_named():
     """Its bar, its trackers, --until and --stop-on-violation: as its episodes are judged later."""
     request = Request(host="fake", suites=("mt10",), policies=("noop",))
-    assert request_rules(request).library.name == "metaworld"
+    assert request_rules(request).library.name == "default"
     own = load_ruleset("paper-text")
     assert request_rules(replace(request, ruleset=own)) is own

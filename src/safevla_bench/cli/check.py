@@ -131,7 +131,7 @@ def gate_command(
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
-        if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
+        if changes := judged.ruleset.describe_changes():
             echo(f"Judged with {changes}")
         echo(gating.describe_gates(gate_report))
         click.echo()

@@ -39,7 +39,11 @@ def option_key(option: click.Parameter) -> str:
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
     """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`."""
     judging = {option_key(option): option for option in JUDGE_OPTIONS}
-    options = {option_key(option): option for option in command.params if isinstance(option, click.Option)}
+    options = {
+        option_key(option): option
+        for option in command.params
+        if isinstance(option, click.Option) and option.expose_value
+    }
     return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 

@@ -25,7 +25,7 @@ from safevla_bench.cli.options import (
 )
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
-from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.tasks.file_formats import RegistryFile
@@ -50,7 +50,7 @@ rules_option = partial(repeatable, "--rules FILE|as-judged", "rule_files", type=
 _JUDGE_OPTIONS = [
     library_option(
         "Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows); "
-        "metaworld: limits made for that host, which its suites get where none is named.",
+        "metaworld: limits drawn from a script's successes.",
         section=JUDGING,
         default=DEFAULT_LIBRARY,
     ),
@@ -93,9 +93,9 @@ class JudgedSources:
 def judge_options(command: F) -> F:
     """Add the options of judging to a command, which takes the rules that they make as the keyword `ruleset`.
 
-    Where none is given (--set intervals= aside), the rules are those of --registered FILE, else the library with limits
-    made for the suites, else the default; with --rules as-judged first those by which the sources were judged last, or
-    are registered to be. A note on stderr names these, and a library of the suites' own. Tags of hosts are added.
+    Where none is given (--set intervals= aside), the rules are those of --registered FILE, else the default ones; with
+    --rules as-judged first those by which the sources were judged last, or are registered to be. A note on stderr names
+    these. Tags of hosts are added.
     """
 
     @wraps(command)
@@ -106,7 +106,7 @@ def judge_options(command: F) -> F:
         as_judged = is_as_judged(files)
         own = _find_own_rules(sources) if as_judged and settings.get("formula") is None else None
         options = parse_changes(changes)
-        ruleset = own or _registered_rules(run_command) or _load_rules(library, files, options, run_command, sources)
+        ruleset = own or _registered_rules(run_command) or _load_rules(library, files, options)
         ruleset = replace(ruleset, intervals=options.get("intervals", "default"))
         if sources and run_command is not None:
             ruleset = ruleset.with_host_registry(judgement.read_host_registry(run_command.request.host))
@@ -178,25 +178,9 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _load_rules(
-    library: str, files: Sequence[Path], options: Mapping[str, Any], run_command: Any, sources: Sequence[Path]
-) -> Ruleset:
-    suites: tuple[str, ...] = ()
-    if sources and not is_given(click.get_current_context(), "library"):
-        suites = tuple(run_command.request.suites) if run_command is not None else judgement.recorded_suites(sources)
+def _load_rules(library: str, files: Sequence[Path], options: Mapping[str, Any]) -> Ruleset:
     specs, registry = sort_rules(files)
-    loaded = load_ruleset(_own_library(suites) or library, spec_files=specs, registry_files=registry, **options)
-    return replace(loaded, suites=suites)
-
-
-def _own_library(suites: Sequence[str]) -> str | None:
-    """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr."""
-    library = choose_library(suites)
-    if library == DEFAULT_LIBRARY:
-        return None
-    text = f"note: judged by the library {library}, with limits made for {', '.join(suites)}; --library default judges"
-    click.echo(escape_controls(f"{text} by the paper's"), err=True)
-    return library
+    return load_ruleset(library, spec_files=specs, registry_files=registry, **options)
 
 
 def _registered_rules(run_command: Any) -> Ruleset | None:

@@ -110,7 +110,7 @@ def _print_results(files: Sequence[Path], form: str) -> None:
 
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
-    if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
+    if changes := judged.ruleset.describe_changes():
         echo(f"Judged with {changes}")
     echo(build_headline(*judged.summarize_scores()).answer)
     click.echo()

@@ -18,7 +18,6 @@ from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import SCORES, archive_digest
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
-from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
@@ -184,17 +183,12 @@ class Judged:
     def describe_limits(self) -> list[str]:
         """Return the origin of limits that are not the default library's or the records', a sentence each.
 
-        For each library made for some of the suites: whether it judged. For each robot whose torque limits hold for
+        The limits that come from rollouts (`safevla specs --calibrate`). For each robot whose torque limits hold for
         records that name neither a robot nor limits: the suites that take it.
         """
-        registry, judging = self.ruleset.registry, self.ruleset.library.name
-        own: dict[str, list[str]] = {}
-        for suite in sorted(set(self.scores.benchmark)):
-            library = registry.benchmarks[suite].library if suite in registry.benchmarks else DEFAULT_LIBRARY
-            own.setdefault(library, []).append(suite)
-        own.pop(DEFAULT_LIBRARY, None)
+        drawn = [spec.spec_id for spec in self.library.safe if spec.is_drawn]
         return [
-            *(_describe_limits(library, ", ".join(suites), judging) for library, suites in own.items()),
+            *([_LIMITS_DRAWN.format(", ".join(drawn))] if drawn else []),
             *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),
         ]
 
@@ -226,10 +220,5 @@ class Judged:
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
 
 
+_LIMITS_DRAWN = "Limits drawn from rollouts, which the paper does not do (Section 3.1): {}."
 _ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."
-
-
-def _describe_limits(library: str, suites: str, judging: str) -> str:
-    if judging.partition("+")[0] == library:
-        return f"Judged by the library {judging}: its limits were made for {suites} and are not the paper's."
-    return f"{suites}: the library {library} has limits made for it; judged by {judging}, made for another kind of arm."

@@ -6,7 +6,7 @@ A `Ruleset` is loaded once and passed whole to everything that judges. Every out
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from safevla_bench.errors import RegistryError, RunError
 from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
-from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
+from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.specs.loader import extend_library, is_built_in
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
@@ -182,8 +182,6 @@ class Ruleset:
     """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
     """What it was loaded from; None where it was made of values."""
-    suites: tuple[str, ...] = field(default=(), compare=False)
-    """The suites for which the library was chosen, where nobody named one."""
 
     @property
     def is_ablation(self) -> bool:
@@ -217,32 +215,20 @@ class Ruleset:
             reasons[spec.spec_id] = "" if rule.applies else f"{named if asked else ''}{rule.reason}"
         return reasons
 
-    def describe_changes(self, benchmarks: Iterable[str]) -> str:
-        """Return the options by which limits differ from those made for the benchmarks: `--set joint_torque=1.5`.
+    def describe_changes(self) -> str:
+        """Return the options by which limits differ from the default ones: `--set joint_torque=1.5`.
 
         "" where none does, and for rules that were made of values.
         """
         if self.recipe is None:
             return ""
         changed = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
-        if changed.library in find_libraries(benchmarks):
-            changed = msgspec.structs.replace(changed, library=DEFAULT_LIBRARY)
         return "" if changed.is_default else changed.describe()
 
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Leave applicability on to stop on violations.")
-
-    def check_suites(self, benchmarks: Iterable[str]) -> None:
-        """Raise `RunError` where episodes are of suites with other limits than those that the library was chosen for.
-
-        A run.json that names other suites than its records have does not choose the limits.
-        """
-        recorded = set(benchmarks)
-        if self.suites and recorded and (own := choose_library(recorded)) != choose_library(self.suites):
-            problem = f"{', '.join(self.suites)} are named, and the records are of suites with the library {own}"
-            raise RunError(problem, remedy="Name the library with --library.")
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Return the rules with the tags that hosts bring, loaded again; these rules themselves if no tag is new.
@@ -258,7 +244,7 @@ class Ruleset:
         if not added:
             return self
         extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *added))
-        return replace(extended.load(), intervals=self.intervals, suites=self.suites)
+        return replace(extended.load(), intervals=self.intervals)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
         """Return the names and digests of these rules, with the episodes that were left out of the judgement."""
@@ -274,31 +260,6 @@ class Ruleset:
             lost=lost,
             intervals=self.intervals,
         )
-
-
-def find_libraries(benchmarks: Iterable[str]) -> dict[str, str]:
-    """Return the built-in library with the limits made for each benchmark -> the benchmarks, joined by commas."""
-    registry = loader.registry()
-    suites: dict[str, list[str]] = {}
-    for name in dict.fromkeys(benchmarks):
-        suite = registry.benchmarks.get(registry.find_suite(name))
-        suites.setdefault(suite.library if suite else DEFAULT_LIBRARY, []).append(name)
-    return {library: ", ".join(names) for library, names in suites.items()}
-
-
-def choose_library(benchmarks: Iterable[str]) -> str:
-    """Return the built-in library with the limits made for these benchmarks; `default` unless the registry names one.
-
-    >>> choose_library(["mt10"]), choose_library(["libero-goal", "libero-10"])
-    ('metaworld', 'default')
-
-    Raises `RunError` for benchmarks with different libraries.
-    """
-    libraries = find_libraries(benchmarks)
-    if len(libraries) > 1:
-        named = "; ".join(f"{library} for {names}" for library, names in libraries.items())
-        raise RunError(f"these suites have limits of their own: {named}", remedy="Name the library with --library.")
-    return next(iter(libraries), DEFAULT_LIBRARY)
 
 
 def load_ruleset(

@@ -65,7 +65,7 @@ def describe_opening(
 ) -> Opening:
     """Return the opening of a page on these scores, summarized in `cells` and in `total`."""
     headline = build_headline(cells, total, analysis.comparison, mixture=describe_mixture(scores))
-    if changes := ruleset.describe_changes(scores.benchmark):
+    if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
     baseline = measure_baseline(scores)
     return Opening(

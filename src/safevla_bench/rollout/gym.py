@@ -30,7 +30,7 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
-from safevla_bench.judging.ruleset import choose_library, load_ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
@@ -247,13 +247,13 @@ def make_env(
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
     `task` is its id, or its place in the suite; `image_size` height and width [pixels]; `library` what judges, None =
-    the library with limits made for the suite, else the default. Raises `HostError` for an unknown host, argument,
+    the default library. Raises `HostError` for an unknown host, argument,
     suite, task, camera, reading or cost, or a simulator that cannot be used, `PluginError` for a host that cannot be
     loaded, `SpecError` for an unknown library, and `RegistryError` if the host's tags contradict others.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]
-    ruleset = load_ruleset(library or choose_library([suite])).with_host_registry(tags)
+    ruleset = load_ruleset(library or "default").with_host_registry(tags)
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
     chosen = _find_task(made, suite, task)
     return SafetyEnv(

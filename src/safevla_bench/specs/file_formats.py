@@ -32,7 +32,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "paper-as-run": ("paper_as_run.toml",),
     "metaworld": ("metaworld.toml",),
 }
-"""Library name -> its files, in library order: the three readings of the paper, then limits made for a host."""
+"""Library name -> its files, in library order: the three readings of the paper, then limits drawn on a host."""
 DEFAULT_LIBRARY = "default"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run")
 

@@ -60,6 +60,11 @@ class Spec:
         """The names of the signals that the formula reads."""
         return signal_names(self.formula)
 
+    @property
+    def is_drawn(self) -> bool:
+        """True if the limit is a quantile of rollouts, as `safevla specs --calibrate` writes its source."""
+        return self.source.startswith("quantile ")
+
 
 @dataclass(frozen=True)
 class Library:

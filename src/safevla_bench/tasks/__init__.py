@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NotRequired, TypedDict
 
-from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.specs.loader import library as read_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks.entries import Registry, TaskEntry
@@ -81,15 +80,10 @@ def task_listings(
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
 
-    Without a library each benchmark has the one with the limits made for it. Raises `RegistryError` for an unknown
-    benchmark or capability set.
+    Without a library it is the default one. Raises `RegistryError` for an unknown benchmark or capability set.
     """
-    rows = []
-    for entry in registry.list_entries(benchmark):
-        suite = registry.benchmarks.get(entry.benchmark)
-        specs = library or read_library(suite.library if suite else DEFAULT_LIBRARY)
-        rows.append(_task_listing(registry, specs, entry, capabilities))
-    return rows
+    specs = library or read_library()
+    return [_task_listing(registry, specs, entry, capabilities) for entry in registry.list_entries(benchmark)]
 
 
 def exempt_tasks(

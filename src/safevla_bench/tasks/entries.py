@@ -38,7 +38,7 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
     suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
     another suite. `task_ids` are those of its tasks that it repeats, empty = all. `task_names` are the host's names in
-    order, where families are defined by them. `library` names the specifications with the limits made for it.
+    order, where families are defined by them.
     `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
@@ -50,7 +50,6 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     same_tags_as: str | None = None
     task_ids: tuple[str, ...] = ()
     task_names: tuple[str, ...] = ()
-    library: str = "default"
 
 
 class Benchmark(BenchmarkRow, frozen=True, kw_only=True):

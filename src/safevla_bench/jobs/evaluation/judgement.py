@@ -23,7 +23,7 @@ from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.judging.registration import REGISTERED, parse_registration
-from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.rollout.ray_cluster import RayCluster
@@ -60,7 +60,6 @@ def judge(
         records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
     except UnknownTaskError as error:
         raise _explain_unknown(error, sources) from None
-    ruleset.check_suites(scores.benchmark)
     records.require_valid(skip_invalid=skip_invalid)
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _lost_episodes(records))
@@ -179,7 +178,7 @@ def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the default rules with the limits made for the runs' suites, and the tags of their hosts, installed here.
+    """Return the default rules, with the tags of the runs' hosts that are installed here.
 
     `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
 
@@ -188,11 +187,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
         SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
     """
     recipe = find_recipe(paths) if as_judged else None
-    if recipe and not recipe.is_default:
-        chosen = recipe.load()
-    else:
-        suites = recorded_suites(paths)
-        chosen = replace(load_ruleset(choose_library(suites)), suites=suites)
+    chosen = recipe.load() if recipe and not recipe.is_default else load_ruleset()
     return add_host_registries(chosen, paths, as_judged=as_judged)
 
 

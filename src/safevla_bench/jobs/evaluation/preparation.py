@@ -19,7 +19,7 @@ from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOp
 from safevla_bench.jobs.evaluation.stopping_rule import StoppingRule, parse_condition
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.registration import REGISTERED
-from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.plugins import require_trust
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
@@ -261,14 +261,14 @@ def _describe_run(
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
+    """Return the rules that watch a run: its own, else the registered ones, else the default ones.
 
     The request's own rules stay as they are; to the others the tags that the host brings are added.
     """
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
-    chosen = registered.load_rules() if registered else load_ruleset(choose_library(request.suites))
+    chosen = registered.load_rules() if registered else load_ruleset()
     return chosen.with_host_registry(read_host_registry(request.host))
 
 

@@ -22,7 +22,7 @@ from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOp
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import CellList, cells
-from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.policies import split_name
 from safevla_bench.policies.python import adopt_object
@@ -211,7 +211,7 @@ def load(
 
     Args:
         sources: their paths, or a text `NAME=PATH` that names the policy.
-        ruleset: how to judge; None = by the default rules with the limits made for the runs' suites.
+        ruleset: how to judge; None = by the default rules.
         as_judged: without a ruleset, judge by the runs' own rules: as they were judged last or are registered.
         skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
 
@@ -272,7 +272,7 @@ def evaluate(
         raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
     named = _name_policies(policy, name)
     objects = _adopt_objects(named, workers)
-    rules = ruleset or load_ruleset(choose_library(suites))
+    rules = ruleset or load_ruleset()
     host = host or _host_of(suites[0], rules.registry)
     rules = rules.with_host_registry(read_host_registry(host))
     request = Request(

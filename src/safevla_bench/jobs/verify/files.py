@@ -20,10 +20,10 @@ from safevla_bench import archive
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge, recorded_suites
+from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import score_files
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Provenance, Ruleset, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import Provenance, Ruleset, load_ruleset
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.folder import MANIFEST, MAX_SCORES_BYTES, RUN, SCORES, SCORES_TABLE, EpisodeRow
 from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
@@ -282,7 +282,7 @@ def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Rul
         return replace(find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
     options = ("capabilities", "missing", "applicability") if files.as_judged else ()
     loaded = load_ruleset(
-        files.library or choose_library(recorded_suites([run])),
+        files.library or "default",
         spec_files=files.specs,
         registry_files=files.registry,
         **{name: getattr(provenance, name) for name in ("intervals", *options)},
