@@ -66,7 +66,7 @@ def test_a_whole_number_will_do_where_a_number_is_asked_for(tmp_path):
 def test_no_option_is_left_out_but_the_file_itself_and_what_a_file_may_not_say():
     running, judging = config.config_keys(eval_command)
     options = {option.name for option in (*running.values(), *judging.values())}
-    assert {option.name for option in eval_command.params} - options == {"config", "trusted"}
+    assert {option.name for option in eval_command.params} - options == {"config", "trusted", "help_all"}
 
 
 def test_a_file_runs_as_the_command_line_does_and_what_is_only_recorded_takes_it_too(safevla, tmp_path):
