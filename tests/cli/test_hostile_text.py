@@ -80,7 +80,7 @@ TEX = re.compile(r"\\[A-Za-z]+|\\.|[%{}&$#^_~]|[^\\%{}&$#^_~]+", re.DOTALL)
 SHOWN = {
     *("\\textbackslash", "\\textasciitilde", "\\textasciicircum", "\\textless", "\\textgreater", "\\textbar", "\\char"),
     *("\\&", "\\%", "\\$", "\\#", "\\_", "\\{", "\\}", "\\shortstack", "\\dag"),
-    *("\\normalsize", "\\small", "\\footnotesize", "\\scriptsize", "\\tiny"),  # a longer text is set smaller
+    *("\\normalsize", "\\small", "\\footnotesize", "\\scriptsize", "\\tiny", "\\allowbreak"),  # a long text
 }
 
 
