@@ -251,5 +251,5 @@ def test_arguments_of_a_plug_in_host_are_the_user_s_and_its_name_alone_is_not_co
 def test_an_angle_of_a_task_file_is_a_number_since_libero_evaluates_it(angle):
     text = "(define (problem p) (:regions (r (:target t) (:yaw_rotation (({} 0.0))))) (:goal (And (On a b))))"
     assert parse_bddl(text.format("-3.1e-2")).goal
-    with pytest.raises(RegistryError, match="is no number"):
+    with pytest.raises(RegistryError, match="is not a number"):
         parse_bddl(text.format(angle))

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.host import STILL, LiberoHost
+from safevla_bench.hosts.libero.host import LiberoHost
+from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_recorder.mujoco.recorder import Recorder
@@ -46,7 +47,7 @@ def plain(task, actions) -> list[str]:
     env.env.reset()
     env.set_init_state(libero_tasks.load_init_states(task)[SEED.init_state_index])
     for _ in range(SEED.wait_steps):
-        env.step(STILL)
+        env.step(np.array(STILL))
     digests = [digest(env, *env.step(action)[:3]) for action in actions]
     env.close()
     return digests

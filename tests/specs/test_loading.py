@@ -335,7 +335,7 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
         ({"signal": None}, "only one of signal and operator"),
         ({"operator": None}, "only one of signal and operator"),
         ('{"spec_id": "a", "spec_id": "b"}', r"field spec_id: key 'spec_id' is repeated"),
-        ('{"threshold": NaN}', r"NaN is no number"),
+        ('{"threshold": NaN}', r"NaN is not a number"),
         ('{"threshold": ', r"line 1: is not JSON"),
         ("3", r"row 0: a table of keys is expected, not a whole number"),
         ("[]", r"holds no specification"),

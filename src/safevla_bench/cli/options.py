@@ -160,7 +160,7 @@ class Range(click.FloatRange):
         """Return the number; raise click's error for NaN and for a number outside the range."""
         number = super().convert(value, param, ctx)
         if isnan(number):
-            self.fail("nan is no number", param, ctx)
+            self.fail("nan is not a number", param, ctx)
         return float(number)
 
 

@@ -41,21 +41,12 @@ class SignalTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceChart:
-    """What each chart of a signal shows, in page, terminal and film: samples, limit and marks, in the unit `unit`.
+class TraceChart(SignalTrace):
+    """The chart of a signal in page, terminal and film: a trace in the unit `unit`, its records `dt_s` apart.
 
-    `values`, `failing` and `gate` (None = always open) are [n], a record each, `dt_s` apart. `worst` and `first` are
-    records; `first`, that of the first violation, is -1 if there is none. `upper`: the limit is a ceiling.
+    `first` is the record of the first violation, -1 if there is none.
     """
 
-    signal: str
-    unit: str
-    values: Floats
-    limit: float
-    upper: bool
-    gate: Bools | None
-    failing: Bools
-    worst: int
     first: int
     dt_s: float
 

@@ -89,7 +89,9 @@ def make(
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
     if n_action_steps is not None and (not n_action_steps.isdecimal() or not int(n_action_steps)):
-        raise PolicyError(f"n_action_steps={n_action_steps} is no number of steps", remedy="Write n_action_steps=10.")
+        raise PolicyError(
+            f"n_action_steps={n_action_steps} is not a number of steps", remedy="Write n_action_steps=10."
+        )
     spoken = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
     steps = None if n_action_steps is None else int(n_action_steps)
     return ChunkedPolicy(_load_policy(arg, device, spoken, steps), None)

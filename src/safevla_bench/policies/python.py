@@ -169,7 +169,7 @@ def adopt_object(name: str, policy: object) -> Policy:
     Raises `PolicyError` for a class, or an object without `act`, or with wrong `wants` or `orientation`.
     """
     if isinstance(policy, type):
-        raise PolicyError(f"{policy.__name__} is a class and no policy yet", remedy=f"Pass {policy.__name__}(...).")
+        raise PolicyError(f"{policy.__name__} is a class, not a policy yet", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
         problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
         raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")

@@ -195,7 +195,7 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
 
     def reject_constant(constant: str) -> NoReturn:
         raise origin.make_error(
-            f"{constant} is no number", remedy="write a finite number, or null where a key may lack"
+            f"{constant} is not a number", remedy="write a finite number, or null where a key may lack"
         )
 
     try:

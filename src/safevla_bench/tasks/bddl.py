@@ -154,7 +154,7 @@ def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
 def _check_angles(tree: Tree, *, is_angle: bool = False) -> None:
     if isinstance(tree, str):
         if is_angle and not _ANGLE.fullmatch(tree):
-            raise RegistryError(f"the angle {tree!r} is no number", remedy="Write :yaw_rotation in radians.")
+            raise RegistryError(f"the angle {tree!r} is not a number", remedy="Write :yaw_rotation in radians.")
         return
     is_angle = is_angle or tree[:1] == [":yaw_rotation"]
     for part in tree[1:] if tree[:1] == [":yaw_rotation"] else tree:

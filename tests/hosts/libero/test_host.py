@@ -14,7 +14,8 @@ from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero import install, tasks
-from safevla_bench.hosts.libero.host import STILL, LiberoEnv
+from safevla_bench.hosts.libero.host import LiberoEnv
+from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies.servers.transforms import STATES, to_axis_angle
@@ -195,7 +196,7 @@ def test_roles_cover_the_robot_the_objects_and_the_furniture(spatial):
 
 def test_movable_objects_and_fixture_links_are_tracked_in_the_simulators_numbers(spatial):
     spatial.reset(SEED)
-    spatial.step(STILL)
+    spatial.step(np.array(STILL))
     batch = spatial.recorded()
     domain = spatial._env.env
     links = {f"wooden_cabinet_1_cabinet_{level}" for level in ("top", "middle", "bottom")} | {"flat_stove_1_button"}
@@ -321,7 +322,7 @@ def test_an_unknown_camera_or_task_is_an_error_that_lists_what_there_is():
 def test_reset_and_steps_print_and_log_nothing(spatial, capfd, caplog):
     with caplog.at_level(logging.INFO):
         spatial.reset(SEED)
-        spatial.step(STILL)
+        spatial.step(np.array(STILL))
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
 
@@ -455,7 +456,7 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
         bare.env.reset()
         raw = bare.set_init_state(tasks.load_init_states(eager.task)[0])
         for _ in range(SEED.wait_steps):
-            raw, *_ = bare.step(STILL)
+            raw, *_ = bare.step(np.array(STILL))
         assert saved_model(bare.env.sim.model._model) == kept
         own = [raw["agentview_image"][::-1].copy()]
         for action in pressing(6):

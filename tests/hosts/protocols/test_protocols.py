@@ -7,7 +7,7 @@ import pytest
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import protocols
-from safevla_bench.hosts.libero.host import STILL
+from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.jobs import doctor
 from safevla_bench.policies.servers.transforms import STATES
 
@@ -80,7 +80,7 @@ def test_the_values_are_the_projects_own(name):
 
 def test_the_still_action_is_libero_s_dummy_action():
     assert {protocols.load_protocol(name).wait_action for name in NAMES} == {"still"}
-    assert STILL.tolist() == [0.0] * 6 + [-1.0]
+    assert list(STILL) == [0.0] * 6 + [-1.0]
 
 
 def test_the_preset_runs_the_paper_s_episodes():

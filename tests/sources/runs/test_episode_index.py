@@ -168,11 +168,17 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
         read.read_episodes([0])
 
 
-def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
+@pytest.mark.parametrize("outcome", [None, "stopped"])
+def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, tmp_path, outcome):
+    source = DEMO
+    if outcome:  # no episode is counted
+        source = tmp_path / "stopped.jsonl"
+        stopped = [episode(4, episode_id=f"ep_{k}", outcome=outcome, success=False) for k in range(5)]
+        archive.write_archive(source, concatenate_batches(stopped))
     monkeypatch.setattr(episode_table, "MOST_DRAWN", 3)
     for name in ("MOST_DRAWN", "MOST_PAIRED"):
         monkeypatch.setattr(cases, name, 3)
-    judged = judge([DEMO], load_ruleset())
+    judged = judge([source], load_ruleset())
     lean = render_report(judged)
     assert len(set(cases.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
     whole = judged.batch

@@ -27,7 +27,6 @@ from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, r
 from safevla_recorder.mujoco.scene import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-STILL: Action = np.array(libero_tasks.STILL)
 
 
 class LiberoHost:

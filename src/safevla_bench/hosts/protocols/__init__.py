@@ -68,7 +68,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         if isinstance(self.env_seed, str) and not re.fullmatch(
             rf"sha256|\d+ \+ episode|\d+{SERVER_SEED}", self.env_seed
         ):
-            raise ValueError(f"env_seed = {self.env_seed!r} is no number, 'N + episode', 'N or server' or 'sha256'")
+            raise ValueError(f"env_seed = {self.env_seed!r} is not a number, 'N + episode', 'N or server' or 'sha256'")
 
     def suite_wait_steps(self, suite: str) -> int:
         """Return the settling steps before record 0 in a suite: its own by its exact name, else `wait_steps`."""

@@ -168,15 +168,6 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
         ) from None
 
 
-def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites that the run folders among the sources name, each once; archives name none.
-
-    Raises `RunError` if a run.json is damaged.
-    """
-    suites = (read_description(path).get("suites") for path in paths if (path / RUN).is_file())
-    return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
-
-
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the default rules, with the tags of the runs' hosts that are installed here.
 

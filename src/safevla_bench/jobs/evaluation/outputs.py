@@ -187,15 +187,18 @@ def _use_legacy_ids(judged: Judged) -> Scores:
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
     drawn, kept = drawn_episodes(judged.scores, judged.headers), list[Batch]()
+    chunks = judged.records.read_chunks(drawn, kept)
     analysis = analyse_scores(
         judged.scores,
         judged.records.read_sparsely([]),
         judged.ruleset,
         make_rescorer(judged),
-        chunks=judged.records.read_chunks(drawn, kept),
+        chunks=chunks,
         privileged=judged.privileged,
         protocols=judged.protocols,
     )
+    for _ in chunks:  # the analysis reads none where no episode is counted
+        pass
     names = [source.policy_names for source in judged.records.sources]
     return render_page(
         judged.scores,

@@ -33,6 +33,7 @@ from safevla_bench.jobs.verify.files import (
     open_check,
     value_differences,
 )
+from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory import marks
@@ -45,7 +46,6 @@ from safevla_recorder.episode import EARLIER_SEED
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 REPLAY = "replay"
-_OWN_PACKAGE = "safevla-bench"
 _FROM_STATE = 1e-5
 """Largest difference, absolute or relative, in a replay from a recorded state that still agrees."""
 PROCESSOR = (
@@ -310,7 +310,7 @@ def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
     if not episode.action.present[0]:
         return "the record has no action"
     for name, recorded in (header.versions or {}).items():
-        if name != _OWN_PACKAGE and setting.versions.get(name) != recorded:
+        if name != OWN_DISTRIBUTION and setting.versions.get(name) != recorded:
             return f"it was recorded with {name} {recorded}, here is {setting.versions.get(name, 'none')}"
     return None
 
@@ -385,8 +385,8 @@ def _describe_differences(differences: Sequence[Difference], episode: Batch, unc
     first, *others = differences
     channels = dict.fromkeys(other.channel for other in others if other.channel != first.channel)
     also = f"; different too: {', '.join(channels)}" if channels else ""
-    own = (episode.headers[0].versions or {}).get(_OWN_PACKAGE, __version__)
-    recorder = f" It was recorded with {_OWN_PACKAGE} {own}, this is {__version__}." if own != __version__ else ""
+    own = (episode.headers[0].versions or {}).get(OWN_DISTRIBUTION, __version__)
+    recorder = f" It was recorded with {OWN_DISTRIBUTION} {own}, this is {__version__}." if own != __version__ else ""
     states_agree = "sim_state" not in {*uncompared, *(difference.channel for difference in differences)}
     reason = "The simulator's states agree, so that the processor is not the reason." if states_agree else PROCESSOR
     return f"{first}{also}. {reason}{recorder}"

@@ -81,6 +81,7 @@ _KINDS = (
         "openvla-rest-libero",
         schemes=("http", "https"),
         library="http",
+        extra="",
         arguments=("unnorm_key",),
     ),
 )

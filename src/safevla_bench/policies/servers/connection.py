@@ -159,6 +159,7 @@ class WebsocketModel(ChunkModel):
         """Whether the connection was made by `connect` and no episode has used it."""
 
     def connect(self, task: Task) -> None:
+        self._is_fresh = False  # a lost server leaves it so
         self._connect()
         self._is_fresh = True
 

@@ -382,7 +382,7 @@ def _number(value: Any, place: Place) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        problem = f"{str(value)[:40]!r} is no number"
+        problem = f"{str(value)[:40]!r} is not a number"
         raise RecordError(problem, remedy="Say with `field` where the numbers are.", place=place) from None
 
 

@@ -161,8 +161,8 @@ class EpisodeIndex:
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
         """Yield all good episodes in batches, in order, each batch of one source.
 
-        Those at the indices `wanted` are appended to `kept` on the way. Raises `RunError` if a source has fewer or more
-        of them than at the scan.
+        Those at the indices `wanted` are appended to `kept` on the way, which is complete once all is read. Raises
+        `RunError` if a source has fewer or more of them than at the scan.
         """
         first, wanted = 0, frozenset(wanted)
         for source, places in zip(self.sources, self.places, strict=True):
