@@ -38,6 +38,7 @@ def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
         b=rng.integers(2, BODIES, count),
         force_n=rng.exponential(15.0, count),
         impulse_ns=rng.exponential(0.5, count),
+        net_force_n=np.full(count, np.nan),
     )
     header = Header(
         episode_id=f"ep_{number:07d}", benchmark="libero-goal", task_id="task_8", success=number % 3 > 0, dt=DT_S,

@@ -13,7 +13,7 @@ from safevla_bench.signals import derive_signals
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.channels import POSES, ROWS
+from safevla_recorder.channels import POSES, ROWS, recorded_forces
 from safevla_recorder.episode import ContactList, Recording
 
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "plate": "bystander", "drawer": "furniture"}
@@ -48,6 +48,7 @@ def contacts(*rows: tuple[int, int, int, float]) -> ContactList:
         b=np.array(b, dtype=np.int64),
         force_n=np.array(force, dtype=np.float64),
         impulse_ns=np.full(len(ordered), np.nan),
+        net_force_n=np.full(len(ordered), np.nan),
     )
 
 
@@ -98,7 +99,8 @@ def _arrays(batch: Batch) -> Sequence[np.ndarray[Any, Any]]:
         *(array for channel in channels for array in (channel.values, channel.starts, channel.width)),
         *(array for one in poses for array in (one.body, one.body_starts)),
         *(batch.starts, batch.body_starts, batch.body_role, batch.target),
-        *(touching.present, touching.starts, touching.a, touching.b, touching.force_n, touching.impulse_ns),
+        *(touching.present, touching.starts, touching.a, touching.b),
+        *(touching.force_n, touching.impulse_ns, touching.net_force_n),
         *(batch.gripper_contact, batch.gripper_present, batch.gripped, batch.gripped_present),
     ]
 
@@ -134,6 +136,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
     turned = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
     joints = draw(st.sampled_from([None, 2, 7]))
     width = draw(st.integers(1, 3))
+    forces = draw(st.sampled_from([None, ("force_n",), ("force_n", "net_force_n"), ("net_force_n",)]))
 
     def maybe(make: Any) -> Any:
         return make() if draw(st.booleans()) else None
@@ -151,6 +154,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
             instruction=draw(st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=8)),
             seed=draw(st.none() | st.integers(-5, 2**40)),
             dropped_pairs=draw(st.sampled_from([None, (), ((names[0], names[-1]),)])),
+            forces=forces,
         ),
         roles=roles,
         records=n,
@@ -160,7 +164,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
         body_pos_m=positions,
         quat_bodies=turned,
         body_quat_wxyz=maybe(lambda: _quats(draw, n, len(turned))),
-        contacts=maybe(lambda: _contacts(draw, n, len(names))),
+        contacts=maybe(lambda: _contacts(draw, n, len(names), recorded_forces(forces))),
         joint_torque_nm=None if joints is None else _floats(draw, n, joints),
         gripper_contact=maybe(lambda: np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))),
         gripped=maybe(lambda: np.array(draw(st.lists(st.integers(-1, len(names) - 1), min_size=n, max_size=n)))),
@@ -180,7 +184,7 @@ def _truths(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
     return np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=np.bool_).reshape(shape)
 
 
-def _contacts(draw: st.DrawFn, n: int, bodies: int) -> ContactList:
+def _contacts(draw: st.DrawFn, n: int, bodies: int, forces: Sequence[str]) -> ContactList:
     if bodies < 2:
         return contacts()
     body = st.integers(0, bodies - 1)
@@ -189,12 +193,15 @@ def _contacts(draw: st.DrawFn, n: int, bodies: int) -> ContactList:
     rows = draw(st.lists(st.tuples(st.integers(0, n - 1), pairs, force, st.none() | force), max_size=6))
     ordered = sorted(rows, key=lambda row: row[0])
     impulse = [np.nan if row[3] is None else row[3] for row in ordered]
+    force_n = np.array([row[2] for row in ordered], dtype=np.float64)
+    net_force_n = force_n if forces == ("net_force_n",) else draw(st.floats(0, 2)) * np.minimum(force_n, 1e99)
     return ContactList(
         record=np.array([row[0] for row in ordered], dtype=np.int64),
         a=np.array([row[1][0] for row in ordered], dtype=np.int64),
         b=np.array([row[1][1] for row in ordered], dtype=np.int64),
-        force_n=np.array([row[2] for row in ordered], dtype=np.float64),
+        force_n=force_n,
         impulse_ns=np.array(impulse, dtype=np.float64),
+        net_force_n=net_force_n if "net_force_n" in forces else np.full(len(ordered), np.nan),
     )
 
 

@@ -26,7 +26,9 @@ def recording(records=3, **changes):
         "eef_pos_m": np.zeros((records, 3)),
         "pos_bodies": (0,),
         "body_pos_m": np.ones((records, 1, 3)),
-        "contacts": ContactList(np.array([1]), np.array([0]), np.array([1]), np.array([2.0]), np.array([np.nan])),
+        "contacts": ContactList(
+            np.array([1]), np.array([0]), np.array([1]), np.array([2.0]), np.array([np.nan]), np.array([np.nan])
+        ),
         "gripper_contact": np.zeros(records, dtype=bool),
         "gripped": np.full(records, -1),
         "action": np.zeros((records - 1, 7)),

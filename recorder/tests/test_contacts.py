@@ -21,7 +21,9 @@ def touches(*substeps: tuple[tuple[int, int], ...]) -> ConstraintContacts:
     rows = [(k, a, b) for k, pairs in enumerate(substeps) for a, b in pairs]
     substep, geom1, geom2 = (np.array([row[i] for row in rows], dtype=np.int32) for i in range(3))
     nothing = np.zeros(len(rows), dtype=np.int32)
-    return ConstraintContacts(len(substeps), substep, geom1, geom2, nothing, nothing + 3, None, np.zeros(3))
+    return ConstraintContacts(
+        len(substeps), substep, geom1, geom2, nothing, nothing + 3, None, np.zeros(3), np.zeros((len(rows), 9))
+    )
 
 
 def filter_of(*pairs: tuple[int, int], apart: int = 1) -> ContactFilter:

@@ -21,7 +21,7 @@ def held(*substeps, instants=None):
     substep, geom1, geom2 = (np.array([row[i] for row in rows], dtype=np.int32) for i in range(3))
     efc = np.array([[row[3], 0, 0] for row in rows], dtype=float).reshape(-1)
     row, dim = np.arange(len(rows)) * 3, np.full(len(rows), 3)
-    touches = ConstraintContacts(len(substeps), substep, geom1, geom2, row, dim, None, efc)
+    touches = ConstraintContacts(len(substeps), substep, geom1, geom2, row, dim, None, efc, np.zeros((len(rows), 9)))
     ends = np.array([len(substeps) - 1]) if instants is None else np.array(instants)
     return gripped_bodies(touches, ends, FINGERS, PLACE, ROBOT).tolist()
 

@@ -1,8 +1,16 @@
 """The sources of a judgement, as their run.json describes them."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from builders import DRAWER, LINK, contacts, episode
+from safevla_bench import archive
+from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.judged import JudgedSource
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.trajectory.batch import concatenate_batches
 
 RUN = {
     "host": "fake",
@@ -31,3 +39,39 @@ def test_an_archive_is_described_by_its_name(tmp_path):
     assert source.description == {"archive": "one.jsonl"}
     assert source.archive_sha256 is not None
     assert (source.policies, source.privileged, source.protocol, source.is_interrupted) == ((), (), None, False)
+
+
+def net_episode(number: int, net_force_n: float, **changes):
+    """A robot that touches furniture with 100 N at the most at one point, and this much in all."""
+    touching = replace(contacts((3, LINK, DRAWER, 100.0)), net_force_n=np.array([net_force_n]))
+    return episode(episode_id=f"e{number}", contacts=touching, forces=("force_n", "net_force_n"), **changes)
+
+
+def test_what_the_net_force_changes_is_said_of_the_episodes_that_have_it(tmp_path):
+    source = tmp_path / "some.jsonl"
+    several = [net_episode(0, 150.0), net_episode(1, 250.0), net_episode(2, 300.0), episode(episode_id="e3")]
+    archive.write_archive(source, concatenate_batches(several))
+    mixed = judge([source], load_ruleset())
+    assert mixed.describe_forces() == [
+        "By the net force of two bodies, 2 more of 3 episodes are unsafe (library net-force)."
+    ]
+    assert not mixed.has_net_forces
+    archive.write_archive(source, concatenate_batches(several[:3]))
+    by_net = judge([source], load_ruleset("net-force"))
+    assert by_net.scores.safe.tolist() == [True, False, False]
+    assert by_net.describe_forces() == [], "its clauses are about the net force already"
+
+
+def test_a_net_force_alone_is_judged_in_place_of_a_single_contact_s_and_said_so(tmp_path):
+    source = tmp_path / "alone.jsonl"
+    alone = replace(contacts((3, LINK, DRAWER, 250.0)), net_force_n=np.array([250.0]))
+    archive.write_archive(source, episode(contacts=alone, forces=("net_force_n",)))
+    judged = judge([source], load_ruleset())
+    assert not judged.scores.safe.any()
+    (sentence,) = judged.describe_forces()
+    assert sentence.startswith("1 of 1 records have net forces of two bodies alone")
+
+
+def test_records_of_before_say_nothing_of_net_forces(tmp_path):
+    archive.write_archive(tmp_path / "old.jsonl", episode())
+    assert judge([tmp_path / "old.jsonl"], load_ruleset()).describe_forces() == []

@@ -135,7 +135,11 @@ def test_the_actions_of_a_chunk_that_are_carried_out_can_be_chosen_as_by_lerobot
     make_policy("lerobot:saved", {"n_action_steps": "10"})
     make_policy("lerobot:saved")
     assert [config.n_action_steps for config in lerobot] == [10, 50]
-    for steps, words in (("51", "51 actions of a chunk"), ("0", "not a number of steps"), ("ten", "not a number of steps")):
+    for steps, words in (
+        ("51", "51 actions of a chunk"),
+        ("0", "not a number of steps"),
+        ("ten", "not a number of steps"),
+    ):
         with pytest.raises(PolicyError, match=words):
             make_policy("lerobot:saved", {"n_action_steps": steps})
 

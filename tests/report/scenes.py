@@ -87,6 +87,7 @@ def _contacts(random: np.random.Generator, rough: float, n: int, held: np.ndarra
         b=np.array(b, dtype=np.int64),
         force_n=np.array(force, dtype=np.float64),
         impulse_ns=np.full(len(rows), np.nan),
+        net_force_n=np.full(len(rows), np.nan),
     )
 
 

@@ -286,7 +286,7 @@ def anew(batch: Batch):
 
 
 def test_every_reading_is_the_judgement_by_its_library(shipped, scores):
-    result = compare_readings(scores, DEFAULT, anew(shipped))
+    result = compare_readings(scores, DEFAULT, anew(shipped), has_net_forces=False)
     assert result.readings == ("default", "default, prose depth", "paper-text", "paper-as-run")
     for k, name in ((0, "default"), (2, "paper-text"), (3, "paper-as-run")):
         for cell, summary in zip(result.cells, cells(judged(shipped, library(name))), strict=True):
@@ -302,7 +302,7 @@ def violations(rows, spec_id: str) -> int:
 
 def test_the_changes_are_the_episodes_that_are_judged_otherwise(events):
     scores = judged(events)
-    result = compare_readings(scores, DEFAULT, anew(events))
+    result = compare_readings(scores, DEFAULT, anew(events), has_net_forces=False)
     total = 0
     for k, name in ((0, "default"), (1, "default"), (2, "paper-text"), (3, "paper-as-run")):
         other = judged(events, library(name))
@@ -325,7 +325,7 @@ def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped
     extra = replace(DEFAULT[DISP], spec_id="mine", threshold=1e-9, formula=parse("G[0,T](non_target_disp_max < 1e-9)"))
     text = library("paper-text")
     longer = replace(text, name="paper-text+mine", specs=(*text.specs, extra))
-    result = compare_readings(judged(shipped, longer), longer, anew(shipped))
+    result = compare_readings(judged(shipped, longer), longer, anew(shipped), has_net_forces=False)
     assert result.readings == ("paper-text+mine", "paper-text+mine, prose depth", "default", "paper-as-run")
     for cell in result.cells:
         assert all("mine" not in point.changes.violations for point in cell.points)
@@ -334,7 +334,7 @@ def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped
 
 def test_a_library_that_is_no_reading_of_the_paper_is_refused():
     with pytest.raises(SpecError, match="is none of the readings: default, paper-text, paper-as-run"):
-        compare_readings(judged(episode()), replace(DEFAULT, name="mine"), anew(episode()))
+        compare_readings(judged(episode()), replace(DEFAULT, name="mine"), anew(episode()), has_net_forces=False)
 
 
 def force_of(newton: float) -> Batch:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from safevla_bench.archive.record_schema import schema
-from safevla_recorder.channels import CHANNELS, NUMERIC, ROWS
+from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, ROWS
 
 ADD_A_ROW = """
 import sys
@@ -67,7 +67,9 @@ def test_a_new_channel_of_numbers_is_one_row_for_batches_archives_validation_and
 
 
 def test_every_channel_is_a_field_of_a_step_in_the_order_of_the_table():
-    assert list(schema()["$defs"]["Step"]["properties"]) == ["t", *(spec.name for spec in CHANNELS)]
+    of_steps = [spec.name for spec in CHANNELS if spec.name != NET_FORCE]  # each contact has its own
+    assert list(schema()["$defs"]["Step"]["properties"]) == ["t", *of_steps]
+    assert {"force_n", NET_FORCE} < set(schema()["$defs"]["Contact"]["properties"])
 
 
 @pytest.mark.parametrize("spec", NUMERIC, ids=lambda spec: spec.name)

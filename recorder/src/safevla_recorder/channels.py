@@ -13,6 +13,7 @@ from typing import Any, Mapping
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
 """Largest magnitude of a number that is judged. No simulator means more, and squares of such numbers are finite."""
+NET_FORCE = "net_force_n"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ CHANNELS = (
     ChannelSpec("body_pos_m", ("n", "P", 3), unit="m", bodies="pos_bodies", is_bounded=True),
     ChannelSpec("body_quat_wxyz", ("n", "Q", 4), bodies="quat_bodies", is_rotation=True),
     ChannelSpec("contacts", ("C",), unit="N, N·s"),
+    ChannelSpec(NET_FORCE, ("C",), unit="N", is_rare=True),
     ChannelSpec("joint_torque_nm", ("n", "J"), unit="N·m", is_bounded=True),
     ChannelSpec("joint_torque_peak_nm", ("n", "J"), unit="N·m", is_bounded=True),
     ChannelSpec("gripper_contact", ("n",), dtype=TRUTH),
@@ -87,13 +89,20 @@ CHANNELS = (
     ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),
 )
-CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impulse_ns": REAL}
-"""Dtype of each column of `contacts`; `step` is the record, impulse_ns NaN = not recorded."""
+CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impulse_ns": REAL, "net_force_n": REAL}
+"""Dtype of each column of `contacts`; `step` is the record. A force or impulse that is NaN was not recorded."""
+FORCES = ("force_n", NET_FORCE)
+"""The forces that a contact may have: of its largest single contact, and the net force of its two bodies."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
 ROWS = tuple(channel for channel in NUMERIC if not channel.is_pose)
 POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
+
+
+def recorded_forces(forces: Any) -> tuple[str, ...]:
+    """Return which of `FORCES` a record holds, by its header's `forces`; None = `force_n`, as in older records."""
+    return FORCES[:1] if forces is None else tuple(forces)
 
 
 def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,30 +28,49 @@ class SubstepContacts(ABC):
     geom1: Ints
     geom2: Ints
 
+    @property
+    def are_net(self) -> bool:
+        """True if the forces are the net forces of two geoms, not those of single contacts."""
+        return False
+
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
         """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
 
+    @abstractmethod
+    def force_vectors(self, which: Bools | Ints) -> Floats | None:
+        """Return the force of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms alone."""
+
 
 @dataclass(frozen=True)
 class MeasuredContacts(SubstepContacts):
-    """Contacts whose forces the simulator tells as norms, newton."""
+    """Contacts whose forces the simulator tells: norms [C], or vectors on the second geom, world frame [C, 3].
+
+    `are_net`: they are the net forces of two geoms.
+    """
 
     force_n: Floats
+    are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the forces of the chosen contacts [N], [K]."""
-        return self.force_n[which]
+        """Return the norms of the forces of the chosen contacts [N], [K]."""
+        force = self.force_n[which]
+        return force if force.ndim == 1 else vector_norms(force)
+
+    def force_vectors(self, which: Bools | Ints) -> Floats | None:
+        """Return the forces of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms."""
+        return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return the peak force [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair.
+    """Return the peak forces [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair.
 
-    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest single
-    contact's force; the impulse is Σ force · `substep_s` over substeps and contacts, NaN if `substep_s` is None, as for
-    an instant. Rows are ordered by record, then by body pair with a < b; no contacts give no rows.
+    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. `force_n` is the largest single
+    contact's force, `net_force_n` the largest norm over the substeps of the vector sum, NaN without vectors; the
+    impulse is Σ force · `substep_s` over substeps and contacts, NaN if `substep_s` is None, as for an instant. Rows are
+    ordered by record, then by body pair with a < b; no contacts give no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -62,14 +81,34 @@ def contact_peaks(
     np.maximum.at(peak, member, force)
     seconds = np.float64(np.nan if substep_s is None else substep_s)
     impulse: Floats = np.bincount(member, weights=force, minlength=len(groups)) * seconds
+    net = np.full(len(groups), np.nan)
+    vectors = contacts.force_vectors(which)
+    if vectors is not None:
+        net = _net_peaks(np.where((a <= b)[:, None], vectors, -vectors), member, contacts.substep[which], len(groups))
     record, pair = np.divmod(groups, bodies * bodies)
-    return ContactList(record, *np.divmod(pair, bodies), peak, impulse)
+    return ContactList(record, *np.divmod(pair, bodies), net if contacts.are_net else peak, impulse, net)
+
+
+def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> Floats:
+    """Return the largest norm, over the substeps, of the sum of each group's vectors of one substep, [groups]."""
+    instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
+    sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
+    peak = np.zeros(groups)
+    of_instant = np.zeros(len(instants), dtype=np.int64)
+    of_instant[member] = group
+    np.maximum.at(peak, of_instant, vector_norms(np.stack(sums, axis=1)))
+    return peak
+
+
+def vector_norms(vectors: Floats) -> Floats:
+    """Return the norms of vectors [K, 3], [K]."""
+    norms: Floats = np.sqrt(vectors[:, 0] ** 2 + vectors[:, 1] ** 2 + vectors[:, 2] ** 2)
+    return norms
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
     """Return the contact lists of successive records as one; record numbers stay. Raises `ValueError` for no lists."""
-    names = ("record", "a", "b", "force_n", "impulse_ns")
-    return ContactList(*(np.concatenate([getattr(contacts, name) for contacts in lists]) for name in names))
+    return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
 def gripped_bodies(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import LARGEST, NUMERIC
+from safevla_recorder.channels import CONTACT_COLUMNS, FORCES, LARGEST, NUMERIC, recorded_forces
 from safevla_recorder.errors import Place, RecordError
 
 Floats = NDArray[np.float64]
@@ -35,6 +35,8 @@ HEADER_FIELDS = (
     "embodiment",
     "versions",
     "dropped_pairs",
+    "forces",
+    "torque_source",
 )
 """Fields of a header, in the order of the file; what each means stands at `safevla_bench.trajectory.Header`.
 
@@ -45,13 +47,22 @@ _INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
 
 @dataclass(frozen=True)
 class ContactList:
-    """Contacts of one episode in record order, [C] each: a, b places in `roles`, impulse_ns NaN = not recorded."""
+    """Contacts of one episode in record order, [C] each: a, b places in `roles`; NaN = not recorded.
+
+    `net_force_n` is the norm of the vector sum of all contact forces of two bodies in the world frame, `force_n` that
+    of the largest single one, or the net force again where that alone is known; both at their peak over the substeps.
+    """
 
     record: Ints
     a: Ints
     b: Ints
     force_n: Floats
     impulse_ns: Floats
+    net_force_n: Floats
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the columns by their names in `CONTACT_COLUMNS`."""
+        return {name: getattr(self, "record" if name == "step" else name) for name in CONTACT_COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -136,8 +147,11 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
             yield "a number is beyond any scene", spec.name
     contacts = recording.contacts
     if contacts is not None:
-        force, impulse = contacts.force_n, contacts.impulse_ns
-        if not (np.isfinite(force).all() and np.all(force >= 0) and np.all(force <= LARGEST)):
-            yield "a force is negative, not finite or beyond any scene", "contacts.force_n"
+        recorded, impulse = recorded_forces(recording.header.get("forces")), contacts.impulse_ns
+        for name in FORCES:
+            force = getattr(contacts, name)
+            sound = np.isfinite(force) & (force >= 0) & (force <= LARGEST)
+            if not (sound.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
+                yield "a force is negative, not finite or beyond any scene", f"contacts.{name}"
         if np.isinf(impulse).any() or np.any(impulse < 0):
             yield "an impulse is negative or infinite", "contacts.impulse_ns"

@@ -8,6 +8,7 @@ from typing import Callable, Generic, Hashable, Iterable, Mapping, Protocol, Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_recorder.channels import FORCES
 from safevla_recorder.contacts import (
     NOTHING,
     ContactFilter,
@@ -48,6 +49,10 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
+    forces: tuple[str, ...] = FORCES
+    """Of `FORCES`: those that the contacts of this episode hold."""
+    torque_source: str | None = None
+    """Where the torques come from, such as `qfrc_actuator`; None = there are none, or that is unknown."""
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
@@ -133,9 +138,9 @@ class EpisodeLog(Generic[Row]):
         self.decode_pending()
         if self._source is None:
             return self._assemble(header, self._rows[-1:], None, None, None)
-        contacts, names = self._contacts[-1], ("record", "a", "b", "force_n", "impulse_ns")
+        contacts = self._contacts[-1]
         is_newest = contacts.record == len(self._rows) - 1
-        newest = ContactList(*(getattr(contacts, name)[is_newest] for name in names))
+        newest = ContactList(*(column[is_newest] for column in contacts.columns().values()))
         newest = replace(newest, record=np.zeros_like(newest.record))
         return self._assemble(header, self._rows[-1:], newest, self._gripped[-1][-1:], None)
 
@@ -149,8 +154,9 @@ class EpisodeLog(Generic[Row]):
     ) -> Recording:
         """Return rows, contacts and gripped bodies as a `Recording`; without finger groups, grips are None."""
         gripped = gripped if self._geoms.fingers is not None else None
+        forces = None if contacts is None else self._geoms.forces
         return Recording(
-            header=header,
+            header={"forces": forces, "torque_source": self._geoms.torque_source, **header},
             roles=self._geoms.roles,
             records=len(rows),
             contacts=contacts,

@@ -15,7 +15,7 @@ from typing import Any, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NUMERIC, PLACE, POSES, REAL
+from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, REAL, recorded_forces
 from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, Recording
 from safevla_recorder.errors import Place, RecordError
 
@@ -62,8 +62,10 @@ def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
         values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)
     values.update((spec.bodies, getattr(recording, spec.bodies)) for spec in POSES if values[spec.name] is not None)
     if (contacts := recording.contacts) is not None:
-        columns = {column: getattr(contacts, "record" if column == "step" else column) for column in CONTACT_COLUMNS}
-        values.update((f"contacts.{column}", array) for column, array in columns.items())
+        left_out = {NET_FORCE} - set(recorded_forces(recording.header.get("forces")))
+        values.update(
+            (f"contacts.{name}", column) for name, column in contacts.columns().items() if name not in left_out
+        )
     values["gripper_contact"] = recording.gripper_contact
     values["gripped_body"] = recording.gripped
     values["extra"] = _encode_json(recording.extra) if recording.extra else None

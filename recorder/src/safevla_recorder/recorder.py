@@ -21,6 +21,7 @@ from typing import Collection, Hashable, Iterable, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from safevla_recorder.channels import FORCES
 from safevla_recorder.contacts import MeasuredContacts
 from safevla_recorder.episode import Floats
 from safevla_recorder.episode_log import EpisodeLog, GeomMap, LogReader, group_numbers
@@ -28,8 +29,8 @@ from safevla_recorder.errors import HostError
 
 Shape = Hashable
 """A collision shape by the simulator's own key, such as PyBullet's (body, link)."""
-Contact = Tuple[Shape, Shape, float]
-"""Two shapes that touch, and the norm of the force between them at one point [N].
+Contact = Tuple[Shape, Shape, ArrayLike]
+"""Two shapes that touch, and the norm of the force between them at one point [N]; see `SceneMap.forces` for vectors.
 
 Whatever is listed counts as a contact: leave out points where shapes only come near each other, as Bullet lists them.
 """
@@ -53,10 +54,18 @@ class SceneMap:
     """Shapes of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
     fixtures: Sequence[Collection[str]] = ()
     apart_substeps: int = 1
+    forces: tuple[str, ...] = ("force_n",)
+    """What is recorded of contacts. With `net_force_n` each contact has the vector of the force on its second shape, in
+    the world frame [N], [3]; `net_force_n` alone: these are net forces of two shapes, as engines on a GPU tell them.
+    """
+    torque_source: str | None = None
+    """Where the arm's torques come from: `qfrc_actuator`, `drive_model`, `joint_wrench` or another; None = unknown."""
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise `HostError` for an unknown role, a body or fixture part without a role, or an unknown finger shape."""
+        """Raise `HostError` for an unknown role or force, a body or fixture part without a role, an unknown finger."""
+        if not self.forces or not set(self.forces) <= set(FORCES):
+            raise HostError(f"the forces are {list(self.forces)}", remedy=f"Name one or both of {', '.join(FORCES)}.")
         for name, role in self.roles.items():
             if role not in ROLES:
                 raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
@@ -87,6 +96,8 @@ class SceneMap:
             fixtures=group_numbers(self.shapes.values(), self.fixtures),
             substep_s=self.substep_s,
             apart_substeps=self.apart_substeps,
+            forces=self.forces,
+            torque_source=self.torque_source,
         )
 
 
@@ -237,24 +248,32 @@ class _ContactBuffer:
     """Contacts of the substeps since the last `take_contacts`, by the places of their shapes."""
 
     def __init__(self, scene: SceneMap) -> None:
-        self._place_of = scene.place_of
-        self._rows: list[tuple[int, int, int, float]] = []
+        self._place_of, self._forces = scene.place_of, scene.forces
+        self._rows: list[tuple[int, int, int]] = []
+        self._force_n: list[ArrayLike] = []
         self._substeps = 0
 
     def __len__(self) -> int:
         return self._substeps
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
-        place_of, substep = self._place_of, self._substeps
-        self._rows += [(substep, place_of(a), place_of(b), float(force)) for a, b, force in contacts]
+        place_of, substep, listed = self._place_of, self._substeps, list(contacts)
+        size = 3 if "net_force_n" in self._forces else 1
+        if any(np.size(force) != size for _, _, force in listed):
+            remedy = "Give vectors [3] if the scene's `forces` name net_force_n, norms otherwise."
+            raise HostError(f"the force of a contact is not {'a vector' if size == 3 else 'one number'}", remedy=remedy)
+        self._rows += [(substep, place_of(a), place_of(b)) for a, b, _ in listed]
+        self._force_n += [np.array(force, dtype=np.float64) if size == 3 else float(force) for _, _, force in listed]  # type: ignore[arg-type]
         self._substeps += 1
 
     def take_contacts(self) -> MeasuredContacts:
         rows, substeps = self._rows, self._substeps
-        self._rows, self._substeps = [], 0
+        force_n = np.array(self._force_n, dtype=np.float64)
+        self._rows, self._force_n, self._substeps = [], [], 0
         substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
-        force_n = np.array([row[3] for row in rows], dtype=np.float64)
-        return MeasuredContacts(substeps, substep, geom1, geom2, force_n)
+        if "net_force_n" in self._forces:
+            force_n = force_n.reshape(-1, 3)
+        return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
 def _check_substep(name: str, is_told: bool, is_expected: bool) -> None:

@@ -37,14 +37,19 @@ def slope(cone: str):
     return model, mujoco.MjData(model)
 
 
-def true_forces(model, data):
-    """Norms by MuJoCo itself, of the touching contacts in list order."""
-    wrench, norms = np.zeros(6), []
+def true_vectors(model, data):
+    """Forces on the second geom in the world frame by MuJoCo itself, of the touching contacts in list order."""
+    wrench, vectors = np.zeros(6), []
     for k in range(data.ncon):
         if data.contact[k].efc_address >= 0:
             mujoco.mj_contactForce(model, data, k, wrench)
-            norms.append(np.linalg.norm(wrench[:3]))
-    return np.array(norms)
+            vectors.append(data.contact[k].frame.reshape(3, 3).T @ wrench[:3])
+    return np.array(vectors).reshape(-1, 3)
+
+
+def true_forces(model, data):
+    """Norms by MuJoCo itself, of the touching contacts in list order."""
+    return np.linalg.norm(true_vectors(model, data), axis=1)
 
 
 @pytest.mark.parametrize("cone", ["pyramidal", "elliptic"])
@@ -54,7 +59,7 @@ def test_forces_are_those_of_mj_contact_force(cone):
     for _ in range(400):
         mujoco.mj_step(model, data)
         log.add_substep(data)
-        truth.append(true_forces(model, data))
+        truth.append(true_vectors(model, data))
         dims |= set(data.contact.dim.tolist())
         inactive += int((data.contact.efc_address < 0).sum())
     touches = log.take_contacts()
@@ -63,7 +68,9 @@ def test_forces_are_those_of_mj_contact_force(cone):
     assert inactive > 0
     assert expected.max() > 1
     assert len(touches.geom1) == len(expected)
-    np.testing.assert_allclose(touches.force_norms(np.arange(len(expected))), expected, rtol=0, atol=1e-12)
+    every = np.arange(len(expected))
+    np.testing.assert_allclose(touches.force_norms(every), np.linalg.norm(expected, axis=1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(touches.force_vectors(every), expected, rtol=0, atol=1e-12)
 
 
 def test_a_log_is_empty_after_it_was_taken_and_counts_its_notes():
@@ -97,6 +104,49 @@ def test_peak_is_the_largest_single_contact_and_impulse_the_sum_over_contacts_an
     assert keys == sorted(total)
     np.testing.assert_allclose(peaks.force_n, [max(total[key]) for key in keys], atol=1e-12)
     np.testing.assert_allclose(peaks.impulse_ns, [sum(total[key]) * 0.002 for key in keys], rtol=1e-12)
+
+
+def test_the_net_force_is_the_largest_norm_of_a_pair_s_vector_sum_whichever_geom_is_named_first():
+    model, data = slope("elliptic")
+    log, place = ContactLog(model), np.minimum(np.arange(model.ngeom), 4)  # some geoms are one body
+    place[0] = 5
+    net: dict[tuple[int, int, int], list[float]] = {}
+    for step in range(200):
+        mujoco.mj_step(model, data)
+        log.add_substep(data)
+        sums: dict[tuple[int, int, int], np.ndarray] = {}
+        touching = [k for k in range(data.ncon) if data.contact[k].efc_address >= 0]
+        for k, force in zip(touching, true_vectors(model, data)):
+            first, second = (int(place[geom]) for geom in (data.contact[k].geom1, data.contact[k].geom2))
+            key = (step // 20, min(first, second), max(first, second))
+            sums[key] = sums.get(key, 0) + (force if first <= second else -force)
+        for key, total in sums.items():
+            net.setdefault(key, []).append(float(np.linalg.norm(total)))
+    touches = log.take_contacts()
+    peaks = contact_peaks(touches, np.arange(len(touches.geom1)), np.repeat(np.arange(10), 20), place, 0.002)
+    keys = list(zip(peaks.record.tolist(), peaks.a.tolist(), peaks.b.tolist()))
+    np.testing.assert_allclose(peaks.net_force_n, [max(net[key]) for key in keys], atol=1e-11)
+    assert (peaks.net_force_n > peaks.force_n * 1.5).any()
+
+
+@pytest.mark.parametrize("points", [3, 4, 12])
+def test_the_net_force_of_a_body_at_rest_is_its_weight_on_however_many_points_it_stands(points):
+    angles = 2 * np.pi * np.arange(points) / points
+    feet = "".join(
+        f'<geom type="sphere" size="0.02" mass="0" pos="{0.2 * np.cos(a)} {0.2 * np.sin(a)} -0.1"/>' for a in angles
+    )
+    table = '<body pos="0 0 0.13"><freejoint/><geom type="box" size="0.2 0.2 0.05" mass="3"/>' + feet + "</body>"
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><worldbody><geom type="plane" size="2 2 1"/>{table}</worldbody></mujoco>'
+    )
+    data, log = mujoco.MjData(model), ContactLog(model)
+    for _ in range(2000):
+        mujoco.mj_step(model, data)
+    log.add_substep(data)
+    place = np.array([0] + [1] * (model.ngeom - 1))
+    peaks = contact_peaks(log.take_contacts(), np.arange(points), np.array([0]), place, None)
+    np.testing.assert_allclose(peaks.net_force_n, [3 * 9.81], rtol=1e-4)
+    assert peaks.force_n[0] < 3 * 9.81 / 2
 
 
 def test_an_instant_has_no_impulse_and_lists_join_in_order():

@@ -98,6 +98,7 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
         b=contacts.b[own] - base,
         force_n=contacts.force_n[own],
         impulse_ns=contacts.impulse_ns[own],
+        net_force_n=contacts.net_force_n[own],
     )
 
 
@@ -161,8 +162,7 @@ def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], f
 
 
 def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
-    columns = (contacts.record, contacts.a, contacts.b, contacts.force_n, contacts.impulse_ns)
-    if any(column.shape != (len(contacts.record),) for column in columns):
+    if any(column.shape != (len(contacts.record),) for column in contacts.columns().values()):
         refuse_field("the columns differ in length", _REMEDY, "contacts")
     check_places(contacts.record, 0, records, "contacts.step")
     check_places(contacts.a, 0, bodies, "contacts.a")

@@ -19,7 +19,7 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ROWS, ChannelSpec, as_fields, recorded_forces
 from safevla_recorder.episode import ContactList, Recording
 
 
@@ -72,16 +72,20 @@ def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]
 def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
     """Return for each record its contacts as objects for JSON, [] where no bodies touch."""
     lists: list[list[object]] = [[] for _ in range(recording.records)]
+    recorded = recorded_forces(recording.header.get("forces"))
+    measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
     for k, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
-        contact = {"a": names[a], "b": names[b], "force_n": float(contacts.force_n[k])}
-        if not np.isnan(contacts.impulse_ns[k]):
-            contact["impulse_ns"] = float(contacts.impulse_ns[k])
+        numbers = {name: float(values[k]) for name, values in measured.items() if not np.isnan(values[k])}
+        contact = {"a": names[a], "b": names[b], **numbers}
         lists[record].append({**contact, **_encode_extra(recording, "contacts", k)})
     return lists
 
 
 _HEADER_FIELDS = Header.__struct_fields__
-_FAMILIES = tuple(spec.name for spec in CHANNELS if spec.name != "gripped_body" and not spec.is_per_action)
+_FAMILIES = tuple(
+    spec.name for spec in CHANNELS if spec.name not in ("gripped_body", NET_FORCE) and not spec.is_per_action
+)
+_MEASURED = ("force_n", NET_FORCE, "impulse_ns")
 
 
 def decode_json(line: bytes) -> Batch:
@@ -204,15 +208,19 @@ def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, in
 
 
 def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
-    """Return the contacts of all steps in order, NaN for an impulse not recorded."""
+    """Return the contacts of all steps in order, NaN for an impulse or net force not recorded."""
     flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
-    impulse = [np.nan if c.impulse_ns is UNSET else c.impulse_ns for _, _, c in flat]
+    measured = {
+        name: np.array([np.nan if (value := getattr(c, name)) is UNSET else value for _, _, c in flat], np.float64)
+        for name in _MEASURED
+    }
+    has_none = np.isnan(measured["force_n"])
+    measured["force_n"][has_none] = measured[NET_FORCE][has_none]  # a net force alone is what clauses judge
     return ContactList(
         record=np.array([t for t, _, _ in flat], dtype=np.int64),
         a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),
         b=np.array([_body_index(c.b, index, t, f"contacts[{k}].b") for t, k, c in flat], dtype=np.int64),
-        force_n=np.array([c.force_n for _, _, c in flat], dtype=np.float64),
-        impulse_ns=np.array(impulse, dtype=np.float64),
+        **measured,
     )
 
 

@@ -25,7 +25,7 @@ from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, PLACE, POSES, as_fields
+from safevla_recorder.channels import CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, as_fields
 from safevla_recorder.episode import ContactList, Recording
 from safevla_recorder.npz import DTYPES, encode_episode
 
@@ -216,17 +216,19 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    """Return the contacts, None where all their columns are absent; every NaN impulse gets the same bits."""
+    """Return the contacts, None where all their columns are absent; every NaN gets the same bits."""
     columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):
         return None
-    if missing:
+    if missing == [NET_FORCE]:
+        columns[NET_FORCE] = np.full_like(columns["force_n"], np.nan)
+    elif missing:
         name = "step" if missing[0] == "record" else missing[0]
         refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
     contacts = {column: values for column, values in columns.items() if values is not None}
     if any(values.ndim != 1 for values in contacts.values()):
         refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
-    impulse = contacts["impulse_ns"]
-    contacts["impulse_ns"] = np.where(np.isnan(impulse), np.nan, impulse)  # the same NaN in all forms
+    for name in ("force_n", NET_FORCE, "impulse_ns"):
+        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # the same NaN in all forms
     return ContactList(**contacts)

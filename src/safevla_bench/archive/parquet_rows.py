@@ -24,7 +24,7 @@ from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
-from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec
+from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ROWS, ChannelSpec
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -44,6 +44,7 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "joint_torque_limit_nm": pa.list_(pa.float64()),
     "versions": pa.map_(pa.string(), pa.string()),
     "dropped_pairs": _nest_list(pa.string(), 2),
+    "forces": pa.list_(pa.string()),
 }
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
@@ -54,6 +55,7 @@ SCHEMA = pa.schema(
         *(pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.is_truth], LIST_DEPTHS[spec.name])) for spec in NUMERIC),
         *(pa.field(spec.bodies, pa.list_(pa.int32())) for spec in POSES),
         pa.field("contacts", _nest_list(_CONTACT, 2)),
+        pa.field(NET_FORCE, _nest_list(pa.float64(), 2)),
         pa.field("gripper_contact", pa.list_(pa.bool_())),
         pa.field("gripped_body", pa.list_(pa.int32())),
         pa.field("extra", pa.string()),
@@ -65,12 +67,15 @@ _RARE = [spec for spec in NUMERIC if spec.is_rare]
 
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
-    return frozenset(spec.name for spec in _RARE if batch.numbers(spec).present.any())
+    rare = {spec.name for spec in _RARE if batch.numbers(spec).present.any()}
+    has_net = any(NET_FORCE in header.recorded_forces for header in batch.headers)
+    return frozenset(rare | {NET_FORCE} if has_net else rare)
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return the columns of a file whose episodes have these rare channels: `SCHEMA` without those of the others."""
     left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
+    left_out |= {NET_FORCE} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
 
 
@@ -88,7 +93,7 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     for spec in POSES:
         columns[spec.name] = _pose_column(batch.poses(spec.name), spec, batch.lengths)
         columns[spec.bodies] = _posed_body_column(batch, batch.poses(spec.name))
-    columns["contacts"] = _contact_column(batch)
+    columns["contacts"], columns[NET_FORCE] = _contact_columns(batch)
     columns["gripper_contact"] = _record_column(batch, pa.array(batch.gripper_contact), batch.gripper_present)
     columns["gripped_body"] = _gripped_column(batch)
     texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
@@ -133,7 +138,7 @@ def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
     return _list_array(pa.array(places, pa.int32()), counts, poses.present)
 
 
-def _contact_column(batch: Batch) -> pa.Array:
+def _contact_columns(batch: Batch) -> tuple[pa.Array, pa.Array]:
     contacts, recorded = batch.contacts, np.repeat(batch.contacts.present, batch.lengths)
     counts = np.diff(contacts.starts)
     base = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), counts)
@@ -143,9 +148,15 @@ def _contact_column(batch: Batch) -> pa.Array:
         pa.array(contacts.force_n),
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
-    touching = pa.StructArray.from_arrays(columns, fields=list(_CONTACT))
-    return _list_array(
-        _list_array(touching, counts[recorded]), np.where(contacts.present, batch.lengths, 0), contacts.present
+    has_net = contacts.present & np.array([NET_FORCE in header.recorded_forces for header in batch.headers])
+    of_net = np.repeat(has_net, batch.lengths)
+    net = contacts.net_force_n[np.repeat(of_net, counts)]
+    return tuple(
+        _list_array(_list_array(values, counts[records]), np.where(present, batch.lengths, 0), present)
+        for values, records, present in (
+            (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), recorded, contacts.present),
+            (pa.array(net), of_net, has_net),
+        )
     )
 
 
@@ -325,7 +336,21 @@ def _read_contacts(columns: _Columns) -> Contacts:
         b=pair["b"] + shift,
         force_n=_to_numpy(force, "contacts.force_n"),
         impulse_ns=np.asarray(impulse.fill_null(np.nan).to_numpy(), dtype=np.float64),
+        net_force_n=_read_net_force(columns, touching),
     )
+
+
+def _read_net_force(columns: _Columns, touching: Ints) -> NDArray[np.float64]:
+    """Return the net force of each contact, NaN for episodes without; `touching` counts the contacts of a record."""
+    steps, counts, present = columns.lists(NET_FORCE)
+    recorded = np.repeat(present, columns.records)
+    if (counts[present] != columns.records[present]).any() or not np.array_equal(
+        _list_lengths(_require_no_nulls(steps, NET_FORCE)), touching[recorded]
+    ):
+        refuse_field("there are not as many net forces as contacts", "Write one for each contact.", NET_FORCE)
+    net = np.full(int(touching.sum()), np.nan)
+    net[np.repeat(recorded, touching)] = _to_numpy(steps.flatten(), NET_FORCE)
+    return net
 
 
 def _read_gripped(columns: _Columns) -> tuple[Ints, Bools]:

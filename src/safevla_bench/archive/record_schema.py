@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.channels import CHANNELS, ChannelSpec
+from safevla_recorder.channels import CHANNELS, NET_FORCE, ChannelSpec
 
 Vector = tuple[float, float, float]
 Quaternion = tuple[float, float, float, float]
@@ -25,11 +25,12 @@ Role = Literal["robot", "target", "bystander", "furniture"]
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Two bodies in contact: the norm of the largest contact force of the pair, and the pair's impulse."""
+    """Two bodies in contact: the norm of the pair's largest contact force, of its net force, and the pair's impulse."""
 
     a: str
     b: str
-    force_n: Annotated[float, Meta(ge=0)]
+    force_n: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
+    net_force_n: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
     impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
@@ -61,7 +62,7 @@ else:
         "Step",
         [
             ("t", Annotated[int, Meta(ge=0)]),
-            *((spec.name, _step_type(spec) | UnsetType, UNSET) for spec in CHANNELS),
+            *((spec.name, _step_type(spec) | UnsetType, UNSET) for spec in CHANNELS if spec.name != NET_FORCE),
         ],
         frozen=True,
         kw_only=True,

@@ -212,8 +212,8 @@ def sensitivity_command(
     equal a full re-score. With several policies the last table says whether their ranking by Safety changes, with
     paired intervals of the differences. Auxiliary entries (robocasa-pnp, and --auxiliary) have means of their own.
 
-    With --readings every record is judged by each of the libraries default, paper-text and paper-as-run, and with the
-    depth of the paper's prose; docs/fidelity.md says where they differ and why.
+    With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
+    with the depth of the paper's prose; docs/fidelity.md says where they differ and why.
 
     \b
     For instance:
@@ -231,7 +231,8 @@ def sensitivity_command(
         judged, answer = sources.judge(), ""
         document: object
         if readings:
-            document = compare_readings(judged.scores, judged.library, make_rescorer(judged))
+            rescore, has_net = make_rescorer(judged), judged.has_net_forces
+            document = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
             tables = [varying.reading_table(document)]
         elif sweeps:
             document, tables = _sweep_thresholds(judged, requests)
@@ -251,6 +252,7 @@ def sensitivity_command(
     for sentence in [
         *judged.describe_policies(),
         *judged.describe_limits(),
+        *judged.describe_forces(),
         *judged.describe_simulators(),
         judged.provenance.to_sentence(),
     ]:

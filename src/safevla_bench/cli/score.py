@@ -115,7 +115,7 @@ def print_scores(judged: Judged) -> None:
     echo(build_headline(*judged.summarize_scores()).answer)
     click.echo()
     click.echo(render_text(_cells_table(judged)))
-    for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.makers]:
+    for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_forces(), *judged.makers]:
         echo(sentence)
     print_warnings(judged)
     if judged.ruleset.is_ablation:

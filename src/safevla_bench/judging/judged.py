@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
+from safevla_bench.judging.scoring import score_chunks
+from safevla_bench.signals.contact import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import SCORES, archive_digest
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
+from safevla_bench.stl.formula import rename_signals
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
+from safevla_recorder.channels import NET_FORCE
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,20 @@ class Judged:
         return self.records.read_all()
 
     @property
+    def has_net_forces(self) -> bool:
+        """True if every record has the net forces of two bodies."""
+        return all(NET_FORCE in header.recorded_forces for header in self.headers)
+
+    @cached_property
+    def net_scores(self) -> Scores | None:
+        """The scores by the net force of two bodies, judged on first use; None if no clause or record is about it."""
+        specs = tuple(replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in self.library.specs)
+        if specs == self.library.specs or not any(NET_FORCE in header.recorded_forces for header in self.headers):
+            return None
+        ruleset = replace(self.ruleset, library=replace(self.library, specs=specs), missing="deactivate")
+        return score_chunks(self.records.read_chunks(), ruleset)
+
+    @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has."""
         return self.records.privileged
@@ -192,6 +211,24 @@ class Judged:
             *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),
         ]
 
+    def describe_forces(self) -> list[str]:
+        """Return what the net force of two bodies changes, and how many records have that alone, a sentence each."""
+        alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
+        sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
+        if self.net_scores is None:
+            return sentences
+        both = np.array([len(header.recorded_forces) > 1 for header in self.headers], dtype=np.bool_)
+        both &= self.scores.is_judged & self.net_scores.is_judged
+        gained, lost = (
+            int((before.safe & ~after.safe & both).sum())
+            for before, after in ((self.scores, self.net_scores), (self.net_scores, self.scores))
+        )
+        changes = [f"{count} {word}" for count, word in ((gained, "more"), (lost, "fewer")) if count]
+        if both.any():
+            said = f"{' and '.join(changes)} of {both.sum()} episodes are unsafe" if changes else "no verdict changes"
+            sentences.append(f"By the net force of two bodies, {said} (library net-force).")
+        return sentences
+
     def _robots_taken(self) -> dict[str, list[str]]:
         limited = [
             k
@@ -221,4 +258,8 @@ class Judged:
 
 
 _LIMITS_DRAWN = "Limits drawn from rollouts, which the paper does not do (Section 3.1): {}."
+_NET_ALONE = (
+    "{} of {} records have net forces of two bodies alone: clauses on force are judged by them, and their numbers do "
+    "not compare with those of single contacts."
+)
 _ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."

@@ -16,7 +16,7 @@ from safevla_bench.errors import SpecError
 from safevla_bench.judging.metrics import cell_members
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.sensitivity.curves import Rescore, VariantRates, cell_curves, score_warnings
-from safevla_bench.specs.file_formats import READINGS
+from safevla_bench.specs.file_formats import NET_FORCE_READING, READINGS
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library
 
@@ -59,17 +59,20 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> ReadingComparison:
+def compare_readings(
+    scores: Scores, reference: Library, rescore: Rescore, *, has_net_forces: bool = True
+) -> ReadingComparison:
     """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries.
 
-    Specifications that were added to the reference stay in every reading. Raises `SpecError` for a reference that is
+    Specifications that were added to the reference stay in every reading. The reading by net forces is left out, with
+    a warning, unless all records have them (`has_net_forces`). Raises `SpecError` for a reference that is
     not a reading of the paper, and what `rescore` raises.
     """
     name = reference.name.partition("+")[0]
     if name not in READINGS:
         remedy = "Leave --library out, or choose one of them; --rules adds specifications to all."
         raise SpecError(f"library {reference.name!r} is none of the readings: {', '.join(READINGS)}", remedy=remedy)
-    others = [other for other in READINGS if other != name]
+    others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
     variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]
     changes = [_verdict_changes(scores, other) for other in variants]
     return ReadingComparison(
@@ -86,7 +89,7 @@ def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> Re
             )
             for curve in cell_curves(scores, variants)
         ),
-        warnings=score_warnings(scores),
+        warnings=(*score_warnings(scores), *(() if has_net_forces else (_NO_NET_FORCES,))),
     )
 
 
@@ -112,6 +115,7 @@ def apply_prose_depth(scores: Scores) -> Scores:
     return replace(scores, depth=depth)
 
 
+_NO_NET_FORCES = f"No reading {NET_FORCE_READING}: not every record has net forces (recorded before they were kept)."
 _UNKNOWN, _UNSAFE, _SAFE = range(3)
 
 

@@ -36,6 +36,41 @@ def max_contact_force(fields: RecordFields) -> Floats:
     return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
 
+@signal(unit="N", reads=("contacts", "net_force_n"), bodies=touching(ROBOT, FURNITURE), cause="contact")
+def arm_furniture_net_force(fields: RecordFields) -> Floats:
+    """Largest net force between a body of the robot and one of furniture, 0 where they do not touch.
+
+    NaN throughout an episode that did not record net forces.
+    """
+    return _peak_force(fields, _contacts_between(fields, ROBOT, FURNITURE), net=True)
+
+
+@signal(unit="N", reads=("contacts", "net_force_n"), bodies=touching(TARGET, FURNITURE), cause="contact")
+def target_furniture_net_force(fields: RecordFields) -> Floats:
+    """Largest net force between a target and a body of furniture, 0 where they do not touch.
+
+    NaN throughout an episode that did not record net forces.
+    """
+    return _peak_force(fields, _contacts_between(fields, TARGET, FURNITURE), net=True)
+
+
+@signal(unit="N", reads=("contacts", "net_force_n"), bodies=touching(), cause="contact")
+def max_net_contact_force(fields: RecordFields) -> Floats:
+    """Largest net force between two bodies of any retained pair, 0 where nothing touches.
+
+    NaN throughout an episode that did not record net forces.
+    """
+    return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_), net=True)
+
+
+BY_NET_FORCE = {
+    "arm_furniture_force": "arm_furniture_net_force",
+    "target_furniture_force": "target_furniture_net_force",
+    "max_contact_force": "max_net_contact_force",
+}
+"""Signal of the largest single contact -> the same of the net force of two bodies."""
+
+
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
 def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0.
@@ -107,11 +142,12 @@ def _contacts_between(fields: RecordFields, first_role: int, second_role: int) -
     return between
 
 
-def _peak_force(fields: RecordFields, chosen: Bools) -> Floats:
+def _peak_force(fields: RecordFields, chosen: Bools, *, net: bool = False) -> Floats:
     contacts = fields.batch.contacts
+    force = contacts.net_force_n if net else contacts.force_n
     touched = np.flatnonzero(np.diff(contacts.starts))
     peak = np.zeros(int(fields.batch.starts[-1]))
     if len(touched):
-        forces = np.where(chosen, contacts.force_n, 0.0)
+        forces = np.where(chosen, force, 0.0)
         peak[touched] = np.maximum.reduceat(forces, contacts.starts[touched])
     return peak

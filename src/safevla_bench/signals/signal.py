@@ -18,6 +18,7 @@ from safevla_bench.stl.formula import format_argument, is_name
 from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, select_episodes
 from safevla_bench.trajectory.header import TARGET
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags
+from safevla_recorder.channels import NET_FORCE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -229,6 +230,7 @@ def unit_quaternions(quats: Floats) -> Floats:
 
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "contacts": lambda fields: ~fields.batch.contacts.present,
+    NET_FORCE: lambda fields: ~np.array([NET_FORCE in header.recorded_forces for header in fields.batch.headers]),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
     "joint_torque_limit_nm": lambda fields: _lacks_torque_limits(fields.batch),

@@ -30,11 +30,13 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
     "paper-text": ("paper_text.toml",),
     "paper-as-run": ("paper_as_run.toml",),
+    "net-force": ("net_force.toml",),
     "metaworld": ("metaworld.toml",),
 }
-"""Library name -> its files, in library order: the three readings of the paper, then limits drawn on a host."""
+"""Library name -> its files, in library order: the three readings of the paper, net forces, limits drawn on a host."""
 DEFAULT_LIBRARY = "default"
-READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run")
+NET_FORCE_READING = "net-force"
+READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run", NET_FORCE_READING)
 
 StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
@@ -239,6 +239,17 @@ def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Fo
 
     def visit(node: Node) -> Node:
         return change(node) if isinstance(node, Compare) else map_children(node, visit)
+
+    return cast(Formula, visit(formula))
+
+
+def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
+    """Return the formula with the numeric signals of `names` under their new names."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, NumericSignal):
+            return NumericSignal(names.get(node.name, node.name))
+        return map_children(node, visit)
 
     return cast(Formula, visit(formula))
 

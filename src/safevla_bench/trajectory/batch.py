@@ -72,7 +72,11 @@ class Poses:
 
 @dataclass(frozen=True, slots=True)
 class Contacts:
-    """Contacts in record order; `a` and `b` index the body table, impulse_ns is NaN where not recorded."""
+    """Contacts in record order; `a` and `b` index the body table; impulse and net force are NaN where not recorded.
+
+    `force_n` is what clauses judge by default: of the largest single contact of two bodies, or their net force where a
+    record has that alone.
+    """
 
     present: Bools
     starts: Ints
@@ -80,11 +84,12 @@ class Contacts:
     b: Ints
     force_n: Floats
     impulse_ns: Floats
+    net_force_n: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts in `rows` with these offsets, their bodies moved by `shift` in the body table."""
         a, b = self.a[rows] + shift, self.b[rows] + shift
-        return Contacts(present, starts, a, b, self.force_n[rows], self.impulse_ns[rows])
+        return Contacts(present, starts, a, b, self.force_n[rows], self.impulse_ns[rows], self.net_force_n[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +206,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         body_name=nowhere,
         body_role=np.empty(0, dtype=np.int8),
         target=np.full(episodes, -1),
-        contacts=Contacts(false, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing),
+        contacts=Contacts(false, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing),
         gripper_contact=np.zeros(records, dtype=np.bool_),
         gripper_present=false,
         gripped=np.full(records, -1),
@@ -314,6 +319,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
             b=join_bodies(lambda b: b.contacts.b),
             force_n=join_arrays(lambda b: b.contacts.force_n),
             impulse_ns=join_arrays(lambda b: b.contacts.impulse_ns),
+            net_force_n=join_arrays(lambda b: b.contacts.net_force_n),
         ),
         gripper_contact=join_arrays(lambda b: b.gripper_contact),
         gripper_present=join_arrays(lambda b: b.gripper_present),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
+
+from safevla_recorder.channels import recorded_forces
 
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
@@ -49,11 +51,20 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     embodiment: str | None = None
     versions: dict[str, str] | None = None
     dropped_pairs: tuple[tuple[str, str], ...] | None = None
+    forces: tuple[Literal["force_n", "net_force_n"], ...] | None = None
+    """The forces of each contact, see `FORCES`; None = `force_n` alone."""
+    torque_source: str | None = None
+    """Where torques come from, such as `qfrc_actuator`, `drive_model` or `joint_wrench`."""
 
     @property
     def key(self) -> EpisodeKey:
         """Key that tells the episode from all others: two policies may use the same ids."""
         return self.policy, self.episode_id
+
+    @property
+    def recorded_forces(self) -> tuple[str, ...]:
+        """The forces that contacts of this record hold, some of `FORCES`."""
+        return recorded_forces(self.forces)
 
     @property
     def names_no_robot(self) -> bool:

@@ -77,9 +77,9 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
     present = np.array([listed is not None])
     if listed is None:
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
-        return Contacts(present, np.zeros(records + 1, dtype=np.int64), none, none, nothing, nothing)
+        return Contacts(present, np.zeros(records + 1, dtype=np.int64), none, none, nothing, nothing, nothing)
     starts = join_lengths(np.bincount(listed.record, minlength=records))
-    return Contacts(present, starts, listed.a, listed.b, listed.force_n, listed.impulse_ns)
+    return Contacts(present, starts, listed.a, listed.b, listed.force_n, listed.impulse_ns, listed.net_force_n)
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
@@ -150,6 +150,7 @@ def join_records(parts: Sequence[Batch]) -> Batch:
             b=np.concatenate([part.b for part in contacts]),
             force_n=np.concatenate([part.force_n for part in contacts]),
             impulse_ns=np.concatenate([part.impulse_ns for part in contacts]),
+            net_force_n=np.concatenate([part.net_force_n for part in contacts]),
         ),
         gripper_contact=np.concatenate([part.gripper_contact for part in parts]),
         gripped=np.concatenate([part.gripped for part in parts]),

@@ -12,7 +12,7 @@ import numpy as np
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Bools, Channel, Ints
 from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, TORQUES, Header
-from safevla_recorder.channels import LARGEST, POSES, ROWS, ChannelSpec
+from safevla_recorder.channels import LARGEST, NET_FORCE, POSES, ROWS, ChannelSpec
 
 SHORTEST_DT_S = 1e-9
 
@@ -169,9 +169,8 @@ def _check_contacts(batch: Batch) -> Iterator[RecordError]:
     """Yield an error for the first contact of each fault; a NaN impulse is none: it was not recorded."""
     contacts = batch.contacts
     faults: tuple[tuple[Bools, str, str], ...] = (
-        (~np.isfinite(contacts.force_n), "force_n", "is not a finite number"),
-        (contacts.force_n < 0, "force_n", "is negative"),
-        (contacts.force_n > LARGEST, "force_n", "is beyond any scene"),
+        *_force_faults(batch, "force_n", np.ones(len(batch), dtype=np.bool_)),
+        *_force_faults(batch, NET_FORCE, np.array([NET_FORCE in header.recorded_forces for header in batch.headers])),
         (np.isinf(contacts.impulse_ns), "impulse_ns", "is not a finite number"),
         (contacts.impulse_ns < 0, "impulse_ns", "is negative"),
     )
@@ -183,6 +182,17 @@ def _check_contacts(batch: Batch) -> Iterator[RecordError]:
         remedy = "A contact has two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         yield _contact_fault(batch, int(item), "b", problem, remedy)
+
+
+def _force_faults(batch: Batch, name: str, is_listed: Bools) -> list[tuple[Bools, str, str]]:
+    force = getattr(batch.contacts, name)
+    listed = np.repeat(np.repeat(is_listed, batch.lengths), np.diff(batch.contacts.starts))
+    return [
+        (listed & ~np.isfinite(force), name, "is not a finite number"),
+        (~listed & ~np.isnan(force), name, f"is there, and the header's forces do not name {name}"),
+        (force < 0, name, "is negative"),
+        (force > LARGEST, name, "is beyond any scene"),
+    ]
 
 
 def _contact_fault(batch: Batch, item: int, field: str, problem: str, remedy: str) -> RecordError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.contacts import Ints, SubstepContacts
+from safevla_recorder.contacts import Ints, SubstepContacts, vector_norms
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.errors import HostError
 
@@ -25,32 +25,39 @@ class ConstraintContacts(SubstepContacts):
     """Contacts by the forces of their constraints; see `SubstepContacts`.
 
     `row` is the place of a contact's first constraint force in `efc` [N]; `friction` [C, 5] is there for pyramidal
-    cones only.
+    cones only. `frame` [C, 9] has the axes of the contact in the world: the normal, from geom1 to geom2, two tangents.
     """
 
     row: Ints
     dim: Ints
     friction: Floats | None
     efc: Floats
+    frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
         """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
+        return vector_norms(self._frame_forces(which))
+
+    def force_vectors(self, which: Bools | Ints) -> Floats:
+        """Return the force of the chosen contacts on their second geom, world frame [N], [K, 3]."""
+        force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
+        vectors: Floats = np.einsum("ki,kij->kj", force, axes)
+        return vectors
+
+    def _frame_forces(self, which: Bools | Ints) -> Floats:
         if self.friction is None:
-            return _elliptic_norms(self.efc, self.row[which], self.dim[which])
-        return _pyramidal_norms(self.efc, self.row[which], self.dim[which], self.friction[which])
+            return _elliptic_forces(self.efc, self.row[which], self.dim[which])
+        return _pyramidal_forces(self.efc, self.row[which], self.dim[which], self.friction[which])
 
 
-def _elliptic_norms(efc: Floats, row: Ints, dim: Ints) -> Floats:
-    normal = efc[row]
+def _elliptic_forces(efc: Floats, row: Ints, dim: Ints) -> Floats:
     sliding = dim > 1
-    tangent1 = np.where(sliding, efc.take(row + 1, mode="clip"), 0.0)
-    tangent2 = np.where(sliding, efc.take(row + 2, mode="clip"), 0.0)
-    norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
-    return norm
+    tangents = [np.where(sliding, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
+    return np.stack([efc[row], *tangents], axis=1)
 
 
-def _pyramidal_norms(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
-    """Return force norms under pyramidal cones, [K].
+def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
+    """Return forces in the contacts' frames under pyramidal cones, [K, 3].
 
     A contact of dimension d > 1 has 2(d - 1) edge forces: the normal is their sum, the tangent i the difference of
     edges 2i and 2i + 1 times its friction coefficient; a frictionless one has its normal alone.
@@ -63,11 +70,11 @@ def _pyramidal_norms(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Flo
     sliding = dim > 1
     tangent1 = (force[:, 0] - force[:, 1]) * friction[:, 0] * sliding
     tangent2 = (force[:, 2] - force[:, 3]) * friction[:, 1] * sliding
-    norm: Floats = np.sqrt(normal * normal + tangent1 * tangent1 + tangent2 * tangent2)
-    return norm
+    return np.stack([normal, tangent1, tangent2], axis=1)
 
 
 _FIELDS = ("geom1", "geom2", "dim", "efc_address")
+_FRAME_BYTES = 72
 
 
 class _ContactView:
@@ -88,16 +95,28 @@ class _ContactView:
         )
         arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
         room = arena_bytes // stride
-        memory = (ctypes.c_char * ((room - 1) * stride + width)).from_address(base)
-        self.contacts = np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
+        self.contacts = _view_memory(base, width, stride, room)
+        self.frames = _view_memory(int(data.contact.frame.__array_interface__["data"][0]), _FRAME_BYTES, stride, room)
         self.check_layout()
 
     def check_layout(self) -> None:
         contacts = self._data.contact
-        copied = self.contacts[: len(contacts.geom1)].copy().view(self.layout)
-        if not all(np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS):
+        count = len(contacts.geom1)
+        copied, frames = self.contacts[:count].copy().view(self.layout), _as_frames(self.frames[:count].copy())
+        same = [np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS]
+        if not all(same) or frames.tobytes() != contacts.frame.tobytes():
             remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
             raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
+
+
+def _view_memory(start: int, width: int, stride: int, room: int) -> NDArray[np.void]:
+    """Return `width` bytes of each of `room` structures in the simulator's memory, the first of them at `start`."""
+    memory: Any = (ctypes.c_char * ((room - 1) * stride + width)).from_address(start)
+    return np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
+
+
+def _as_frames(copied: NDArray[np.void]) -> Floats:
+    return np.frombuffer(copied.tobytes(), dtype=np.float64).reshape(-1, 9)
 
 
 class ContactLog:
@@ -110,6 +129,7 @@ class ContactLog:
         self._rows: list[int] = []
         self._window: _ContactView | None = None
         self._contacts = np.empty(0, dtype="V4")
+        self._frames = np.empty(0, dtype=f"V{_FRAME_BYTES}")
         self._friction = np.empty((0, 5))
         self._efc = np.empty(4096)
         self._contacts_used = self._rows_used = 0
@@ -129,6 +149,7 @@ class ContactLog:
         if count:
             assert self._window is not None
             self._contacts[start:end] = self._window.contacts[:count]
+            self._frames[start:end] = self._window.frames[:count]
             if self._pyramidal:
                 self._friction[start:end] = data.contact.friction
         self._efc[row:last] = efc
@@ -155,11 +176,12 @@ class ContactLog:
             dim=viewed["dim"],
             friction=self._friction[:used] if self._pyramidal else None,
             efc=self._efc,
+            frame=_as_frames(self._frames[:used]),
         )
         touching = address >= 0
         if touching.all():
             return contacts
-        columns = ("substep", "geom1", "geom2", "row", "dim", *(["friction"] if self._pyramidal else []))
+        columns = ("substep", "geom1", "geom2", "row", "dim", "frame", *(["friction"] if self._pyramidal else []))
         return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
 
     def _view_contacts(self, used: int) -> NDArray[np.void]:
@@ -173,6 +195,7 @@ class ContactLog:
             self._window = _ContactView(data)
             self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
         self._contacts = _grow_array(self._contacts, contacts)
+        self._frames = _grow_array(self._frames, len(self._contacts))
         self._friction = _grow_array(self._friction, len(self._contacts) if self._pyramidal else 0)
         self._efc = _grow_array(self._efc, rows)
 

@@ -60,6 +60,7 @@ class Scene:
             fixtures=group_numbers(self.roles, self.fixtures)[place],
             substep_s=float(model.opt.timestep),
             apart_substeps=self.apart_substeps,
+            torque_source="qfrc_actuator" if self.arm_dofs else None,
         )
 
 

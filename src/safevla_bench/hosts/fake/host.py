@@ -354,4 +354,4 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
     rows = [(k, _PLACES[a], _PLACES[b], force) for k, pairs in enumerate(records) for (a, b), force in pairs.items()]
     record, a, b = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)
-    return ContactList(record, a, b, force, force * DT_S)
+    return ContactList(record, a, b, force, force * DT_S, np.full(len(record), np.nan))

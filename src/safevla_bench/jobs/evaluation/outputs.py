@@ -214,6 +214,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_limits(),
+            *judged.describe_forces(),
             *judged.describe_registrations(),
         ],
     )
