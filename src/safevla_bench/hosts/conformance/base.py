@@ -113,6 +113,8 @@ _RULES_OF_HOOKS: Mapping[str, str] = {
     "touch_with_one_finger": "test_one_finger_is_no_grip",
     "move_object": "test_poses_are_those_of_the_end_of_the_control_step",
     "upright": "test_images_are_upright",
+    "set_down": "test_what_rests_is_carried_by_its_weight",
+    "turn_object": "test_a_body_that_was_turned_reads_so",
 }
 _RULES_OF_IMAGES = ("test_images_are_of_the_wanted_size", "test_images_are_upright")
 
@@ -171,6 +173,18 @@ class HostRules:
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
         """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name. A
         hook.
+        """
+        raise NotImplementedError
+
+    def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
+        """Reset, then lift a body off one other, put it back, let go and wait until it rests; return its recorded name
+        and its mass [kg]. A hook.
+        """
+        raise NotImplementedError
+
+    def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
+        """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the angle
+        since record 0, as the simulator has it [degrees, counterclockwise from above]. A hook.
         """
         raise NotImplementedError
 
