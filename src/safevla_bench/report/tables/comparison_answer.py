@@ -139,7 +139,7 @@ def _few_task_sentence(items: Sequence[Difference], count: int) -> Iterator[str]
         tasks = sorted({item.tasks for item in few})
         present = str(tasks[0]) if len(tasks) == 1 else f"{tasks[0]} to {tasks[-1]}"
         whose = "" if len(few) == count else f" of {_name_pairs(few)}"
-        yield f"F{_LIKE_THESE[1:]} it takes {few[0].tasks_needed} tasks; there are {present}{whose}."
+        yield f"{_LIKE_THESE.capitalize()} it takes {few[0].tasks_needed} tasks; there are {present}{whose}."
 
 
 def _order(item: Difference, metric: Metric) -> tuple[str, str]:
@@ -160,7 +160,8 @@ def _size(
     `is_open`: no policy was called the better one, so that it is named here.
     """
     better, worse = _order(item, metric)
-    amount, span = _amount(item, metric), _span(ends, item, metric)
+    amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
+    span = _span(ends, item, metric)
     if item.only_first is None or item.only_second is None or item.pairs is None:
         whose = f" for {better}" if is_open and item.difference else ""
         return f"{amount}{whose}{', ' if span else ''}{span}"
@@ -170,10 +171,6 @@ def _size(
     pairs = f"{mine} of {_count_pairs(item, comparison)}"
     counts = f"{pairs} for {better}, {theirs} for {worse}" if is_open else f"{pairs} against {theirs}"
     return f"{counts} ({amount}{', ' if span else ''}{span})"
-
-
-def _amount(item: Difference, metric: Metric) -> str:
-    return f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
 
 
 def _count_pairs(item: Difference, comparison: Comparison) -> str:
