@@ -68,7 +68,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--metric", "sr", "--full")
     assert "3 policies on independent episodes" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
-    assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task that both ran (SR)" in out
+    assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task has values of both (SR)" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):

@@ -201,20 +201,20 @@ class _Ranked:
 
 def _order_cell(ranking: RankingSensitivity, variant: VariantRanking, item: Difference) -> Cell:
     if frozenset((item.first, item.second)) in map(frozenset, variant.reversed):
-        return Cell("turned over", emphasis="bad")
+        return Cell("changed", emphasis="bad")
     reference = {(other.first, other.second): other.difference for other in ranking.variants[0].differences}
     is_other = (reference[item.first, item.second] or 0.0) * (item.difference or 0.0) < 0
     return Cell("other, not shown" if is_other else _SAME)
 
 
 def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
-    """Yield which pairs each variant turns over, or that none is, and whether the episodes are paired."""
+    """Yield the pairs whose order each variant changes, or that none does, and whether the episodes are paired."""
     count = len(ranking.variants)
     if not ranking.changes:
-        yield f"No pair of policies is shown to be turned over by any of the {count} variants."
+        yield f"No pair of policies is shown to change order under any of the other {count - 1} variants."
     for variant in ranking.changes:
         pairs = "; ".join(f"{after} above {before}" for before, after in variant.reversed)
-        yield f"{variant.variant} turns over: {pairs}."
+        yield f"The order changes under {variant.variant}: {pairs}."
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
     yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
     if count > 1:
