@@ -47,9 +47,9 @@ class RunWriter:
 
         common = {"benchmark": "my-lab", "task_id": "lift", "dt": 0.05, "target_object": "box"}
         with RunWriter("runs/mine", policy="mine", **common) as run:
-            for seed in range(10):
+            for start in range(10):
                 ...                                      # recorder.begin, then substep and step
-                run.write(recorder, success=lifted, env_seed=seed)
+                run.write(recorder, success=lifted, init_state_index=start)
 
     A folder that a `RunWriter` made before is continued: its episodes stay. Each episode is written whole before
     `write` returns. If the block raises, run.json says that the run is not complete.
