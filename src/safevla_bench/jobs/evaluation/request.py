@@ -27,6 +27,7 @@ from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.tasks.entries import spell_suite
+from safevla_recorder.folder import OWN_LOOP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class Request:
         protocol = description.get("protocol")
         if isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
-            problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
+            problem = "a script of your own recorded this (safevla_recorder), and only that can go on with it"
             raise RunError(problem, remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
@@ -164,10 +165,6 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
         problem = error.problem if isinstance(error, RunError) else str(error)
         place = Place(file=str(run / RUN), field=REGISTERED)
         raise RunError(problem, remedy="Restore the file.", place=place) from None
-
-
-OWN_LOOP = "own loop"
-"""The protocol of a folder of `safevla_recorder.record`."""
 
 
 class _RunPolicy(msgspec.Struct):
