@@ -109,6 +109,10 @@ class InProcessPolicy:
         self._left.extend(chunk)
         return self._left.popleft()
 
+    def take_rest(self) -> list[Action]:
+        """Return the actions of the chunk that are left, and forget them."""
+        return [self._left.popleft() for _ in range(len(self._left))]
+
     def close(self) -> None:
         """Close the object, if it has a `close`; an error in that is logged, since no episode depends on it."""
         if not hasattr(self.made, "close"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from safevla_bench import policies
-from safevla_bench.errors import HostError, PluginError, RunError
+from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy, ReplayPolicy
@@ -66,7 +66,8 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     selected = select_tasks(host, request)
     _check_arguments(request)
     protocol = load_protocol(request.protocol)
-    options = {name: request.client_options(name) for name in request.policies}
+    asked = _ask_servers(request, is_dry=is_dry)
+    options = {name: {**asked[name], **request.client_options(name)} for name in request.policies}
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
         _check_servers(made, selected)
@@ -82,7 +83,7 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
             host_arguments=request.host_arguments,
             specs=dict(request.policy_specs),
         )
-        described = _describe_run(request, host, tasks, made, protocol, cast.stopping)
+        described = _describe_run(request, host, tasks, made, asked, protocol, cast.stopping)
         description = {**described, "shard": stretch, "planned": len(episodes)}
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), rule, watching)
 
@@ -98,6 +99,23 @@ def require_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
+
+
+def _ask_servers(request: Request, *, is_dry: bool) -> dict[str, dict[str, str]]:
+    """Return what each policy's server asks for beside the arguments that are given: {} if it cannot be reached here.
+
+    It may be up later, or be near a worker on another machine; the run then says what does not fit.
+    """
+    asked: dict[str, dict[str, str]] = {name: {} for name in request.policies}
+    for name in request.policies:
+        given = request.client_options(name)
+        if request.server_arguments is not None:
+            wishes = request.server_arguments.get(name, {})
+            asked[name] = {key: value for key, value in wishes.items() if key not in given}
+        elif not is_dry and name not in request.policy_objects:
+            with suppress(ServerUnreachableError):
+                asked[name] = policies.ask_arguments(request.policy_spec(name), given)
+    return asked
 
 
 def _make_policy(
@@ -222,6 +240,7 @@ def _describe_run(
     host: Host,
     tasks: Sequence[Task],
     made: Mapping[str, Policy],
+    asked: Mapping[str, Mapping[str, str]],
     protocol: EvaluationProtocol,
     stopping: Ruleset | None,
 ) -> dict[str, object]:
@@ -240,6 +259,7 @@ def _describe_run(
                 "policy": name,
                 **({"spec": request.policy_specs[name]} if name in request.policy_specs else {}),
                 "arguments": request.policy_options(name),
+                **({"server_arguments": asked[name]} if asked[name] else {}),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
                 **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
