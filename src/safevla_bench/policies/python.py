@@ -135,9 +135,9 @@ def orient_images(observation: Observation, orientation: str) -> Observation:
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
     how = ORIENTATIONS[orientation]
-    turned = {camera: np.array(flip_image(image, how)) for camera, image in observation.images.items()}
+    turned = {camera: flip_image(image, how) for camera, image in observation.images.items()}
     readings = {
-        name: np.array(flip_image(reading, how)) if name.startswith("depth/") else reading
+        name: flip_image(reading, how) if name.startswith("depth/") else reading
         for name, reading in observation.extra.items()
     }
     return replace(observation, images=turned, extra=readings)

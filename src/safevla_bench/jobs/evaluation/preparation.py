@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -51,10 +51,11 @@ class PreparedRun:
     """The rules by which `rule` judges."""
 
 
-def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
+def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
 
-    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known.
+    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known. `is_here` says
+    that the run's workers are on this machine, so that a server that cannot be reached from here cannot be used.
 
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
     `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
@@ -66,7 +67,7 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     selected = select_tasks(host, request)
     _check_arguments(request)
     protocol = load_protocol(request.protocol)
-    asked = _ask_servers(request, is_dry=is_dry)
+    asked = _ask_servers(request, is_dry=is_dry, is_here=is_here)
     options = {name: {**asked[name], **request.client_options(name)} for name in request.policies}
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
@@ -101,10 +102,11 @@ def require_counts(**counts: int | None) -> None:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
-def _ask_servers(request: Request, *, is_dry: bool) -> dict[str, dict[str, str]]:
-    """Return what each policy's server asks for beside the arguments that are given: {} if it cannot be reached here.
+def _ask_servers(request: Request, *, is_dry: bool, is_here: bool) -> dict[str, dict[str, str]]:
+    """Return what each policy's server asks for beside the arguments that are given.
 
-    It may be up later, or be near a worker on another machine; the run then says what does not fit.
+    {} if it cannot be reached: it may be up when other policies are done, or be near a worker on another machine.
+    Raises `ServerUnreachableError` if neither can be.
     """
     asked: dict[str, dict[str, str]] = {name: {} for name in request.policies}
     for name in request.policies:
@@ -113,7 +115,8 @@ def _ask_servers(request: Request, *, is_dry: bool) -> dict[str, dict[str, str]]
             wishes = request.server_arguments.get(name, {})
             asked[name] = {key: value for key, value in wishes.items() if key not in given}
         elif not is_dry and name not in request.policy_objects:
-            with suppress(ServerUnreachableError):
+            is_needed = is_here and len(request.policies) == 1
+            with nullcontext() if is_needed else suppress(ServerUnreachableError):
                 asked[name] = policies.ask_arguments(request.policy_spec(name), given)
     return asked
 

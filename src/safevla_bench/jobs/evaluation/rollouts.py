@@ -56,7 +56,7 @@ def roll_out(
     out = out.absolute()  # a policy may change this process's folder
     if running.resume and request.server_arguments is None and (out / RUN).exists():
         request = replace(request, server_arguments=Request.from_run(out).server_arguments)
-    prepared = prepare_run(request)
+    prepared = prepare_run(request, is_here=running.cluster is None)
     if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
         prepared.resources.close()
         prepared = replace(prepared, policies={})

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
+from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts.protocols import Inference, load_protocol
@@ -44,10 +45,11 @@ class CameraView:
 
         Raises `PolicyError` for an image of another size if the protocol does not resize.
         """
-        shown = transforms.flip_image(image, self.flip)
-        if self.jpeg:
-            shown = transforms.pass_through_jpeg(shown)
-        resized = transforms.resize_picture(shown, self.size, self.resize)
+        resized = transforms.flip_image(image, self.flip)
+        if self.jpeg or resized.shape[:2] != self.size:
+            picture = PillowImage.fromarray(resized)
+            shown = transforms.pass_through_jpeg(picture) if self.jpeg else picture
+            resized = transforms.resize_picture(shown, self.size, self.resize)
         return resized if self.crop is None else transforms.crop_center(resized, self.crop)
 
 
