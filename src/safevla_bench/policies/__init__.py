@@ -102,7 +102,7 @@ def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dic
 
     Raises `ServerLostError` if the server does not answer, and what `make_policy` raises.
     """
-    if spec.partition(":")[0] not in KINDS:
+    if spec.partition(":")[0] not in KINDS or runs_code(spec):
         return {}
     with closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as client:
         asked = client.model.ask_arguments()
