@@ -54,6 +54,8 @@ class Request:
     """For one policy, by its name; they override those for every policy."""
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
+    server_arguments: Mapping[str, Mapping[str, str]] | None = None
+    """What each policy's server asked for when the run began, by its name; None = it is to be asked."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = protocols.PRESET
     seed: int = 0
@@ -127,6 +129,7 @@ class Request:
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
+            server_arguments={row.policy: msgspec.to_builtins(row.server_arguments) for row in options.policies},
             named_by=run / RUN,
             **plan_fields(options),
         )
@@ -167,10 +170,19 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
+class _ServerArguments(msgspec.Struct, omit_defaults=True):
+    """All that a server may ask for, whatever the file says."""
+
+    cameras: str | None = None
+    image_size: str | None = None
+    replan: str | None = None
+
+
 class _RunPolicy(msgspec.Struct):
     policy: str
     arguments: dict[str, str]
     spec: str | None = None
+    server_arguments: _ServerArguments = msgspec.field(default_factory=_ServerArguments)
 
 
 class _RunProtocol(msgspec.Struct):
