@@ -219,7 +219,8 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
     low = max(0.0, 10 * (min((estimate.low for estimate in estimates), default=0.0) // 10))
     high = min(100.0, 10 * (max((estimate.high for estimate in estimates), default=100.0) // 10 + 1))
-    return low, high + 0.04 * (high - low)
+    room = 0.04 * (high - low)  # at 0 and 100 % bars lie along the axis, which would hide them
+    return low - (room if low == 0 else 0.0), high + room
 
 
 _Boxes = list[list[Box] | None]
