@@ -264,8 +264,8 @@ def _draw_panel(
     _draw_frontier(axes, panel.frontier, frame)
     for k, point in enumerate(panel.points):
         ink, x, y = series_colour(point.series), point.success, point.safety
-        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
+        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.9, zorder=2)
+        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.9, zorder=2)
         axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=ink,
                   markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
                   markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip

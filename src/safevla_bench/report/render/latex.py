@@ -71,9 +71,9 @@ class _Fit:
 def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
     r"""Return a `table` environment, or a `table*` where a column is too narrow, with its caption and notes.
 
-    A column without any value is left out. Where a page is too narrow too, the table is stacked, and then columns of text are wrapped. The document must load
-    `booktabs`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX. A table that fits no page begins with a
-    comment that says so.
+    Columns without a value are left out. Where a page is too narrow too, the table is stacked, and then columns of text
+    are wrapped. The document must load `booktabs`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX. A table
+    that fits no page begins with a comment that says so.
     """
     layout, table = layout or LatexLayout(), drop_empty_columns(table)
     fit = _fit_table(table, layout.stacked)
