@@ -172,15 +172,14 @@ def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevl
     safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
 
 
-def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_included(safevla, shipped):
+def test_an_auxiliary_policy_is_kept_out_of_the_means(safevla, shipped):
     def hosts(*options):
         return {mean["host"]: mean["policies"] for mean in safevla.json("sensitivity", shipped, *options)["means"]}
 
     both, hasty = ["scripted:careful", "scripted:hasty"], ["scripted:hasty"]
     assert hosts() == {"LIBERO": both}
     assert hosts("--auxiliary", "scripted:hasty") == {"LIBERO": both[:1], "auxiliary entries": hasty}
-    assert hosts("--auxiliary", "scripted:hasty", "--include-auxiliary") == {"LIBERO": both}
-    assert "are about means" in safevla.refuses("sensitivity", shipped, "--readings", "--include-auxiliary")
+    assert "is about means" in safevla.refuses("sensitivity", shipped, "--readings", "--auxiliary", "scripted:hasty")
 
 
 def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):

@@ -252,7 +252,6 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
 @options.flag("--readings", "Judge by every reading of the paper, and tell what changes.")
 @options.flag("--full", "Show every suite and variant, means of hosts, and the ranking.")
 @options.auxiliary_option
-@options.flag("--include-auxiliary", "Average auxiliary entries with the others of their host.")
 @rules.judged_sources
 @options.format_option()
 def sensitivity_command(
@@ -261,7 +260,6 @@ def sensitivity_command(
     readings: bool,
     full: bool,
     auxiliary: tuple[str, ...],
-    include_auxiliary: bool,
     form: str,
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
@@ -281,10 +279,8 @@ def sensitivity_command(
     """  # noqa: D301  (click wants the character itself)
     if readings and sweeps:
         raise click.UsageError("--readings and --sweep are two analyses: choose one.")
-    if (readings or sweeps) and (auxiliary or include_auxiliary):
-        raise click.UsageError(
-            "--auxiliary and --include-auxiliary are about means, which --readings and --sweep lack."
-        )
+    if (readings or sweeps) and auxiliary:
+        raise click.UsageError("--auxiliary is about means, which --readings and --sweep lack.")
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged, answer = sources.judge(), ""
@@ -297,7 +293,7 @@ def sensitivity_command(
         else:
             roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
             roster.check_names(judged.scores)
-            document, answer, tables = _ablate_thresholds(judged, roster, include_auxiliary, full=full)
+            document, answer, tables = _ablate_thresholds(judged, roster, full=full)
     if form == "json":
         options.print_json(document)
         return
@@ -344,12 +340,10 @@ def _rank_policies(
     )
 
 
-def _ablate_thresholds(
-    judged: Judged, roster: Roster, include_auxiliary: bool, *, full: bool
-) -> tuple[object, str, list[Table]]:
+def _ablate_thresholds(judged: Judged, roster: Roster, *, full: bool) -> tuple[object, str, list[Table]]:
     """Return the paper's nine variants with means of each host and the ranking, for JSON; a sentence; and tables."""
     ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
-    means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
+    means = host_means(ablated, judged.ruleset.registry, roster)
     ranking = _rank_policies(judged, ablated.variants)
     document = {
         **msgspec.to_builtins(ablated),

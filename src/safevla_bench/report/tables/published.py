@@ -281,7 +281,7 @@ def describe_published(compared: PublishedComparison) -> str:
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
     here, paper = (
-        f"{cell.text} % ({n} episodes)" if cell.value is not None else cell.detail
+        f"{cell.text} % ({n} episode{'' if n == 1 else 's'})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)
     )
     sides = f"{row.metric.label}, {row.place}: {compared.policy} {here}, {compared.paper} {paper} as published"
