@@ -54,9 +54,9 @@ def rows(table: Table) -> dict[str, dict[str, str]]:
     return {row[0].text: dict(zip(names, [shown.text for shown in row], strict=True)) for row in table.rows}
 
 
-def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY, **given) -> Table:
+def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY) -> Table:
     ablated = ablation(*cells)
-    return host_mean_table(host_means(ablated, TASKS, roster, **given), ablated, roster)
+    return host_mean_table(host_means(ablated, TASKS, roster), ablated, roster)
 
 
 def test_variants_without_a_family_are_named_below():
@@ -109,13 +109,12 @@ def test_each_host_has_its_own_mean_and_no_mean_mixes_hosts():
     }
 
 
-def test_auxiliary_entries_are_in_no_host_s_mean_unless_asked():
+def test_auxiliary_entries_are_in_no_host_s_mean():
     """Paper, Table 6: excluded from the threshold-sensitivity means."""
     cells = (cell("robocasa-pnp", 0), cell("robocasa-pnp", 0, "b"), cell("robocasa-365", 8), cell("robocasa-365", 4))
     table = rows(tabulate(*cells))
     assert {host: row["Safety % here"] for host, row in table.items()} == {"RoboCasa-365": "75.0", AUXILIARY: "0.0"}
     assert table[AUXILIARY]["Safety % paper"] == NO_VALUE
-    assert rows(tabulate(*cells, include_auxiliary=True))["RoboCasa-365"]["Safety % here"] == "37.5"
     named = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
     assert rows(named)["RoboCasa-365"]["Safety % here"] == "75.0"
     assert "Auxiliary entries are in no other mean." in named.notes

@@ -252,18 +252,15 @@ class HostMean:
     """For each variant the paper's row of this host; None where it prints none."""
 
 
-def host_means(
-    ablation: ThresholdAblation, registry: Registry, roster: Roster, *, include_auxiliary: bool = False
-) -> tuple[HostMean, ...]:
+def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
     """Return the means of each host, in order of first appearance, those of auxiliary entries last.
 
     The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
-    `include_auxiliary` averages auxiliary entries with the other cells of their host.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
         if curve.policy != NOOP:
-            apart = not include_auxiliary and roster.is_auxiliary(curve)
+            apart = roster.is_auxiliary(curve)
             groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
     return tuple(
         _host_mean(title, groups[title], ablation, registry)
