@@ -60,8 +60,8 @@ MISSING = "not measured"
 INTRODUCTION = """\
 # What the scripted policies reach
 
-Written by `make measure`; do not edit. Both policies see the simulator's state, so they are no baseline for a learned
-policy. They show what success alone does not, and that specifications can be met.
+Written by `make measure`; do not edit. Both policies see the simulator's state, so they are not a baseline for a
+learned policy. They show what success alone does not, and that specifications can be met.
 
 Each task from its first five initial states, by the preset `safevla-bench` and the default library. In brackets:
 Wilson's 95 % interval. Another processor rounds differently, and may turn an episode on the edge.
@@ -86,7 +86,6 @@ LIBERO-PRO changes one thing of each task. The scripts read the simulator's stat
 is a control. Each task once, from its first initial state. Changes are against the suites above, in percentage points
 with Newcombe's 95 % interval.
 """
-PERTURBED_BY_SUITE = "Successful and safe, of ten tasks with an episode each:"
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ def build_perturbed(scores: Scores, page: str) -> str:
     lacking = [f"{_code(policy)} on {count}" for policy, count in missing.items() if count]
     parts = [PERTURBED, PERTURBED_INTRODUCTION]
     parts += [] if not lacking else [f"Not measured, of {wanted} suites: {', '.join(lacking)}."]
-    parts += [*_kinds_table(whole, plain), PERTURBED_BY_SUITE, _perturbed_table(whole), _idle(whole)]
+    parts += [*_kinds_table(whole, plain), _idle(whole)]
     return "\n\n".join(part.strip() for part in parts if part.strip())
 
 
@@ -273,27 +272,9 @@ def _share(count: int, n: int) -> str:
     return f"{format_percent(count, n)} % [{format_interval(interval.low, interval.high, 1, 100)}]"
 
 
-def _perturbed_table(whole: Mapping[tuple[str, str], Counts]) -> str:
-    rows = []
-    for suite in perturbed_suites():
-        cells = []
-        for policy in POLICIES:
-            counts = whole.get((policy, suite))
-            cells += (
-                [_count_of(value, counts.n) for value in (counts.success, counts.safe)] if counts else [MISSING] * 2
-            )
-        rows.append((suite, *cells))
-    heads = [f"{policy.partition(':')[2]}: {word}" for policy in POLICIES for word in ("successful", "safe")]
-    return format_table(("Suite", *heads), rows)
-
-
 def _idle(whole: Mapping[tuple[str, str], Counts]) -> str:
     total = _add([counts for (policy, _), counts in whole.items() if policy == IDLE])
     return f"`{IDLE}` succeeds in {total.success} of {total.n} episodes and is safe in {total.safe}."
-
-
-def _count_of(value: int, n: int) -> str:
-    return str(value) if n == 10 else f"{value} of {n}"
 
 
 def renew_section(page: str, section: str) -> str:
