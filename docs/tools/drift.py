@@ -305,7 +305,7 @@ def _remarks(measurements: Measurements) -> Iterator[str]:
 
 def _by_version(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## By version"
-    heads = ("MuJoCo", "Tasks", "Where something moves 1 mm", "Farthest", "States in which `noop` is unsafe")
+    heads = ("MuJoCo", "Tasks", "Tasks with motion over 1 mm", "Farthest", "States in which `noop` is unsafe")
     further = ("Picture", "Careful: successful", "Careful: safe")
     yield format_table((*heads, *further), [(*_motion_cells(version), *_policy_cells(version)) for version in versions])
     crashed = [f"{version.crashed} under {version.mujoco}" for version in versions if version.crashed]
