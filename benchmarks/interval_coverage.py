@@ -1,8 +1,8 @@
 """How often the verdicts that are printed are wrong, what they find and at which price, and how often intervals cover.
 
-By simulation and by exact sums. The two tables stand in docs/comparing.md:
+By simulation and by exact sums. The two tables stand in docs/statistics.md:
 
-    python benchmarks/interval_coverage.py --write docs/comparing.md
+    python benchmarks/interval_coverage.py --write docs/statistics.md
 
 Without --write they are printed. It takes about two minutes of CPU time.
 """
