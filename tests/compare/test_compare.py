@@ -368,6 +368,13 @@ def test_one_policy_s_episodes_of_two_physics_versions_are_refused():
         compare_policies([mixed, simulated(B, mujoco="3.2.3")])
 
 
+def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
+    alone = replace(A, headers=tuple(structs.replace(header, forces=("net_force_n",)) for header in A.headers))
+    assert any("Records of a hold net forces" in warning for warning in compare_policies([alone, B]).warnings)
+    both = replace(B, headers=tuple(structs.replace(header, forces=("net_force_n",)) for header in B.headers))
+    assert not any("net forces" in warning for warning in compare_policies([alone, both]).warnings)
+
+
 def test_a_record_that_names_no_physics_is_no_other_physics_and_is_said():
     comparison = compare_policies([A, simulated(B, mujoco="3.2.3")])
     assert comparison.across_versions == ()
