@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.stage import Camera, StagingHost
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.mujoco.hook import wrap_method
 
 Floats = NDArray[np.float64]
 
@@ -236,6 +237,25 @@ class HostRules:
             batch, again = run_actions(env, self.seed, actions), run_actions(env, self.seed, actions)
             elsewhere = self.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
+
+    def run_hook(self, hook: str) -> tuple[Any, Batch, Floats]:
+        """Return what a hook returns in a new environment of the first trial, the record, and the actions since its
+        last reset, [N, A]; skip the test if the hook is not written.
+        """
+        host, actions = self.host(), list[Action]()
+
+        def keep_action(call: Callable[[Action], Any], action: Action) -> Any:
+            actions.append(np.array(action))
+            return call(action)
+
+        def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
+            actions.clear()
+            return call(seed)
+
+        with closing(host.make(self.trials[0].find_task(host), Wants(privileged=True))) as env:
+            wrap_method(env, "step", keep_action)
+            wrap_method(env, "reset", begin_anew)
+            return call_hook(lambda: getattr(self, hook)(env, self.seed), hook), env.recorded(), np.array(actions)
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
