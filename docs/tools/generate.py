@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from made_page import format_table, run_script
@@ -39,8 +38,9 @@ READINGS = """\
 ## Readings of the paper
 
 Three libraries read the paper in three ways: `default`, above; `paper-text`, the clauses as the text states them;
-`paper-as-run`, what the heads of Tables 7 to 9 say was run (older name: `paper-literal`). `safevla sensitivity
---readings` shows which verdicts change.
+`paper-as-run`, what the heads of Tables 7 to 9 say was run (older name: `paper-literal`). A fourth, `net-force`, judges the
+net force of two bodies in place of their largest single contact's. `safevla sensitivity --readings` shows which verdicts
+change.
 """
 
 HOST_LIMITS = """\
@@ -94,7 +94,8 @@ def _libraries() -> Iterator[str]:
         [(*_clause(spec)[:3], spec.rationale) for spec in default.specs_of_tier("diagnostic")],
     )
     yield READINGS
-    for base, name in pairwise(file_formats.READINGS):
+    paper, text, as_run, net = file_formats.READINGS
+    for base, name in ((paper, text), (text, as_run), (paper, net)):
         yield f"### `{name}`\n\nWhere it differs from `{base}`."
         yield _differences(name, base)
     yield HOST_LIMITS
