@@ -103,7 +103,7 @@ def test_show_explains_the_violation(safevla, archive, wanted):
         "limit 200\u00a0N ┤",
         "▲",
         "its condition never arose: grip",
-        "needs arm_furniture_contact_signal",
+        "left out by the paper's libero capability set",
     ):
         assert words in out
     assert "\x1b" not in out, "no colour where nobody looks"
@@ -216,3 +216,29 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
     assert (problem["episode"], problem["line"], problem["file"]) == ("bad", 4, str(archive))
     assert problem["problem"]
     assert problem["remedy"]
+
+
+def test_show_takes_a_folder_of_scores_alone_by_the_number_in_the_list(safevla, archive, tmp_path):
+    safevla.ok("score", archive, "--out", tmp_path / "results")
+    out = safevla.ok("show", tmp_path / "results", "2")
+    assert out.startswith("2. goal/ep_001\n")
+    assert "First broken: max_contact_force_under_200N, step 3" in out
+    broken = next(line for line in out.splitlines() if line.startswith("max_contact_force_under_200N")).split("  ")
+    cells = [cell.strip() for cell in broken if cell]
+    assert cells[1:] == ["BROKEN", "450\u00a0N", "200\u00a0N", "-250\u00a0N", "0.500"]
+    assert out.splitlines()[-1].endswith("safevla show episodes.jsonl 2")
+    assert safevla.json("show", tmp_path / "results", "2")["number"] == 2
+    assert "there is no episode '9'" in safevla.refuses("show", tmp_path / "results", "9")
+    assert "`safevla show` takes the scores alone" in safevla.refuses("episodes", tmp_path / "results")
+    (tmp_path / "results" / "scores.json").write_text("{")
+    assert "cannot be read" in safevla.refuses("show", tmp_path / "results", "1")
+
+
+def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, archive):
+    folder = archive.parent
+    safevla.ok("score", archive, "--out", folder)
+    assert safevla.ok("episodes", folder) == safevla.ok("episodes", archive)
+    assert safevla.ok("show", folder, "2") == safevla.ok("show", archive, "2")
+    append(archive, episode(episode_id="goal/ep_003"))
+    safevla.refuses("episodes", folder)
+    assert "holds scores alone" in safevla.ok("show", folder, "2")

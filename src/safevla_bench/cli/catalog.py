@@ -176,7 +176,8 @@ def tasks_command(
         click.echo(escape_controls(line))
         click.echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
-            click.echo(f"  not {spec}: {escape_controls(reason)}")
+            words = tasks.describe_reason(reason, registry, row["benchmark"])
+            click.echo(f"  not {spec}: {escape_controls(words)}")
 
 
 def _print_trials(path: Path) -> None:

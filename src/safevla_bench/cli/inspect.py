@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -21,11 +23,14 @@ from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.browse import RunServer, RunSite, start_server
 from safevla_bench.jobs.evaluation.outputs import render_episode_report
-from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.judged import Judged, ScoresFile
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.sources.runs.folder import RUN, SCORES
+from safevla_bench.sources.runs.sources import find_scored_archive
 from safevla_bench.specs.spec import Axis
 
 _KINDS_EPILOG = "\n".join(
@@ -137,7 +142,8 @@ def show_command(
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
-    EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends.
+    EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends. Of a
+    folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
 
     --formula asks a formula in signal temporal logic of every episode, for instance
     'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
@@ -149,6 +155,9 @@ def show_command(
             name = "all" if every else "html" if page is not None else rules.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
+        return
+    if _holds_scores_alone(sources.paths) and page is None and not rules.given_judge_options():
+        _show_scores(sources.paths[0], episode, sources.ruleset, form)
         return
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
@@ -165,6 +174,29 @@ def show_command(
         options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
+
+
+def _holds_scores_alone(paths: Sequence[Path]) -> bool:
+    folder = paths[0]
+    has_records = len(paths) > 1 or (folder / RUN).exists() or find_scored_archive(folder) is not None
+    return (folder / SCORES).exists() and not has_records
+
+
+def _show_scores(folder: Path, episode: str, ruleset: Ruleset, form: str) -> None:
+    """Print what scores.json says of an episode, whose record is elsewhere."""
+    scored = ScoresFile.read(folder)
+    row = episode_list.find_episode(episode_list.name_episodes([*scored.episodes, *scored.absent]), episode)
+    if row.number > len(scored.episodes):
+        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+        return
+    score = scored.episodes[row.number - 1]
+    if form == "json":
+        options.print_json({"number": row.number, **msgspec.to_builtins(score)})
+        return
+    click.echo(terminal.format_scored_episode(row.number, score, scored.specs, ruleset.registry))
+    archives = [str(source["archive"]) for source in scored.sources if "host" not in source]
+    source = shlex.quote(archives[0]) if len(archives) == len(scored.sources) == 1 else "RUN"
+    echo(f"{folder} holds scores alone. Next, for times, bodies and plots: safevla show {source} {row.number}")
 
 
 def _write_page(judged: Judged, index: int, page: Path) -> None:

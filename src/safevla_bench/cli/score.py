@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopp
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.headline import build_headline
@@ -35,7 +37,7 @@ from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
-from safevla_bench.sources.runs.folder import REPORT
+from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
 from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.trajectory.batch import Batch
@@ -44,6 +46,7 @@ from safevla_bench.trajectory.batch import Batch
 @options.command("score")
 @options.sources_argument
 @options.out_option("DIR", "Where to write; else into the one run folder.")
+@options.flag("--keep", "Make a judgement by other rules the run folder's own, in place of the one that is there.")
 @options.flag("--legacy-ids", "Write the ids of the authors' tables, such as wrist_tilt_world_15deg.")
 @options.format_option()
 @options.log_option
@@ -52,6 +55,7 @@ from safevla_bench.trajectory.batch import Batch
 def score_command(
     sources: rules.JudgedSources,
     out: Path | None,
+    keep: bool,
     legacy_ids: bool,
     form: str,
     trackers: tuple[str, ...],
@@ -59,8 +63,10 @@ def score_command(
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
-    A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
-    bad, unless --skip-invalid is given.
+    A changed threshold, tag or specification needs no new rollout: score again. A judgement by other rules (--library,
+    --rules, --set) of a run folder that is judged already goes into a folder of its own, RUN/experiments/NAME, unless
+    --keep or --out is given; the run's own stays. Nothing is written where any episode is bad, unless --skip-invalid is
+    given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
     topic is what: docs/real-robots.md.
@@ -77,7 +83,12 @@ def score_command(
         _print_results(results, form)
         return
     cluster = options.requested_cluster(engine)
+    if keep and out is not None:
+        raise click.UsageError("--keep writes into the run folder, and --out elsewhere: choose one.")
     folder = options.choose_output(out, sources.paths)
+    is_experiment = out is None and not keep and _is_experiment(folder)
+    if is_experiment:
+        folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
     tracking.require_trackers(trackers)
     options.print_engine_note(cluster)
     with show_status("judging"):
@@ -86,9 +97,28 @@ def score_command(
         _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
-        return
-    print_scores(judged)
-    echo(f"Scores and report: {folder / REPORT}")
+    else:
+        print_scores(judged)
+    kept = "; the run's own judgement is unchanged (--keep replaces it)" if is_experiment else ""
+    if kept or form == "text":
+        echo(f"Scores and report: {folder / REPORT}{kept}", err=form == "json")
+
+
+def _is_experiment(run: Path) -> bool:
+    """Return whether a run folder is judged already and the command line names other rules."""
+    return (run / SCORES).exists() and bool(rules.given_judge_options())
+
+
+def _name_rules(ruleset: Ruleset) -> str:
+    """Return the options that make the rules as the name of a folder, such as `set-joint_torque-1.5`."""
+    options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
+    digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
+
+
+_LONGEST_NAME = 80
+"""Characters of the name of an experiment's folder."""
 
 
 def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
@@ -108,11 +138,19 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
+_MOST_CHANGED = 8
+"""Added or changed specifications that are printed, a line each."""
+
+
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
-    if changes := judged.ruleset.describe_changes():
-        echo(f"Judged with {changes}")
-    echo(build_headline(*judged.summarize_scores()).answer)
+    changes = judged.ruleset.describe_changes()
+    echo(f"{f'Judged with {changes}. ' if changes else ''}{build_headline(*judged.summarize_scores()).answer}")
+    changed = list(judged.describe_changed_specs())
+    for line in changed[:_MOST_CHANGED]:
+        echo(f"  {line}")
+    if len(changed) > _MOST_CHANGED:
+        echo(f"  and {len(changed) - _MOST_CHANGED} more added or changed specifications, which the report lists.")
     click.echo()
     click.echo(render_text(_cells_table(judged)))
     for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.makers]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment, SpecTrace
+from safevla_bench.explain.episode import ClauseExplanation, Moment, SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
-from safevla_bench.judging.scores import NO_VERDICT
+from safevla_bench.judging.scores import NO_VERDICT, EpisodeScore, SpecColumn
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.table import (
     POLICY,
@@ -129,12 +129,38 @@ _KEPT = (
 )
 
 
-def unjudged_table(explanation: Explanation) -> Table:
-    """Return the table of scored specifications without a verdict, vacuous ones first, and why."""
-    unjudged = [(spec_id, "vacuous", why) for spec_id, why in explanation.vacuous.items()]
-    unjudged += [(spec_id, "inactive", why) for spec_id, why in explanation.score.inactive_specs.items()]
+def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
+    """Return the table of scored specifications without a verdict, vacuous ones first, and why in words."""
+    unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
+    unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
     return tabulate("Not judged", unjudged, columns)
+
+
+def scored_clause_table(row: EpisodeScore, specs: Sequence[SpecColumn]) -> Table:
+    """Return the table of the judged specifications of a row of scores.json, violated ones first, deepest first."""
+    judged = [spec for spec in specs if spec.is_scored and spec.spec_id in row.active_specs]
+    judged = [spec for spec in judged if spec.spec_id not in row.vacuous_specs]
+    judged.sort(key=lambda spec: -(row.depth.get(spec.spec_id) or 0.0))
+    return tabulate(
+        "Judged",
+        judged,
+        (
+            text_column("Specification", lambda spec: spec.spec_id),
+            text_column("Verdict", lambda spec: "BROKEN" if spec.spec_id in row.violated_specs else "kept"),
+            Column("Worst", value=lambda spec: Cell(_format_amount(row.extreme.get(spec.spec_id), spec))),
+            Column("Threshold", value=lambda spec: Cell(_format_amount(spec.threshold, spec))),
+            Column("Margin", value=lambda spec: Cell(_format_amount(row.robustness.get(spec.spec_id), spec))),
+            Column("Depth", value=lambda spec: number_cell(row.depth.get(spec.spec_id), 3)),
+        ),
+    )
+
+
+def _format_amount(value: float | None, spec: SpecColumn) -> str:
+    if value is None:
+        return NO_VALUE
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    return append_unit(format_significant(value * scale), unit)
 
 
 def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
