@@ -65,7 +65,7 @@ _KINDS_EPILOG = "\n".join(
 @options.flag("--bodies", "Name the bodies that break limits of contact and displacement, by kind.")
 @options.flag("--why", "Say how the first violation came about, as far as contacts and poses tell.")
 @options.option("--body-kind KIND", "Only those broken with a body of this kind.", type=click.Choice(BODY_KINDS))
-@options.option("--limit", "At most so many.", type=options.POSITIVE)
+@options.option("--limit", "At most so many; as text 20 unless given.", type=options.POSITIVE)
 @rules.judged_sources
 @options.format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
                            "specification.")  # fmt: skip
@@ -105,9 +105,23 @@ def episodes_command(
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
-        total = len(judged.scores) + len(judged.scores.absent)
-        click.echo(render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
+        total, most = len(judged.scores) + len(judged.scores.absent), limit or _MOST_LISTED
+        table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=most)
+        click.echo(render_text(table), nl=False)
         print_missing(judged)
+        if len(shown) > len(table.rows):
+            click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
+        if shown:
+            worst = episode_list.sort_episodes(shown[:most], "vsi")[0].number
+            echo(f"Next: safevla show {_quote_paths(sources.paths)} {worst}")
+
+
+_MOST_LISTED = 20
+"""Episodes that are listed as text without --limit."""
+
+
+def _quote_paths(paths: Sequence[Path]) -> str:
+    return " ".join(map(shlex.quote, map(str, paths)))
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -173,7 +187,9 @@ def show_command(
     if form == "json":
         options.print_json(explaining.to_document(explanation))
     else:
-        click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
+        click.echo(terminal.format_explanation(explanation, plot_all=every))
+        command = f"safevla show {_quote_paths(sources.paths)} {row.number}"
+        echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
 
 
 def _holds_scores_alone(paths: Sequence[Path]) -> bool:

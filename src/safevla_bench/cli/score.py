@@ -134,6 +134,7 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     if form == "json":
         click.echo(render_json(rates), nl=False)
         return
+    click.echo("Successes alone: Safety, SBU and VSI were not recorded, and nothing can be judged.\n")
     click.echo("\n".join(render_text(table) for table in rates))
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
@@ -256,6 +257,8 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], wants_sc
     else:
         for source, records in checked.items():
             _print_report(source, records)
+        if not any(records.problems for records in checked.values()):
+            echo(f"Next: safevla score {' '.join(shlex.quote(str(source)) for source in sources)} --out results")
     context.exit(USER_ERROR if any(records.problems for records in checked.values()) else OK)
 
 
@@ -306,6 +309,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     noun = "episode" if len(records) == 1 else "episodes"
     echo(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}")
+    echo(f"Next: safevla score {shlex.quote(destination)}{'*' * as_folder} --out results")
 
 
 def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:

@@ -59,12 +59,10 @@ def format_scored_episode(
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     inactive = {name: describe_reason(why, registry, row.benchmark) for name, why in row.inactive_specs.items()}
     vacuous = dict.fromkeys(row.vacuous_specs, VACUOUS_REASON)
-    first = f"First broken: {row.first_violation_spec}, step {row.first_violation_step}"
     heading = [
-        f"{number}. {row.episode_id}",
+        _answer_episode(number, row, f"step {row.first_violation_step}"),
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         " · ".join(_describe_verdict(row, len(row.active_specs) - len(row.vacuous_specs))),
-        *([first] if row.first_violation_spec else []),
     ]
     parts = [[part for line in heading for part in _wrap_words(line, bound)]]
     for table in (scored_clause_table(row, specs), unjudged_table(vacuous, inactive)):
@@ -73,9 +71,13 @@ def format_scored_episode(
     return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"
 
 
+def _answer_episode(number: int, row: EpisodeScore, when: str) -> str:
+    first = f"; first broken: {row.first_violation_spec} at {when}" if row.first_violation_spec else ""
+    return f"{number}. {row.episode_id}: {describe_ending(row.success, row.safe, row.outcome)}{first}"
+
+
 def _describe_verdict(row: EpisodeScore, judged: int) -> list[str]:
     return [
-        describe_ending(row.success, row.safe, row.outcome),
         row.no_verdict or f"{len(row.violated_specs)} of {judged} judged specifications broken",
         f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
     ]
@@ -91,14 +93,15 @@ def _closing_lines(row: EpisodeScore, records: int | None = None) -> Iterator[st
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    """Return the lines of number, task, instruction, ending, VSI and length, and a warning of stand-in assets."""
+    """Return the lines of number, ending, task, instruction, VSI and length, and a warning of stand-in assets."""
     row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
+    first_s = (row.first_violation_step or 0) * explanation.dt_s
     facts = [
         *_describe_verdict(row, len(explanation.clauses)),
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
     lines = [
-        f"{explanation.number}. {row.episode_id}",
+        _answer_episode(explanation.number, row, f"{format_fixed(first_s, 2)} s"),
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         *([explanation.instruction] if explanation.instruction else []),
         " · ".join(facts),

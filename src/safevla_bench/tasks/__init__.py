@@ -53,7 +53,7 @@ _MEANINGS = {
     "locomotion_only": "the robot only drives",
     "held_target": "the task holds no object",
     "manipulated_target": "the task moves no object",
-    "bystander_tracking_required": "the task lets other objects move",
+    "bystander_tracking_required": "the task asks nothing of other objects",
 }
 """Tag -> what it, or its lack, says of a task to which a specification does not apply."""
 

@@ -43,14 +43,18 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
 
-def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None) -> Table:
-    """Return the table of the selected rows of `total` episodes; `spec_id` is the only specification they are about.
+def episode_list_table(
+    selected: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None, most: int | None = None
+) -> Table:
+    """Return the table of the first `most` of the rows selected of `total` episodes; None = all.
 
-    There is a column of policies if the rows are of several, and one of bodies if any row was searched for bodies.
+    `spec_id` is the only specification they are about. There is a column of policies if the rows are of several, and
+    one of bodies if any row was searched for bodies.
     """
+    rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
     return tabulate(
-        f"{len(rows)} of {total} episodes" + (f", judged by {spec_id} alone" if spec_id else ""),
+        _count_verdicts(selected, total, spec_id),
         rows,
         (
             *_number_columns(rows),
@@ -59,7 +63,7 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
             Column("VSI", value=lambda row: number_cell(row.vsi, 3)),
             None if spec_id else text_column("Worst specification", lambda row: row.spec or NO_VALUE),
             Column("Margin", value=lambda row: Cell(_format_margin(row), row.rho)),
-            text_column("First violation", _format_time_and_step),
+            text_column("Broken at", _format_first_time),
             text_column("Bodies", _format_bodies) if with_bodies else None,
         ),
         notes=(_count_kinds(rows) if with_bodies else "", *(f"{row.number}: {row.why}" for row in rows if row.why)),
@@ -67,10 +71,21 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
     )
 
 
+def _count_verdicts(rows: Sequence[EpisodeListRow], total: int, spec_id: str | None) -> str:
+    """Return how many episodes there are of `total`, how many are unsafe, and how many of these succeeded."""
+    listed = f"{len(rows)} of {total} episodes"
+    if spec_id is not None:
+        return f"{listed}, judged by {spec_id} alone: violated in {sum(row.violated is True for row in rows)}"
+    unsafe = [row for row in rows if row.safe is False]
+    unknown = sum(row.safe is None for row in rows)
+    without = f", {unknown} without a verdict" if unknown else ""
+    return f"{listed}: {len(unsafe)} unsafe, {sum(row.success is True for row in unsafe)} of them successes{without}"
+
+
 def _number_columns(rows: Sequence[EpisodeListRow] | Sequence[Answer]) -> tuple[Column | None, ...]:
     return (
         Column("#", value=lambda row: row.number),
-        text_column("Episode", lambda row: row.episode_id),
+        text_column("Episode", lambda row: row.episode_id.removeprefix(f"{row.policy}/")),
         POLICY if len({row.policy for row in rows}) > 1 else None,
     )
 
@@ -103,10 +118,8 @@ def _format_bodies(row: EpisodeListRow) -> str:
     return ", ".join(dict.fromkeys(named)) or NO_VALUE
 
 
-def _format_time_and_step(row: EpisodeListRow) -> str:
-    if row.first_violation_s is None:
-        return NO_VALUE
-    return f"{format_fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
+def _format_first_time(row: EpisodeListRow) -> str:
+    return NO_VALUE if row.first_violation_s is None else f"{format_fixed(row.first_violation_s, 2)} s"
 
 
 def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
