@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -282,9 +281,8 @@ def _sweep_thresholds(
     if full:
         tables = [varying.sweep_table(result) for result in swept]
         return document, "\n".join(answers), [*tables, *(varying.ranking_table(rank) for rank in rankings if rank)]
-    titles = [f"Safety over the sweep of {result.name}, all suites pooled" for result in swept]
-    pooled = [replace(range_table(of_sweep), title=title) for of_sweep, title in zip(variants, titles, strict=True)]
-    return document, "\n".join(answers), pooled
+    pooled = zip(variants, swept, strict=True)
+    return document, "\n".join(answers), [varying.sweep_summary_table(of_it, result.name) for of_it, result in pooled]
 
 
 def _rank_policies(

@@ -239,6 +239,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
+    echo(f"Next: safevla show {_quote_paths(sources.paths)} NUMBER explains one")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:

@@ -17,6 +17,7 @@ from safevla_bench.report.tables.sensitivity import (
     name_variants,
     reading_summary_table,
     reading_table,
+    sweep_summary_table,
     sweep_table,
     variant_table,
 )
@@ -132,6 +133,13 @@ def test_a_sweep_as_variants_begins_with_the_library_as_it_stands():
     ablated = name_variants(sweep, (cell("s", 8),))
     assert [variant.name for variant in ablated.variants] == ["5\u00a0mm", "2.5\u00a0mm", "10\u00a0mm"]
     assert [rates.safety.count for rates in ablated.curves[0].points] == [8, 1, 2]
+    table = sweep_summary_table(ablated, "x")
+    assert [column.name for column in table.columns] == ["Threshold", "a, n = 8"]
+    assert [[shown.text for shown in row] for row in table.rows] == [
+        ["5\u00a0mm, as it stands", "100.0"],
+        ["2.5\u00a0mm", "12.5"],
+        ["10\u00a0mm", "25.0"],
+    ]
 
 
 # Means of each host

@@ -203,13 +203,14 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
-    """Return the table of the answers to a formula, a row per answer, with the count of each verdict below.
+    """Return the table of the answers to a formula, a row per answer, with the count of each verdict in its title.
 
     There is a column of policies if the answers are of several.
     """
     counts = Counter(answer.verdict for answer in answers)
+    tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
-        format_formula(formula),
+        f"{len(answers)} episodes: {tally}; {format_formula(formula)}",
         answers,
         (
             *_number_columns(answers),
@@ -218,7 +219,6 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
             text_column("Decided at", _decision_cell),
             text_column("Signals there, or why not", _format_signals),
         ),
-        notes=[f"{len(answers)} episodes: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}"],
         remarks=provenance_marks.warn_of_episodes(answers),
     )
 

@@ -25,6 +25,7 @@ from safevla_bench.report.tables.table import (
     Column,
     Table,
     dash_cell,
+    drop_intervals,
     rate_cell,
     tabulate,
     text_column,
@@ -285,6 +286,25 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
         ),
         warnings=sweep.warnings,
     )
+
+
+def sweep_summary_table(sweep: ThresholdAblation, name: str) -> Table:
+    """Return the table of Safety under each threshold of `name_variants`, a column per policy, all suites pooled."""
+    rates: dict[str, list[Rate]] = {}
+    for policy in dict.fromkeys(curve.policy for curve in sweep.curves):
+        points = [curve.points for curve in sweep.curves if curve.policy == policy]
+        rates[policy or UNNAMED] = [
+            _add_rates([rate.safety for rate in of_one]) for of_one in zip(*points, strict=True)
+        ]
+
+    def policy_column(policy: str) -> Column:
+        n = rates[policy][0].n
+        return Column(f"{policy}, n = {n}", value=lambda k: rate_cell(rates[policy][k], n=n))
+
+    heads = [f"{sweep.variants[0].name}, as it stands", *(variant.name for variant in sweep.variants[1:])]
+    columns = [text_column("Threshold", lambda k: heads[k]), *map(policy_column, rates)]
+    title = f"Safety % over the sweep of {name}, all suites pooled"
+    return drop_intervals(tabulate(title, range(len(heads)), columns, remarks=sweep.warnings))
 
 
 # The ranking of policies under the variants
