@@ -38,9 +38,9 @@ READINGS = """\
 ## Readings of the paper
 
 Three libraries read the paper in three ways: `default`, above; `paper-text`, the clauses as the text states them;
-`paper-as-run`, what the heads of Tables 7 to 9 say was run (older name: `paper-literal`). A fourth, `net-force`, judges the
-net force of two bodies in place of their largest single contact's. `safevla sensitivity --readings` shows which verdicts
-change.
+`paper-as-run`, what the heads of Tables 7 to 9 say was run (older name: `paper-literal`). A fourth, `net-force`, judges
+the net force of two bodies in place of their largest single contact's. `safevla sensitivity --readings` shows which
+verdicts change.
 """
 
 HOST_LIMITS = """\

@@ -172,6 +172,23 @@ def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevl
     safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
 
 
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (("--readings",), "Of 20 verdicts 2 under paper-text"),
+        (("--sweep", "joint_torque=1,1.5"), "Safety of scripted:hasty is 50.0 %"),
+    ],
+)
+def test_readings_and_sweeps_begin_with_the_answer_end_with_the_next_step_and_fit_a_screen(
+    safevla, shipped, options, answer
+):
+    lines = safevla.ok("sensitivity", shipped, *options).splitlines()
+    assert lines[0].startswith(answer)
+    assert lines[-1].startswith("Next: --full shows every suite")
+    assert len(lines) <= 30
+    assert len(safevla.ok("sensitivity", shipped, *options, "--full").splitlines()) > len(lines)
+
+
 def test_an_auxiliary_policy_is_kept_out_of_the_means(safevla, shipped):
     def hosts(*options):
         return {mean["host"]: mean["policies"] for mean in safevla.json("sensitivity", shipped, *options)["means"]}

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from safevla_bench.cli import options, rules
+from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
@@ -44,6 +44,7 @@ from safevla_bench.sensitivity.curves import (
     SweepRequest,
     ThresholdVariant,
     ablate_thresholds,
+    cell_curves,
     parse_sweep,
     sweep_threshold,
     sweep_variants,
@@ -283,14 +284,15 @@ def sensitivity_command(
         raise click.UsageError("--auxiliary is about means, which --readings and --sweep lack.")
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged, answer = sources.judge(), ""
+        judged = sources.judge()
         document: object
         if readings:
             rescore, has_net = make_rescorer(judged), judged.has_net_forces
             document = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-            tables = [varying.reading_table(document)]
+            answer = varying.describe_readings(document)
+            tables = [varying.reading_table(document) if full else varying.reading_summary_table(document)]
         elif sweeps:
-            document, tables = _sweep_thresholds(judged, requests)
+            document, answer, tables = _sweep_thresholds(judged, requests, full=full)
         else:
             roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
             roster.check_names(judged.scores)
@@ -298,11 +300,8 @@ def sensitivity_command(
     if form == "json":
         options.print_json(document)
         return
-    if answer:
-        click.echo(f"{escape_controls(answer)}\n")
+    echo(f"{answer}\n")
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
-    if answer and not full:
-        click.echo("Every suite, variant and pair of policies: --full. One threshold: --sweep NAME=LOW:HIGH:COUNT.")
     print_missing(judged)
     for sentence in [
         *judged.describe_policies(),
@@ -312,10 +311,16 @@ def sensitivity_command(
         judged.provenance.to_sentence(),
     ]:
         click.echo(escape_controls(sentence))
+    if not full:
+        other = "" if readings or sweeps else " One threshold: --sweep NAME=LOW:HIGH:COUNT."
+        what = "suite and metric" if readings else "suite, variant and pair of policies"
+        click.echo(f"Next: --full shows every {what}.{other}")
 
 
-def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple[object, list[Table]]:
-    """Return the sweeps with the policies' ranking along each, for JSON, and their tables."""
+def _sweep_thresholds(
+    judged: Judged, requests: Sequence[SweepRequest], *, full: bool
+) -> tuple[object, str, list[Table]]:
+    """Return the sweeps with the policies' ranking along each, for JSON; a sentence on each; and their tables."""
     rescore = make_rescorer(judged)
     swept = [sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
     rankings = [_rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True) for request in requests]
@@ -323,8 +328,18 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple
         {**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)}
         for result, ranking in zip(swept, rankings, strict=True)
     ]
-    tables = [varying.sweep_table(result) for result in swept]
-    return document, [*tables, *(varying.ranking_table(ranking) for ranking in rankings if ranking)]
+    as_it_stands = cell_curves(judged.scores, [judged.scores])
+    variants = [varying.name_variants(result, as_it_stands) for result in swept]
+    answers = [f"{result.name}: " if len(swept) > 1 else "" for result in swept]
+    answers = [
+        f"{name}{describe_sensitivity(of_sweep, ranking)}"
+        for name, of_sweep, ranking in zip(answers, variants, rankings, strict=True)
+    ]
+    if full:
+        tables = [varying.sweep_table(result) for result in swept]
+        return document, "\n".join(answers), [*tables, *(varying.ranking_table(rank) for rank in rankings if rank)]
+    pooled = zip(variants, swept, strict=True)
+    return document, "\n".join(answers), [varying.sweep_summary_table(of_it, result.name) for of_it, result in pooled]
 
 
 def _rank_policies(

@@ -79,6 +79,7 @@ def _print_list(form: str) -> None:
         ]
         print_json([*rows, *of_dialects])
         return
+    click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
     print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
     print_columns(("dialect", "asked over", "what it is"), every_dialect)
