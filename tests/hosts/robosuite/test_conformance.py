@@ -61,7 +61,7 @@ class TestRobosuite(HostConformance):
             self.act(env, motion, steps)
         self.let_go(env)
         sim = env._env.sim
-        return CUBE, float(sim.model.body_subtreemass[sim.model.body_name2id(CUBE)])
+        return CUBE, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{CUBE}_main")])
 
     def turn_object(self, env, seed):
         env.reset(seed)
@@ -78,7 +78,7 @@ class TestRobosuite(HostConformance):
         self.act(env, STILL + [0, 0, 0.5, 0, 0, 0, 0], 15)
 
     def heading_deg(self, env):
-        turned = env._env.sim.data.get_body_xmat(CUBE)
+        turned = env._env.sim.data.get_body_xmat(f"{CUBE}_main")
         return float(np.degrees(np.arctan2(turned[1, 0], turned[0, 0])))
 
     def act(self, env, action, steps):
