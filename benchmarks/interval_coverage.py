@@ -10,13 +10,13 @@ Without --write they are printed. It takes about two minutes of CPU time.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from page_tables import format_table, print_tables
 from scipy import stats
 
 from safevla_bench.compare.difference import ComparisonOptions, judge_margin, paired_difference
@@ -39,7 +39,6 @@ Row = tuple[str, ...]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 LEVEL = 0.05
 CASES = ((0.9, 0.9), 0.0), ((0.9, 0.8), 0.0), ((0.7, 0.7), 0.2)
 """Rates of two policies, and how much their difference varies between tasks: equal, different, interacting."""
@@ -474,12 +473,6 @@ PARTS = (
 )  # fmt: skip
 
 
-def format_table(heads: Row, rows: Iterator[Row]) -> Iterator[str]:
-    yield from (f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
-
-
 def format_page(runs: int, only: str) -> Iterator[str]:
     rows = (row for part in PARTS if only in part.__name__ for row in part(runs))
     yield from format_table(("verdict", "nominal %", "wrong %", "power, episodes"), rows)
@@ -493,14 +486,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the name of rows, such as gate")
     parser.add_argument("--write", type=Path, help="put the tables between the marks in this page")
     options = parser.parse_args()
-    lines = []
-    for line in format_page(options.runs, options.only):
-        lines.append(line)
-        print(line, flush=True)
-    if options.write:
-        block = "\n".join([BEGIN, *lines[:-1], END])
-        page = options.write.read_text()
-        options.write.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: block, page, flags=re.S))
+    print_tables(format_page(options.runs, options.only), options.write, "coverage")
 
 
 if __name__ == "__main__":
