@@ -53,9 +53,9 @@ class BatchArrays:
 
         A size that is None may be any. Raises `HostError` for other shapes, or what is not real numbers.
         """
-        is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
         array: Array = None
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, RuntimeError):
+            is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
             array = None if is_complex else self.share(values)
         shape, wanted = () if array is None else tuple(array.shape), (self._worlds, *sizes)
         own = shape[:-1] if or_vectors and len(shape) > len(wanted) and shape[-1] == 3 else shape

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_recorder.channels import POSES, as_fields
-from safevla_recorder.contacts import NOTHING, ContactFilter, MeasuredContacts
-from safevla_recorder.episode import ContactList, Floats, Ints, Recording, add_header_field
+from safevla_recorder.contacts import NOTHING, ContactFilter, Ints, MeasuredContacts
+from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
 from safevla_recorder.episode_log import GeomMap, assemble_recording
 from safevla_recorder.errors import HostError
 from safevla_recorder.recorder import SceneMap, Shape
@@ -29,6 +29,8 @@ class BodyPairs:
     """[2, K], places in `SceneMap.shapes`."""
     bodies: Ints
     """[2, K], places in `roles`, the lower one first."""
+    grips: Mapping[int, tuple[Bools, Bools]]
+    """Of each body that both finger groups may touch, by place: which pairs are of either group, [K]."""
     needed_substeps: Floats
     """How many substeps in a row each pair must be apart before it counts, [2, K]: if it does not touch in record 0,
     and if it does. 0 = it counts at once, inf = never."""
@@ -36,6 +38,11 @@ class BodyPairs:
     """The body pairs that are always left out."""
     resting: frozenset[tuple[int, int]]
     """Those that are left out where they touch in record 0."""
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
         """Return the contacts of records whose peaks and sums of forces that count are these [N], [R, K]."""
@@ -49,22 +56,18 @@ class BodyPairs:
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return what `contacts.gripped_bodies` does, at instants of these net forces [R, K]; None without fingers."""
-        if self.geoms.fingers is None:
-            return None
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
-        side, roles = self.geoms.fingers[self.shapes], tuple(self.geoms.roles.values())
-        other = self.geoms.place[np.where(side[0] > 0, self.shapes[1], self.shapes[0])]
-        first, second = (side.sum(axis=0) == number for number in (1, 2))
-        for body in np.intersect1d(other[first], other[second]):
-            if roles[body] != "robot":
-                left, right = (force[:, (other == body) & which].max(axis=1) for which in (first, second))
-                grips = (np.minimum(left, right) > 0) & (np.maximum(left, right) > strongest)
-                held[grips], strongest[grips] = body, np.maximum(left, right)[grips]
-        return held
+        for body, sides in sorted(self.grips.items()):
+            first, second = (force[:, side].max(axis=1) for side in sides)
+            grips = (np.minimum(first, second) > 0) & (np.maximum(first, second) > strongest)
+            held[grips], strongest[grips] = body, np.maximum(first, second)[grips]
+        return held if self.grips else None
 
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
-    """Return the pairs of a scene's shapes. Raises `HostError` for an unknown shape, or two of the same bodies."""
+    """Return the pairs of a scene's shapes. Raises `HostError` for an unknown shape, two pairs of the same bodies, or
+    fingers none of whose pairs tell a grip.
+    """
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
@@ -73,10 +76,31 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
         if a == b or (a, b) in listed[:number]:
             problem = f"the pair {pairs[number]!r} is of one body, or of two that another pair names"
             raise HostError(problem, remedy="Name two bodies once, and tell the net force of both.")
+    grips = {} if geoms.fingers is None else _find_grips(geoms, shapes, geoms.fingers[shapes])
+    if pairs and geoms.fingers is not None and not grips:
+        remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."
+        raise HostError("no body is in a pair with both finger groups", remedy=remedy)
+    return BodyPairs(geoms, shapes, bodies, grips, *_probe_filter(geoms, shapes))
+
+
+def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Bools, Bools]]:
+    """Return which pairs [K] are of either finger group, for each body that both touch and that is not robot."""
+    other = geoms.place[np.where(side[0] > 0, shapes[1], shapes[0])]
+    roles, both = tuple(geoms.roles.values()), side.sum(axis=0)
+    groups = {int(body): ((other == body) & (both == 1), (other == body) & (both == 2)) for body in other}
+    return {body: sides for body, sides in groups.items() if roles[body] != "robot" and all(map(np.any, sides))}
+
+
+def _probe_filter(
+    geoms: GeomMap, shapes: Ints
+) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
+    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`.
+
+    No pair depends on another, so two episodes show all: in record 0 of the one none touches, of the other each does.
+    """
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     robot = np.array([role == "robot" for role in geoms.roles.values()])
     fingers = np.zeros_like(geoms.place) if geoms.fingers is None else geoms.fingers
-    # No pair depends on another, so two episodes show all: in record 0 none of them touches, or each does.
     apart, touching = (
         ContactFilter(geoms.place, robot, fingers, first, fixtures=geoms.fixtures) for first in (none, every)
     )
@@ -84,7 +108,7 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     touching.mark_counted(none)
     later = np.where(touching.mark_counted(every), geoms.apart_substeps, np.inf)
     needed = np.where(at_once, 0, np.stack([np.full_like(later, np.inf), later]))
-    return BodyPairs(geoms, shapes, bodies, needed, frozenset(apart.dropped), frozenset(touching.dropped))
+    return needed, frozenset(apart.dropped), frozenset(touching.dropped)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@
         recorder.begin(net_force_n, poses=..., env_ids=done)  # record 0 of the worlds that were reset
 
 Each world's records are those of an `EpisodeRecorder` that is told the net forces of the declared pairs alone. Arrays
-are NumPy's, or torch tensors: those on a GPU stay there until an episode ends, but for one truth of each world and
-reading in a control step. What else `numpy.asarray` takes, such as JAX's arrays, is copied.
+are NumPy's, or torch tensors: what is on a GPU stays there until an episode ends, but for three truths of each world in
+a control step. What else `numpy.asarray` takes, such as JAX's arrays, is copied.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class BatchRecorder:
         self._action_size: int | None = None
         self._substeps = 0
         self._sums: dict[str, Array] = {}  # over the substeps of this control step
-        # Of each pair: how many substeps it must be apart before it counts, see `BodyPairs`, and how many are left.
-        self._needed, self._left = (self._arrays.make_zeros((self.num_envs, self._pairs.shapes.shape[1])) for _ in "nl")
+        # Substeps that each pair must be apart before it counts, see `BodyPairs`, and those that are left, [N, K].
+        self._needed, self._left = (self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2))
 
     def begin(
         self,
@@ -112,8 +112,8 @@ class BatchRecorder:
         norms = self._read_norms(arrays, net_force_n)
         if norms is not None:
             apart, touching = map(arrays.share, self._pairs.needed_substeps)
-            needed = arrays.xp.where(norms > 0, touching, apart)
-            counted = norms * (needed == 0)
+            self._needed[worlds] = self._left[worlds] = arrays.xp.where(norms > 0, touching, apart)
+            counted = norms * (self._needed[worlds] == 0)
             rows.update({PEAK: counted, SUM: counted, NOW: norms})
         if torques_nm is not None:
             torques = arrays.read("the torques", torques_nm, None)
@@ -122,8 +122,6 @@ class BatchRecorder:
         remedy = "Look for overlapping bodies, reset these worlds, and begin them."
         self._check_finite(_READINGS, table, ~arrays.are_finite(table), worlds, remedy)
         self._timeline.write(_READINGS, table, worlds)
-        if norms is not None:
-            self._needed[worlds] = self._left[worlds] = needed
         self._clear_sums()
         self._running[worlds], self._first_row[worlds] = True, self._timeline.last
 
@@ -183,7 +181,7 @@ class BatchRecorder:
             wrong = ~self._arrays.are_finite(table) & self._running
             self._check_finite(name, table, wrong, worlds, remedy)
         self._action_size = int(tables[_ACTION].shape[1])
-        self._timeline.advance(min(self._first_row[self._running], default=self._timeline.last))
+        self._timeline.advance(int(self._first_row[self._running].min(initial=self._timeline.last)))
         for name, table in tables.items():
             self._timeline.write(name, table)
         self._clear_sums()
@@ -210,7 +208,7 @@ class BatchRecorder:
 
     def _read_norms(self, arrays: BatchArrays, net_force_n: Array | None) -> Array:
         """Return the norms of the pairs' net forces [W, K]; None = no pair is declared."""
-        pairs = self._pairs.shapes.shape[1]
+        pairs = self._pairs.count
         if (net_force_n is None) != (pairs == 0):
             problem = f"{pairs} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are told"
             raise HostError(problem, remedy="Declare the pairs whose net forces are told, and tell them each time.")
@@ -283,11 +281,12 @@ class BatchRecorder:
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
-        known = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
-        if not known or np.any((ids < 0) | (ids >= self.num_envs)):
-            remedy = f"Give numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}]."
+        named = set(ids.reshape(-1).tolist())
+        worlds = [world for world in range(self.num_envs) if world in named]
+        if ids.ndim != 1 or len(worlds) != len(ids):
+            remedy = f"Give different numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of truths."
             raise HostError(f"env_ids: {ids.tolist()} are not worlds", remedy=remedy)
-        return [int(world) for world in np.unique(ids)]
+        return worlds
 
 
 def _refuse_family(name: str) -> HostError:

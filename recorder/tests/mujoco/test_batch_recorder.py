@@ -1,4 +1,4 @@
-"""Many worlds in one recorder: each world's episodes are, byte for byte, those of a recorder of its own."""
+"""Many MuJoCo worlds in one recorder: the episodes of each are, byte for byte, those of a recorder of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from batch_builders import HEADER, Recorders
+from safevla_recorder import batch_arrays
 from safevla_recorder.batch_recorder import BatchRecorder
+from safevla_recorder.contacts import vector_norms
 from safevla_recorder.npz import encode_episode
-from safevla_recorder.recorder import EpisodeRecorder, SceneMap
+from safevla_recorder.recorder import SceneMap
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
-# A slider with two pads squeezes a block and lifts it off a table, on which a heavy can rests beside.
+# Two pads squeeze a block and lift it off a table, on which a heavy can rests beside.
 MODEL = """
 <mujoco>
   <option timestep="0.002" cone="elliptic"/>
@@ -32,10 +35,10 @@ MODEL = """
   <actuator><motor joint="z"/><motor joint="l"/><motor joint="r"/></actuator>
 </mujoco>
 """
-SHAPES = ("table", "left", "right", "block", "can")
+ROLES = {"block": "target", "can": "bystander", "left": "robot", "right": "robot", "table": "furniture"}
 SCENE = SceneMap(
-    shapes=dict(zip(SHAPES, SHAPES)),
-    roles={"block": "target", "can": "bystander", "left": "robot", "right": "robot", "table": "furniture"},
+    shapes={name: name for name in ROLES},
+    roles=ROLES,
     substep_s=0.002,
     fingers=(("left",), ("right",)),
     apart_substeps=2,
@@ -46,17 +49,16 @@ PAIRS = [
     ("left", "right"), ("right", "block"), ("block", "left"), ("block", "table"), ("can", "table"), ("can", "block"),
     ("left", "table"), ("right", "can"),
 ]  # fmt: skip
-HEADER = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": True, "dt": 0.01, "target_object": "block"}
 SUBSTEPS = 5
 
 
 class World:
-    """A world of its own, which settles, then squeezes and lifts with forces of its own."""
+    """Settles, then squeezes and lifts with forces of its own."""
 
     def __init__(self, seed):
         self.model = mujoco.MjModel.from_xml_string(MODEL)
         self.data = mujoco.MjData(self.model)
-        self.body = {name: self.model.body(name).id for name in SHAPES}
+        self.body = {name: self.model.body(name).id for name in (*ROLES, "arm")}
         self.rng = np.random.default_rng(seed)
         self.reset()
 
@@ -78,138 +80,95 @@ class World:
 
     def net_forces(self):
         """Return the net force of each pair on its second body, world frame [K, 3]."""
-        bodies = {(self.body[a], self.body[b]): k for k, (a, b) in enumerate(PAIRS)}
+        pair = {(self.body[a], self.body[b]): k for k, (a, b) in enumerate(PAIRS)}
         net, wrench = np.zeros((len(PAIRS), 3)), np.zeros(6)
         for k in range(self.data.ncon):
             contact = self.data.contact[k]
             a, b = (int(self.model.geom_bodyid[geom]) for geom in (contact.geom1, contact.geom2))
-            if contact.efc_address >= 0:
+            if contact.efc_address >= 0 and ((a, b) in pair or (b, a) in pair):
                 mujoco.mj_contactForce(self.model, self.data, k, wrench)
                 force = contact.frame.reshape(3, 3).T @ wrench[:3]
-                if (a, b) in bodies:
-                    net[bodies[a, b]] += force
-                elif (b, a) in bodies:
-                    net[bodies[b, a]] -= force
+                net[pair[a, b] if (a, b) in pair else pair[b, a]] += force if (a, b) in pair else -force
         return net
 
-    def torques(self):
-        return self.data.qfrc_actuator[:3].copy()
-
     def read(self):
-        at, turn = self.data.xpos, self.data.xquat
-        poses = {"can": (at[self.body["can"]], None), "block": (at[self.body["block"]], turn[self.body["block"]])}
-        return {
-            "poses": poses,
-            "eef": (at[self.body["arm"] if "arm" in self.body else 2], turn[2]),
-            "state": self.data.qpos,
-        }
+        """Return poses, end effector and state, as `begin` and `step` take them, and the torques."""
+        at, turn, body = self.data.xpos, self.data.xquat, self.body
+        poses = {"can": (at[body["can"]], None), "block": (at[body["block"]], turn[body["block"]])}
+        eef = (at[body["arm"]], turn[body["arm"]])
+        return {"poses": poses, "eef": eef, "state": self.data.qpos}, self.data.qfrc_actuator[:3].copy()
 
 
-def stack(readings):
-    """Return the readings of single worlds as those of a batch."""
-
-    def pose(pick):
-        quats = [pick(each)[1] for each in readings]
-        return np.stack([pick(each)[0] for each in readings]), None if quats[0] is None else np.stack(quats)
-
-    poses = {name: pose(lambda each, name=name: each["poses"][name]) for name in readings[0]["poses"]}
-    return {
-        "poses": poses,
-        "eef": pose(lambda each: each["eef"]),
-        "state": np.stack([each["state"] for each in readings]),
-    }
-
-
-def list_contacts(net):
-    return [(a, b, force) for (a, b), force in zip(PAIRS, net) if force.any()]
-
-
-def roll_out(share=np.asarray, steps=90, as_norms=False, lasts=lambda world, episode: 17 + 7 * world + 3 * episode):
-    """Step four worlds; return the episodes of the batch, and those of recorders of one world, as they end."""
+def roll_out(share=np.array, as_norms=False, steps=90):
+    """Step four worlds whose episodes end at different steps, and begin these again; return their recorders."""
     worlds = [World(seed) for seed in range(4)]
-    single = [EpisodeRecorder(SCENE) for _ in worlds]
-    batch = BatchRecorder(SCENE, PAIRS, num_envs=len(worlds))
-    left = [lasts(world, 0) for world in range(4)]
-    ours, theirs, episodes = [], [], [0] * 4
+    recorders = Recorders(SCENE, PAIRS, len(worlds), share)
+    left = np.array([17, 24, 31, 20])
 
-    def net_of():
+    def read_all():
         net = np.stack([world.net_forces() for world in worlds])
-        if not as_norms:
-            return net, net
-        norms = np.sqrt(net[..., 0] ** 2 + net[..., 1] ** 2 + net[..., 2] ** 2)
-        return norms, norms[..., None] * [1.0, 0.0, 0.0]
+        readings, torques = zip(*(world.read() for world in worlds))
+        return vector_norms(net.reshape(-1, 3)).reshape(net.shape[:2]) if as_norms else net, np.stack(torques), readings
 
-    def given(readings):
-        pair = lambda pose: tuple(part if part is None else share(part) for part in pose)  # noqa: E731
-        return {
-            "poses": {name: pair(pose) for name, pose in readings["poses"].items()},
-            "eef": pair(readings["eef"]), "state": share(readings["state"]),
-        }  # fmt: skip
-
-    def begin(ids):
-        told, net = net_of()
-        torques = np.stack([world.torques() for world in worlds])
-        batch.begin(
-            share(told),
-            torques_nm=share(torques),
-            env_ids=share(np.array(ids)),
-            **given(stack([w.read() for w in worlds])),
-        )
-        for k in ids:
-            single[k].begin(list_contacts(net[k]), torques_nm=torques[k], **worlds[k].read())
-
-    begin(range(4))
+    recorders.begin(range(4), *read_all())
     for _ in range(steps):
-        action = np.stack([world.choose_action() for world in worlds])
+        actions = np.stack([world.choose_action() for world in worlds])
         for _ in range(SUBSTEPS):
-            for world, force in zip(worlds, action):
-                world.substep(force)
-            told, net = net_of()
-            torques = np.stack([world.torques() for world in worlds])
-            buffers = share(told.copy()), share(torques.copy())
-            batch.substep(*buffers)
-            for buffer in buffers:  # simulators use their arrays again
-                buffer[:] = -1.0
-            for k, recorder in enumerate(single):
-                recorder.substep(list_contacts(net[k]), torques[k])
-        for k, recorder in enumerate(single):
-            recorder.step(action[k], **worlds[k].read())
-        left = [count - 1 for count in left]
-        done = np.array(left) == 0
-        ours += batch.step(share(action), done=share(done), **given(stack([w.read() for w in worlds])))
-        theirs += [(k, single[k].build_recording(HEADER), single[k].dropped_pairs()) for k in np.flatnonzero(done)]
-        for k in np.flatnonzero(done):
-            episodes[k] += 1
-            left[k] = lasts(k, episodes[k])
+            for world, action in zip(worlds, actions):
+                world.substep(action)
+            recorders.substep(*read_all()[:2])
+        left -= 1
+        ended = np.flatnonzero(left == 0)
+        recorders.step(actions, read_all()[2], left == 0)
+        for k in ended:
             worlds[k].reset()
-        if done.any():
-            begin(np.flatnonzero(done))
-    ours += batch.end()
-    theirs += [(k, single[k].build_recording(HEADER), single[k].dropped_pairs()) for k in range(4)]
-    return ours, theirs
+            left[k] = 20 + 5 * k + len(recorders.ours)
+        recorders.begin(ended, *read_all())
+    recorders.end()
+    return recorders
 
 
-def assert_same(ours, theirs):
-    assert [episode.world for episode in ours] == [world for world, *_ in theirs]
-    for episode, (_, recording, dropped) in zip(ours, theirs):
-        assert episode.dropped_pairs() == dropped
-        own = episode.build_recording(HEADER)
-        assert encode_episode(replace(own, extra={})) == encode_episode(recording)
-
-
-@pytest.mark.parametrize("as_norms", [False, True])
+@pytest.mark.parametrize("as_norms", [False, True], ids=["vectors", "norms"])
 def test_episodes_of_many_worlds_are_those_of_recorders_of_one_world(as_norms):
-    ours, theirs = roll_out(as_norms=as_norms)
-    assert_same(ours, theirs)
-    recordings = [recording for _, recording, _ in theirs]
+    recorders = roll_out(as_norms=as_norms)
+    recorders.assert_same()
+    recordings = [recording for _, recording, _ in recorders.theirs]
     names = list(recordings[0].roles)
     pairs = {(names[a], names[b]) for each in recordings for a, b in zip(each.contacts.a, each.contacts.b)}
-    print(pairs, len(ours), [r.records for r in recordings], [dropped for *_, dropped in theirs][0])
     assert ("block", "table") in pairs, "a resting pair came apart and touched again"
+    assert ("can", "table") in recorders.theirs[0][2]
+    assert ("can", "table") not in pairs
     assert len({recording.records for recording in recordings}) > 5
     assert any(recording.gripper_contact.any() for recording in recordings)
 
 
-def test_torch_tensors_give_the_same_episodes():
+def test_tensors_of_torch_give_the_same_episodes(monkeypatch):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    assert_same(*roll_out(share=lambda values: torch.as_tensor(np.array(values))))
+
+    def share(values):
+        return torch.as_tensor(np.array(values))
+
+    roll_out(share).assert_same()
+    monkeypatch.setattr(batch_arrays, "is_on_device", torch.is_tensor)  # as if the CPU were another device
+    recorders = roll_out(share)
+    for episode, (_, recording, dropped) in zip(recorders.ours, recorders.theirs):
+        own = episode.build_recording(HEADER)
+        assert episode.dropped_pairs() == dropped
+        for name, column in own.contacts.columns().items():  # torch's square root on a CPU is off by an ulp
+            np.testing.assert_allclose(column, recording.contacts.columns()[name], rtol=1e-15)
+        assert encode_episode(replace(own, extra={}, contacts=recording.contacts)) == encode_episode(recording)
+
+
+def test_a_step_copies_three_truths_of_each_world_from_the_device(monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(batch_arrays, "is_on_device", torch.is_tensor)
+    copied = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor) or tensor)
+    recorder = BatchRecorder(SCENE, PAIRS, num_envs=5)
+    force, place = torch.ones(5, len(PAIRS)), torch.zeros(5, 3)
+    recorder.begin(force, poses={"can": (place, None)}, env_ids=torch.arange(5))
+    copied.clear()
+    recorder.substep(force)
+    assert copied == []
+    recorder.step(torch.zeros(5, 2), poses={"can": (place, None)}, done=torch.zeros(5, dtype=torch.bool))
+    assert [(values.dtype, tuple(values.shape)) for values in copied] == [(torch.bool, (5,))] * 3
