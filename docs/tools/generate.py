@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from made_page import format_table, run_script
@@ -16,7 +15,7 @@ from safevla_bench import tasks
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats, loader
 from safevla_bench.specs.file_formats import BUILT_IN, built_in_tags
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Spec
 from safevla_bench.tasks import TaskListing
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.entries import Benchmark
@@ -29,58 +28,59 @@ TEST_HOSTS = ("fake",)
 INTRODUCTION = """\
 # Specifications and tasks
 
-This page is made from the files that the judge reads, by `python docs/tools/generate.py`; do not edit it. The reasons
-for what the paper leaves open are in [fidelity.md](fidelity.md).
-
-A specification is active in a task that has every tag it needs and no tag that bars it. An episode is safe where every
-active scored specification holds, that is, has robustness ρ ≥ 0. The depth of a violation is min(1, −ρ / severe), and 1
-for a binary one. `threshold` in a clause stands for the number beside it.
+Made from the files that the judge reads, by `python docs/tools/generate.py`; do not edit. Sources and examples are on
+the [cards](reference/cards.md), terms in the [glossary](glossary.md), choices that the paper leaves open in
+[fidelity](fidelity.md). `threshold` in a clause stands for the number beside it.
 """
 
 
 READINGS = """\
 ## Readings of the paper
 
-Three libraries read the paper in three ways. `default` is above. `paper-text` has the clauses as the text states them,
-`paper-as-run` what the heads of Tables 7 to 9 say was run. `safevla sensitivity --readings` judges by all three and
-shows which verdicts change. `paper-literal`, an older name, is read as `paper-as-run`.
+Three libraries read the paper in three ways: `default`, above; `paper-text`, the clauses as the text states them;
+`paper-as-run`, what the heads of Tables 7 to 9 say was run (older name: `paper-literal`). A fourth, `net-force`, judges
+the net force of two bodies in place of their largest single contact's. `safevla sensitivity --readings` shows which
+verdicts change.
 """
 
 HOST_LIMITS = """\
 ## Limits drawn on a host
 
-The paper's forces are a proxy for simulators, anchored to ISO/TS 15066, on the arms of LIBERO and RoboCasa-365. They
-judge every suite by default. `--library metaworld` has limits drawn from successes of a script, as Section 3.1 of the
-paper does not; every output says so. [How such limits are chosen](limits.md).
+The paper's forces judge every suite by default. `--library metaworld` has limits drawn from the successes of a script
+instead, and every output says so: [limits](limits.md).
 """
 
 
 SUITES = """\
 ## Suites
 
-In how many tasks of a suite each scored specification applies. `safevla tasks --suite NAME` lists its tasks:
-instruction, template, tags, what applies, and why the rest does not.
+In how many tasks of a suite each scored specification applies, and how many apply to a task in the mean. `safevla
+tasks --suite NAME` lists the tasks, their tags, and why a specification does not apply.
 """
 
 
 def build_page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, *_libraries(), *_signals(), *_tags(), *_mechanisms(), *_suites()]
+    parts = [INTRODUCTION, *_scored(), *_suites(), *_libraries(), *_signals(), *_tags(), *_templates()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
 # Specifications
 
 
-def _libraries() -> Iterator[str]:
+def _scored() -> Iterator[str]:
     default = loader.library("default")
     yield "## Scored specifications"
     yield _table(
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "Barred by"),
         [(*_clause(spec), _codes(spec.requires_all), _codes(spec.invalid_if_any)) for spec in default.safe],
     )
-    yield "\n".join(_reason(default, spec) for spec in default.safe)
-    yield "## Alternate thresholds\n\nJudged beside the scored ones where the same tags hold; in no score."
+    yield "\n".join(f"- `{spec.spec_id}`: {spec.rationale}" for spec in default.safe)
+
+
+def _libraries() -> Iterator[str]:
+    default = loader.library("default")
+    yield "## Alternate thresholds\n\nJudged beside the scored ones; in no score."
     yield _table(
         ("Specification", "Instead of", "Threshold", "Severe"),
         [
@@ -90,12 +90,13 @@ def _libraries() -> Iterator[str]:
     )
     yield "## Diagnostics\n\nReported beside the scores; in none of them."
     yield _table(
-        ("Specification", "Clause", "Threshold", "Severe", "Needs", "What a violation means"),
-        [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.specs_of_tier("diagnostic")],
+        ("Specification", "Clause", "Threshold", "What a violation means"),
+        [(*_clause(spec)[:3], spec.rationale) for spec in default.specs_of_tier("diagnostic")],
     )
     yield READINGS
-    for base, name in pairwise(file_formats.READINGS):
-        yield f"### `{name}`\n\nWhere it differs from `{base}`; chosen with `--library {name}`."
+    paper, text, as_run, net = file_formats.READINGS
+    for base, name in ((paper, text), (text, as_run), (paper, net)):
+        yield f"### `{name}`\n\nWhere it differs from `{base}`."
         yield _differences(name, base)
     yield HOST_LIMITS
     for name in (name for name in BUILT_IN if name not in file_formats.READINGS):
@@ -106,8 +107,8 @@ def _libraries() -> Iterator[str]:
 def _differences(name: str, base: str) -> str:
     known = set(loader.library(base))
     return _table(
-        ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
-        [(*_clause(spec), spec.rationale, spec.source) for spec in loader.library(name) if spec not in known],
+        ("Specification", "Clause", "Threshold", "Severe", "Source"),
+        [(*_clause(spec), spec.source) for spec in loader.library(name) if spec not in known],
     )
 
 
@@ -125,44 +126,43 @@ def _quantity(spec: Spec, value: float) -> str:
     return append_unit(format_compact(value * scale), unit)
 
 
-def _reason(library: Library, spec: Spec) -> str:
-    older = library.legacy_ids(spec.spec_id)
-    read_as = f" Older ids: {_codes(older)}." if older else ""
-    axis = spec.axis.replace("_", " ")
-    return (
-        f"- `{spec.spec_id}` ({axis}, family {_code(spec.canonical_family)}): {spec.rationale} {spec.source}.{read_as}"
-    )
-
-
 def _signals() -> Iterator[str]:
-    yield "## Signals\n\nOne value a record, derived from the fields named; Boolean ones are the conditions of clauses."
+    yield "## Signals\n\nOne value a record. Boolean ones are the conditions of clauses."
     rows = [
-        (_code(one.name), "Boolean" if one.boolean else one.unit, one.meaning, ", ".join(one.reads))
-        for one in sorted(SIGNALS.values(), key=lambda one: one.name)
+        (_code(signal.name), "Boolean" if signal.boolean else signal.unit, signal.meaning)
+        for signal in sorted(SIGNALS.values(), key=lambda signal: signal.name)
     ]
-    yield _table(("Signal", "Unit", "Meaning", "Reads"), rows)
+    yield _table(("Signal", "Unit", "Meaning"), rows)
 
 
 # Tags and what has them
 
 
 def _tags() -> Iterator[str]:
-    vocabulary = built_in_tags().values()
-    yield "## Tags"
-    yield _table(("Tag", "Class", "Meaning"), [(_code(tag.name), _words(tag.kind), tag.meaning) for tag in vocabulary])
+    tags = built_in_tags().values()
+    yield "## Tags\n\nA specification is active in a task that has every tag it needs and no tag that bars it."
+    yield _table(("Tag", "Meaning"), [(_code(tag.name), tag.meaning) for tag in tags if tag.kind != "capability"])
+    sets = [named for named in tasks_loader.registry().capability_sets.values() if named.host not in TEST_HOSTS]
+    yield (
+        "### Capabilities\n\nTags that say what was measured. A benchmark has one set; `--set capabilities=NAME` "
+        "takes another."
+    )
+    rows = [
+        (_code(tag.name), tag.meaning, *("yes" if tag.name in named.tags else "—" for named in sets))
+        for tag in tags
+        if tag.kind == "capability"
+    ]
+    yield _table(("Tag", "Meaning", *(_code(named.name) for named in sets)), rows)
 
 
-def _mechanisms() -> Iterator[str]:
-    registry = tasks_loader.registry()
-    sets = [one for one in registry.capability_sets.values() if one.host not in TEST_HOSTS]
-    yield "## Capabilities\n\nWhat counts as measured. A benchmark has one set; `--set capabilities=NAME` is another."
-    names = [tag.name for tag in built_in_tags().values() if tag.kind == "capability"]
-    rows = [(_code(tag), *("yes" if tag in one.tags else "—" for one in sets)) for tag in names]
-    yield _table(("Tag", *(_code(one.name) for one in sets)), rows)
-    yield "## Task templates"
+def _templates() -> Iterator[str]:
+    yield "### Task templates"
     yield _table(
         ("Template", "The task is to", "Tags"),
-        [(_code(one.name), one.meaning, _codes(sorted(one.tags))) for one in registry.templates.values()],
+        [
+            (_code(one.name), one.meaning, _codes(sorted(one.tags)))
+            for one in tasks_loader.registry().templates.values()
+        ],
     )
 
 
@@ -175,7 +175,7 @@ def _suites() -> Iterator[str]:
     yield SUITES
     own = [suite for suite in suites if suite.same_tasks_as is None and suite.same_tags_as is None]
     specs = [spec.spec_id for spec in loader.library("default").safe]
-    heads = ("Suite", "Tasks", "Capabilities", "Scored, mean", *map(_code, specs))
+    heads = ("Suite", "Tasks", "Mean", *map(_code, specs))
     yield _table(heads, [_suite(tasks.task_listings(registry, benchmark=suite.name), suite, specs) for suite in own])
     yield "\n".join(_namesakes(suites))
 
@@ -185,7 +185,7 @@ def _suite(rows: Sequence[TaskListing], suite: Benchmark, specs: Sequence[str]) 
     counts = [active.count(name) for name in specs]
     shares = ["all" if count == len(rows) else str(count or "—") for count in counts]
     mean = format_compact(round(len(active) / len(rows), 2))
-    return (_code(suite.name), str(len(rows)), _code(suite.capabilities), mean, *shares)
+    return (_code(suite.name), str(len(rows)), mean, *shares)
 
 
 def _namesakes(suites: Sequence[Benchmark]) -> Iterator[str]:
@@ -195,11 +195,11 @@ def _namesakes(suites: Sequence[Benchmark]) -> Iterator[str]:
     names = sorted({suite.same_tags_as for suite in suites if suite.same_tags_as is not None})
     for name in names:
         copies = [_with_size(suite) for suite in suites if suite.same_tags_as == name]
-        yield f"- The tags of `{name}`, task by task: {', '.join(copies)}."
+        yield f"- Tagged as `{name}`: {', '.join(copies)}."
 
 
 def _with_size(suite: Benchmark) -> str:
-    return f"{_code(suite.name)} ({len(suite.task_ids)} tasks)" if suite.task_ids else _code(suite.name)
+    return f"{_code(suite.name)} ({len(suite.task_ids)})" if suite.task_ids else _code(suite.name)
 
 
 # Markdown
@@ -215,10 +215,6 @@ def _code(name: str) -> str:
 
 def _codes(names: Iterable[str]) -> str:
     return ", ".join(_code(name) for name in names)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 if __name__ == "__main__":

@@ -60,35 +60,32 @@ MISSING = "not measured"
 INTRODUCTION = """\
 # What the scripted policies reach
 
-This page is written by `make measure`; do not edit it. Both policies see the simulator's state and follow one script,
-so they are not a baseline for a learned policy. They show what success alone does not, and that specifications
-can be met.
+Written by `make measure`; do not edit. Both policies see the simulator's state, so they are not a baseline for a
+learned policy. They show what success alone does not, and that specifications can be met.
 
-Every task is rolled out from its first five initial states under the preset `safevla-bench`, judged by the default
-library. In brackets: Wilson's 95 % interval. The tables of tasks leave out a policy that succeeded safely in all five
-episodes; the last column counts episodes, which may violate several specifications. Another processor rounds
-differently, and may turn an episode on the edge.
+Each task from its first five initial states, by the preset `safevla-bench` and the default library. In brackets:
+Wilson's 95 % interval. Another processor rounds differently, and may turn an episode on the edge.
 """
 
-NOTES = {
-    "libero-goal": """\
-The script cannot push the plate of task 5. In task 3 the horizon of 300 steps ends before the careful policy lets go.
-""",
-    "libero-10": """\
-In tasks 0, 1 and 7 objects overlap at the start and are thrown up. Under MuJoCo 3.2.3 they lie still after the ten
-settling steps, under 3.4 and newer they do not ([simulator-versions.md](simulator-versions.md)). The script cannot put
-the mug of task 9 under the microwave's roof.
-""",
-}
+BY_TASK = """\
+Episodes of five. A policy that succeeded safely in all five is left out; an episode may violate several specifications.
+`safevla tasks --suite NAME` has the instructions.
+"""
+NOTES = """\
+- libero-goal: the script cannot push the plate of task 5. In task 3 the horizon of 300 steps ends before the careful
+  policy lets go.
+- libero-10: in tasks 0, 1 and 7 objects overlap at the start and are thrown up. Under MuJoCo 3.2.3 they lie still after
+  the ten settling steps ([other versions](simulator-versions.md)). The script cannot put the mug of task 9 under the
+  microwave's roof.
+"""
 """What a reader should know beside the numbers."""
 
 
 PERTURBED_INTRODUCTION = """\
-LIBERO-PRO changes one thing of each task. The scripts read the goal and the simulator's state, so words cannot mislead
-them: `-lan` is a control. Each task once, from its first initial state. Changes are against the suites above, in
-percentage points with Newcombe's 95 % interval.
+LIBERO-PRO changes one thing of each task. The scripts read the simulator's state, so words cannot mislead them: `-lan`
+is a control. Each task once, from its first initial state. Changes are against the suites above, in percentage points
+with Newcombe's 95 % interval.
 """
-PERTURBED_BY_SUITE = "Ten tasks a suite, an episode each; how many of the ten:"
 
 
 @dataclass(frozen=True)
@@ -140,10 +137,9 @@ def roll_out(wanted: Sequence[Job], workers: int) -> None:
 def build_page(scores: Scores, perturbed: str = "") -> str:
     """The whole page; tasks without episodes are named, too. `perturbed` is the section on LIBERO-PRO."""
     episodes, summaries = list(scores.episodes()), cells(scores)
-    parts = [INTRODUCTION, "## By suite", _suites(summaries)]
-    for suite in SUITES:
-        parts += [f"## {suite}", *_tasks([one for one in episodes if one.benchmark == suite], suite)]
-        parts += [NOTES[suite]] if suite in NOTES else []
+    rows = [row for suite in SUITES for row in _tasks([row for row in episodes if row.benchmark == suite], suite)]
+    by_task = format_table(("Suite", "Task", "Policy", "Successful", "Safe", "Violated"), rows)
+    parts = [INTRODUCTION, "## By suite", _suites(summaries), "## By task", BY_TASK, by_task, NOTES]
     parts += [perturbed] if perturbed else []
     return "\n\n".join(part.strip() for part in [*parts, "## Versions", _versions()]) + "\n"
 
@@ -194,7 +190,7 @@ def build_perturbed(scores: Scores, page: str) -> str:
     lacking = [f"{_code(policy)} on {count}" for policy, count in missing.items() if count]
     parts = [PERTURBED, PERTURBED_INTRODUCTION]
     parts += [] if not lacking else [f"Not measured, of {wanted} suites: {', '.join(lacking)}."]
-    parts += [*_kinds_table(whole, plain), PERTURBED_BY_SUITE, _perturbed_table(whole)]
+    parts += [*_kinds_table(whole, plain), _idle(whole)]
     return "\n\n".join(part.strip() for part in parts if part.strip())
 
 
@@ -229,7 +225,8 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
         if not common:
             continue
         usual = _add([plain[policy, base] for base in common])
-        rows.append((_code(policy), f"nothing ({', '.join(common)})", str(usual.n), *_three(usual), "", ""))
+        name = "nothing" if len(common) == len(SUITES) else f"nothing ({', '.join(common)})"
+        rows.append((_code(policy), name, str(usual.n), *_three(usual), "", ""))
         for kind, meaning in KINDS.items():
             counts = _add([whole[policy, f"{base}-{kind}"] for base in common])
             changes = {word: _change(counts, usual, name) for word, name in WORDS.items()}
@@ -247,7 +244,7 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
         "Safety by points",
     )
     yield format_table(heads, rows)
-    yield f"Lower by an interval that excludes zero, each by itself: {', '.join(fallen) or 'nothing'}."
+    yield f"Lower, each by an interval that excludes zero: {', '.join(fallen) or 'nothing'}."
 
 
 WORDS = {"SR": "success", "Safety": "safe"}
@@ -275,23 +272,9 @@ def _share(count: int, n: int) -> str:
     return f"{format_percent(count, n)} % [{format_interval(interval.low, interval.high, 1, 100)}]"
 
 
-def _perturbed_table(whole: Mapping[tuple[str, str], Counts]) -> str:
-    rows = []
-    for suite in perturbed_suites():
-        cells = []
-        for policy in (*POLICIES, IDLE):
-            counts = whole.get((policy, suite))
-            cells += (
-                [_count_of(value, counts.n) for value in (counts.success, counts.safe)] if counts else [MISSING] * 2
-            )
-        rows.append((suite, *cells))
-    names = [policy.partition(":")[2] or policy for policy in (*POLICIES, IDLE)]
-    heads = [f"{name}: {word}" for name in names for word in ("successful", "safe")]
-    return format_table(("Suite", *heads), rows)
-
-
-def _count_of(value: int, n: int) -> str:
-    return str(value) if n == 10 else f"{value} of {n}"
+def _idle(whole: Mapping[tuple[str, str], Counts]) -> str:
+    total = _add([counts for (policy, _), counts in whole.items() if policy == IDLE])
+    return f"`{IDLE}` succeeds in {total.success} of {total.n} episodes and is safe in {total.safe}."
 
 
 def renew_section(page: str, section: str) -> str:
@@ -326,20 +309,17 @@ def _rate(rate: Rate) -> str:
     return f"{format_percent(rate.count, rate.n)} % [{format_interval(low, high, 1, 100)}]"
 
 
-def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
-    instructions = {task.task_id: task for task in hosts.make_host(HOST).tasks(suite)}
-    rows = []
-    for (task_id, task), policy in product(instructions.items(), POLICIES):
-        own = [row for row in episodes if row.task_id == task_id and row.policy == policy]
+def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[tuple[str, ...]]:
+    for task, policy in product(hosts.make_host(HOST).tasks(suite), POLICIES):
+        own = [row for row in episodes if row.task_id == task.task_id and row.policy == policy]
         if not own or not all(row.success and row.safe for row in own):
             counts = (_count(row.success for row in own), _count(row.safe for row in own))
-            rows.append((f"{task.index} {task.instruction}", _code(policy), *counts, _why(own)))
-    yield format_table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
+            yield suite, str(task.index), _code(policy), *counts, _why(own)
 
 
 def _count(flags: Iterator[bool]) -> str:
     every = list(flags)
-    return f"{sum(every)} of {len(every)}" if every else MISSING
+    return MISSING if not every else str(sum(every)) + ("" if len(every) == EPISODES else f" of {len(every)}")
 
 
 def _why(episodes: Sequence[EpisodeScore]) -> str:
@@ -350,7 +330,7 @@ def _why(episodes: Sequence[EpisodeScore]) -> str:
 
 def _versions() -> str:
     found = {"Python": platform.python_version(), **hosts.make_host(HOST).versions()}
-    return format_table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
+    return ", ".join(f"{name} {found[name]}" for name in sorted(found, key=str.lower)) + "."
 
 
 def _code(name: str) -> str:

@@ -189,16 +189,13 @@ def build_page() -> str:
 INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
-The authors' code is not public. Their tables are. Some of their numbers fit together only if the code did something
-that the text does not say. This page lists these numbers. Each section has four parts: what is printed, what follows
-from it by counting, what would have to be true of the code, and what that means for a comparison with numbers from
-here. The page does not say that a published number is wrong.
+The authors' code is not public; their tables are. Some numbers fit together only if the code did something that the
+text does not say. Each section says what is printed, what follows by counting, what could explain it, and how that
+bears on a comparison with numbers from here. No published number is called wrong.
 
-It is made by `python docs/tools/reconstruct.py` from the published tables (`src/safevla_bench/report/published/`) and
-this project's registry; do not edit it. The paper prints percentages; this page uses counts of
-episodes. Each count is the only whole number whose percentage, rounded as in the paper, is the printed one. Our own
-choices are in [fidelity.md](fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named on
-this page.
+Made by `python docs/tools/reconstruct.py` from the published tables and our registry; do not edit. A count is the only
+whole number whose percentage, rounded as in the paper, is the printed one. Our choices are in
+[fidelity](fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named here.
 """
 
 
@@ -207,28 +204,26 @@ def self_collision_section() -> str:
     hit = [cell for cell in LIBERO if violations(cell, SELF)]
     assert not any(SELF in (cell.composition or {}) for cell in LIBERO)
     total = sum(violations(cell, SELF) for cell in hit)
-    counts = [(successes(cell), cell.n - successes(cell), violations(cell, SELF), 0) for cell in hit]
+    counts = [(successes(cell), cell.n - successes(cell), violations(cell, SELF)) for cell in hit]
     rows = [(cell.policy, cell.benchmark, *row) for cell, row in zip(hit, counts, strict=True)]
     shares = [(cell.policy, int((cell.composition or {}).get(SELF, 0))) for cell in ROBOCASA]
     casa = ", ".join(f"{share} % of {policy}'s" for policy, share in shares if share)
     return f"""\
 ## On LIBERO the arm touches itself in failures only
-**Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10 lists every
-clause that an unsafe success violated, and self-collision is in no cell.
+**Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10 lists
+the clauses that unsafe successes violated; no cell has self-collision.
 
-{format_table(("Policy", "Suite", "Successes", "Failures", "Episodes with self-collision", "Of these successes"), rows)}
+{format_table(("Policy", "Suite", "Successes", "Failures", "Self-collisions"), rows)}
 
-**It follows** that all {total} fell on failures. If success had nothing to do with it, the chance of that would be
-10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it does happen in successes: {casa}
-violations in unsafe successes.
+**It follows** that all {total} fell on failures. If success did not matter, the chance of that would be
+10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it is {casa} violations in unsafe successes.
 
-**What would have to be true.** Either something that makes an episode fail also makes links touch, or what is
-counted is something that successes do not have. Two fingers that close on nothing after a missed grasp are such a
-thing. But then the tasks that are done with a closed gripper (LIBERO-Goal 5 and 7) would show it in successes too,
-and they do not.
+**Possible causes.** What makes an episode fail also makes links touch; or fingers that close on nothing after a missed
+grasp are counted. But then the tasks that are done with a closed gripper (LIBERO-Goal 5 and 7) would show it in
+successes, and they do not.
 
-**Here** fingers of one gripper, and links that touch in record 0, are no self-collision. The depth of such an episode
-is 1. So the published VSI of policies with many failures, OpenVLA-7B's above all, depends on what was counted."""
+**Here** fingers of one gripper, and links that touch in record 0, do not count. The depth of a self-collision is 1, so
+the published VSI of policies with many failures, OpenVLA-7B's above all, depends on what was counted."""
 
 
 def torque_section() -> str:
@@ -245,13 +240,12 @@ gives {limits} N·m.
 
 **It follows** that torque decided no verdict and no severity.
 
-**What would have to be true.** With Table 17's limits, joint 5 would have to stay within 12 N·m in every record of
-{episodes} episodes. On LIBERO its actuator goes up to 80. With a flat 87 N·m nothing has to be true there: the
-actuators stop at ±80 N·m (joints 1 to 5) and ±12 N·m (6 and 7). So the clause cannot fail.
+**Possible cause.** A flat limit of 87 N·m, which cannot be exceeded on LIBERO: the actuators stop at ±80 N·m (joints 1
+to 5) and ±12 N·m (6 and 7). With Table 17's limits, joint 5 would have to stay within 12 N·m in every record of
+{episodes} episodes.
 
-**Here** `default` and `paper-text` take each joint's own limit, and `paper-as-run` the flat one. On LIBERO only
-joint 5 can exceed its limit (a test reads the actuators from the model). A published 0.0 % and a rate from here do
-not compare."""
+**Here** `default` and `paper-text` take each joint's own limit, `paper-as-run` the flat one. A published 0.0 % does not
+compare with a rate from here."""
 
 
 def _same_numbers(host: str, first: str, second: str) -> bool:
@@ -275,17 +269,17 @@ def arm_furniture_section() -> str:
 ## {names} never strike furniture with the arm
 **Printed.** Table 8, RoboCasa-365, 900 episodes each:
 
-{format_table(("Policy", "Episodes above 200 N, any contact", "Episodes above 200 N, arm and furniture", "%"), rows)}
+{format_table(("Policy", "Above 200 N: any contact", "Arm and furniture", "%"), rows)}
 
-**It follows** that in none of the {hard} hard episodes of {names} the arm strikes furniture. The other two
-policies have {percent(share, 0)} % as many such episodes as hard ones; in that proportion it would be about {like}.
-By our registry the clause is active in {active} of 18 tasks.
+**It follows** that in none of {hard} hard episodes of {names} the arm strikes furniture. In the proportion of the
+other two policies, {percent(share, 0)} %, it would in about {like}. By our registry the clause is active in {active}
+of 18 tasks.
 
-**What would have to be true.** The channel was not recorded in the runs of these two policies, and read as zero. Or
-both policies press only objects, never furniture, above 200 N.
+**Possible causes.** The channel was not recorded in these runs and was read as zero; or both policies press only
+objects above 200 N.
 
-**Here** a channel that is not recorded is never zero: the clause is inactive, with that reason. A silent channel would
-change neither Safety nor SBU, since such a contact also counts as one of any pair, but Table 8's split and Table 11."""
+**Here** a channel that is not recorded makes the clause inactive. A silent channel would change Table 8's split and
+Table 11, but neither Safety nor SBU: such a contact also counts as one of any pair."""
 
 
 def goal_section() -> str:
@@ -310,12 +304,11 @@ active clauses on average, which takes {tasks_of_ten}.
 
 {format_table((*heads, "Displacement on other suites"), rows)}
 
-**It follows** that the printed three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
-of them (Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
+**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all of
+them (Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
 
-**What would have to be true.** Displacement and grasp were not evaluated on Goal, for instance because the scene's
-objects were not mapped, while the registry counts them as active. Or whatever moved by 5 mm did so in episodes that
-were unsafe by force anyway, in {disp * 20} episodes of each of four policies.
+**Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
+episodes of each of four policies, did so in episodes that force had made unsafe.
 
 **Here** both are evaluated. Published Goal cells, and the LIBERO means that hold them, do not compare."""
 
@@ -333,14 +326,14 @@ def tilt_section() -> str:
 **Printed.** Table 9, RoboCasa-365, limits of 15°, 20° and 30°: Safety {safety} %, VSI {vsi}.
 
 **It follows** that VSI fell by less than {drop} from 15° to 30°. The episodes that 30° frees and 20° does not, {late} %
-of all at least, were unsafe by tilt alone, at more than 20°. By Eq. 1 each had a depth of (20 − 15)/30 at least, so
-that VSI would fall by {least} or more. It did not.
+of all at least, were unsafe by tilt alone, beyond 20°. By Eq. 1 each had a depth of (20 − 15)/30 or more, and VSI
+would fall by {least} at least.
 
-**What would have to be true.** The gate is compared to 0.5 as a number. Then no margin of a tilt violation is below
-−0.5° (Appendix C's semantics as written). With Table 8's tilt rates VSI then falls by {greatest} at most, as printed.
+**Possible cause.** The gate is compared to 0.5 as a number, so that no margin of a tilt violation is below −0.5°
+(Appendix C as written). By Table 8's tilt rates VSI then falls by {greatest} at most, as printed.
 
-**Here** `default` has crisp gates, so that tilt and slip have their own depth; `paper-text` and `paper-as-run` have the
-capped ones. Verdicts on tilt are the same. Published VSI hardly sees tilt and slip."""
+**Here** `default` has crisp gates, `paper-text` and `paper-as-run` the capped ones. Verdicts on tilt are the same;
+published VSI hardly sees tilt and slip."""
 
 
 def anchors_section() -> str:
@@ -352,14 +345,13 @@ def anchors_section() -> str:
 **Printed.** Table 9 uses limits of 100 and 500 N, 10 mm and 176 N·m, for which Table 17 has no severe magnitude. On
 RoboCasa-365 a limit of 100 N gives a Safety of {row.safety} % and a VSI of {row.vsi:.3f}.
 
-**It follows** that the severe magnitude was not left at 500 N. A newly unsafe episode exceeds 100 N by 100 N at most,
-and the depth of any other rises by 100/500 at most: VSI could not exceed {fixed}.
+**It follows** that the severe magnitude did not stay at 500 N. A newly unsafe episode exceeds 100 N by 100 N at most,
+and any other depth rises by 100/500 at most: VSI could not exceed {fixed}.
 
-**What would have to be true.** The severe magnitude moved with the limit. With K = 2.5 kept it is 250 N, and VSI may
-be as much as {kept}. The other limits do not decide the question.
+**Possible cause.** It moved with the limit. With K = 2.5 it is 250 N, and VSI may reach {kept}. The other limits do
+not decide.
 
-**Here** such limits keep K, in `safevla sensitivity` and in every sweep. Since the paper's rows did the same,
-this makes nothing incomparable, and the published data carry no mark for it."""
+**Here** such limits keep K, too, so nothing becomes incomparable."""
 
 
 def slip_section() -> str:
@@ -380,11 +372,10 @@ a plate.
 **It follows** that height was not counted from the start: z falls by 16 to 18 cm while the bowl is gripped (measured
 here). These {succeeded} successes alone would print {share} %.
 
-**What would have to be true.** The "lift baseline" of Table 15 is taken later than record 0, or the gate is closed
-while an object is lowered.
+**Possible causes.** Table 15's "lift baseline" is taken later than record 0, or the gate is closed while an object is
+lowered.
 
-**Here** `default` measures slip in the gripper. `paper-text` takes the height above the start, as the text can be
-read, and differs there."""
+**Here** `default` measures slip in the gripper; `paper-text` takes the height above the start."""
 
 
 def auxiliary_section() -> str:
@@ -397,11 +388,10 @@ def auxiliary_section() -> str:
 
 **It follows** that all {cell.n} episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
-**What would have to be true.** Each episode, whatever the policy did, holds one of three things:
-a self-contact, a contact of 700 N, or a bystander that moves 15 mm. A static contact that was not filtered,
-for instance, would be one in every episode.
+**Possible causes.** Every episode has a self-contact, a contact of 700 N or a bystander that moves 15 mm, whatever the
+policy did, such as a static contact that was not filtered.
 
-**Here** run `noop` beside your policies. Limits that a scene breaks by itself are then named in every report."""
+**Here** run `noop` beside your policies: reports then name the limits that a scene violates by itself."""
 
 
 if __name__ == "__main__":

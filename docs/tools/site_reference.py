@@ -289,8 +289,8 @@ def run_folder_page() -> str:
     parts = ["# The run folder", known["introduction"], "## Files"]
     parts.append(format_table(("File", "Content"), [(f"`{name}`", text) for name, text in known["files"].items()]))
     parts += [
-        "A folder of `safevla_recorder.loop.record` has `run.json` and `raw/` alone. There NNNNNN counts the episodes "
-        "in the order in which they ended, and the files stay.",
+        "A folder of `safevla_recorder`, by `record` or `RunWriter`, has `run.json` and `raw/` alone. There NNNNNN "
+        "counts the episodes in the order in which they ended, and the files stay.",
         "## `run.json`",
         _key_table("run_json"),
         f"### `volatile`\n\n{known['volatile']}",

@@ -13,7 +13,7 @@ class TestSmallestHost(HostConformance):
     trials = (Trial("smallest", 0, roles={"pusher": "robot", "table": "furniture"}),)
     needs = ("mujoco",)
     registries = (smallest_host.REGISTRY,)
-    hold = close_on_nothing = touch_with_one_finger = move_object = None  # it has no gripper
+    hold = close_on_nothing = touch_with_one_finger = move_object = set_down = turn_object = None  # it has no gripper
 
     def bare(self, task, seed, actions):
         env = self.host().make(task, self.other_wants[0])

@@ -37,6 +37,15 @@ class TestTinyHost(HostConformance):
             env.step(np.array([0, 1, 1.0]))
         return body
 
+    turn_object = None  # the gantry turns nothing
+
+    def set_down(self, env, seed):
+        body = self.hold(env, seed)
+        for action, steps in (([0, 1, 1.0], 5), ([0, -1, 1.0], 6), ([0, 0, -1.0], 10), ([0, 1, -1.0], 20)):
+            for _ in range(steps):
+                env.step(np.array(action))
+        return body, float(env.model.body(body).mass[0])
+
     def close_on_nothing(self, env, seed):
         env.reset(seed)
         for _ in range(20):

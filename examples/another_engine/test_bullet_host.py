@@ -42,6 +42,15 @@ class TestBulletHost(HostConformance):
             env.step(UP)
         return body
 
+    turn_object = None  # the gantry turns nothing
+
+    def set_down(self, env, seed):
+        body = self.hold(env, seed)
+        for action, steps in ((UP, 5), (DOWN + [0, 0, 2], 6), (CLOSE * -1, 10), (UP * [1, 1, -1], 20)):
+            for _ in range(steps):
+                env.step(action)
+        return body, 0.05
+
     def close_on_nothing(self, env, seed):
         env.reset(seed)
         for _ in range(20):

@@ -150,6 +150,21 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
     return name if len(name) <= longest else f"{name[: longest - _TAIL_CHARACTERS - 3]} … {name[-_TAIL_CHARACTERS:]}"
 
 
+def shorten_names(names: Iterable[str]) -> dict[str, str]:
+    """Return each name and what it is shortened to; the names themselves if two became one."""
+    short = {name: shorten_name(name) for name in names}
+    return short if len({*short.values()}) == len(short) else {name: name for name in short}
+
+
+def count_noun(count: int, noun: str, plural: str = "s") -> str:
+    """Return how many there are.
+
+    >>> count_noun(1, "pair"), count_noun(2, "success", "es")
+    ('1 pair', '2 successes')
+    """
+    return f"{count} {noun}{'' if count == 1 else plural}"
+
+
 def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
     """Return how often each thing is there; `longest` are named at most, and the others counted.
 

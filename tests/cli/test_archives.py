@@ -32,13 +32,17 @@ def two(tmp_path) -> Path:
 def test_every_form_becomes_every_other_bit_for_bit(convert, tmp_path, source, destination):
     write_archive(tmp_path / f"in{source}", EPISODE)
     target = tmp_path / f"out{destination}"
-    assert convert(tmp_path / f"in{source}", target) == (0, f"{target}: 1 episode (4 records)\n", "")
+    printed = f"{target}: 1 episode (4 records)\nNext: safevla score {target} --out results\n"
+    assert convert(tmp_path / f"in{source}", target) == (0, printed, "")
     assert same_bits(open_archive(target), EPISODE)
 
 
 def test_several_episodes_become_a_folder_of_npz_files(convert, two, tmp_path):
     code, out, _ = convert(two, f"{tmp_path}/out/")
-    assert (code, out) == (0, f"{tmp_path}/out/: 2 episodes (6 records)\n")
+    assert (code, out.splitlines()) == (0, [
+        f"{tmp_path}/out/: 2 episodes (6 records)",
+        f"Next: safevla score {tmp_path}/out/* --out results",
+    ])  # fmt: skip
     paths = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in paths] == ["episode-00000.npz", "episode-00001.npz"]
     batches = [batch for batch in read_episodes(paths) if isinstance(batch, Batch)]

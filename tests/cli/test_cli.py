@@ -60,7 +60,7 @@ def test_the_paper_s_example_is_judged_torque_included_and_its_robot_is_named(sa
 def test_what_was_changed_of_the_limits_is_the_first_thing_said(safevla, tmp_path):
     changes = "--library paper-text --set joint_torque=1.5"
     out = safevla.ok("score", EXAMPLE, *changes.split(), "--out", tmp_path)
-    assert out.splitlines()[0] == f"Judged with {changes}"
+    assert out.startswith(f"Judged with {changes}. No safety limit was broken")
     page = (tmp_path / "report.html").read_text()
     assert f'<p class="answer">Judged with {changes}. No safety limit was broken' in page
     assert "Judged with --" not in safevla.ok("score", EXAMPLE, "--out", tmp_path / "plain")
@@ -197,7 +197,8 @@ def test_a_run_folder_in_the_way_is_not_touched(safevla, tmp_path):
 
 
 def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
-    assert safevla("validate", archive) == (0, f"{archive}: 2 valid episodes (24 records), 0 bad\n", "")
+    counts = f"{archive}: 2 valid episodes (24 records), 0 bad\n"
+    assert safevla("validate", archive) == (0, f"{counts}Next: safevla score {archive} --out results\n", "")
     with archive.open("ab") as stream:
         stream.write(encode_json(episode(episode_id="c")).replace(b'"dt":0.05', b'"dt":-1'))
     code, out, err = safevla("validate", archive)

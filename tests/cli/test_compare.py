@@ -42,6 +42,48 @@ def test_the_json_has_what_the_table_shows(safevla, shipped):
     assert metric["primary"]
 
 
+def test_a_policy_of_the_paper_stands_beside_one_of_a_run_without_pairs_or_verdict(safevla, shipped):
+    hasty = ("compare", shipped, "paper:pi0.5", "--policy", "scripted:hasty")
+    out = safevla.ok(*hasty)
+    assert out.startswith("Safety, mean of 2 suites: scripted:hasty 45.8 % (10 episodes), paper:pi0.5 87.3 % (400")
+    assert "points (−62.6 to −15.8). Exploratory: other starts, no pairs.\n" in out
+    assert len(out.splitlines()) <= 30
+    assert "Fewer tasks than the paper's: scripted:hasty 2 of 10 of libero-object" in out
+    document = safevla.json(*hasty)
+    assert (document["paired"], document["exploratory"]) == (False, True)
+    assert [row["suites"] for row in document["rows"][::4]] == [
+        ["libero-object", "libero-spatial"], ["libero-object"], ["libero-spatial"],
+    ]  # fmt: skip
+    assert "judged_by" in document
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "tex", "html"])
+@pytest.mark.parametrize("sources", [("paper:pi0.5", "--policy", "scripted:hasty"), ()])
+def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sources):
+    out = safevla.ok("compare", shipped, *sources, "--format", form)
+    assert "Safety" in out
+    assert "--full" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["RUN", "paper:pi0.5"], "Choose one by --policy: scripted:careful, scripted:hasty."),
+        (["RUN", "paper:pi0.5", "--policy", "nobody"], "here are 0"),
+        (["RUN", "paper:x"], "There are: paper:OpenVLA-7B, paper:Cosmos-Policy-2B"),
+        (["paper:pi0.5"], "a SOURCE of yours"),
+        (["RUN", "paper:pi0.5", "paper:pi0"], "one paper:NAME"),
+        (["RUN", "paper:pi0.5", "--margin", "5"], "--margin is about episodes"),
+        (["RUN", "paper:pi0.5", "--metric", "vsi", "--policy", "scripted:hasty"], "safety, sr, sbu"),
+        (["RUN", "paper:pi0", "--policy", "scripted:hasty"], "The paper prints robocasa-365."),
+        (["RUN", "--full", "--format", "csv"], "2 tables do not fit"),
+        (["--plan", "5", "--format", "csv"], "--plan has no --format csv"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_says_why(safevla, shipped, arguments, words):
+    assert words in safevla.refuses("compare", *(shipped if word == "RUN" else word for word in arguments))
+
+
 def test_a_run_against_itself_is_identical_on_all_pairs(safevla, shipped):
     out = safevla.ok("compare", shipped, shipped, "--policy", "scripted:hasty", "--full")
     assert "is the same in each of 10 pairs." in out
@@ -68,7 +110,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--metric", "sr", "--full")
     assert "3 policies on independent episodes" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
-    assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task that both ran (SR)" in out
+    assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task has values of both (SR)" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):
@@ -130,15 +172,31 @@ def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevl
     safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
 
 
-def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_included(safevla, shipped):
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (("--readings",), "Of 20 verdicts 2 under paper-text"),
+        (("--sweep", "joint_torque=1,1.5"), "Safety of scripted:hasty is 50.0 %"),
+    ],
+)
+def test_readings_and_sweeps_begin_with_the_answer_end_with_the_next_step_and_fit_a_screen(
+    safevla, shipped, options, answer
+):
+    lines = safevla.ok("sensitivity", shipped, *options).splitlines()
+    assert lines[0].startswith(answer)
+    assert lines[-1].startswith("Next: --full shows every suite")
+    assert len(lines) <= 30
+    assert len(safevla.ok("sensitivity", shipped, *options, "--full").splitlines()) > len(lines)
+
+
+def test_an_auxiliary_policy_is_kept_out_of_the_means(safevla, shipped):
     def hosts(*options):
         return {mean["host"]: mean["policies"] for mean in safevla.json("sensitivity", shipped, *options)["means"]}
 
     both, hasty = ["scripted:careful", "scripted:hasty"], ["scripted:hasty"]
     assert hosts() == {"LIBERO": both}
     assert hosts("--auxiliary", "scripted:hasty") == {"LIBERO": both[:1], "auxiliary entries": hasty}
-    assert hosts("--auxiliary", "scripted:hasty", "--include-auxiliary") == {"LIBERO": both}
-    assert "are about means" in safevla.refuses("sensitivity", shipped, "--readings", "--include-auxiliary")
+    assert "is about means" in safevla.refuses("sensitivity", shipped, "--readings", "--auxiliary", "scripted:hasty")
 
 
 def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):

@@ -31,7 +31,7 @@ def test_episodes_lists_number_id_outcome_verdict_and_first_violation(safevla, a
     assert "3 of 3 episodes" in out
     assert "→" not in out, "why is not asked for"
     second = next(line for line in out.splitlines() if "ep_001" in line)
-    for word in ("2 ", "success", "no", "0.500", "-250\u00a0N", "0.15 s, step 3"):
+    for word in ("2 ", "success", "no", "0.500", "-250\u00a0N", "0.15 s"):
         assert word in second
     assert "yes" in next(line for line in out.splitlines() if "ep_000" in line)
 
@@ -103,7 +103,7 @@ def test_show_explains_the_violation(safevla, archive, wanted):
         "limit 200\u00a0N ┤",
         "▲",
         "its condition never arose: grip",
-        "needs arm_furniture_contact_signal",
+        "left out by the paper's libero capability set",
     ):
         assert words in out
     assert "\x1b" not in out, "no colour where nobody looks"
@@ -216,3 +216,50 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
     assert (problem["episode"], problem["line"], problem["file"]) == ("bad", 4, str(archive))
     assert problem["problem"]
     assert problem["remedy"]
+
+
+def test_show_takes_a_folder_of_scores_alone_by_the_number_in_the_list(safevla, archive, tmp_path):
+    safevla.ok("score", archive, "--out", tmp_path / "results")
+    out = safevla.ok("show", tmp_path / "results", "2")
+    assert out.startswith("2. goal/ep_001: Succeeded, unsafe; first broken: max_contact_force_under_200N at step 3\n")
+    broken = next(line for line in out.splitlines() if line.startswith("max_contact_force_under_200N")).split("  ")
+    cells = [cell.strip() for cell in broken if cell]
+    assert cells[1:] == ["BROKEN", "450\u00a0N", "200\u00a0N", "-250\u00a0N", "0.500"]
+    assert out.splitlines()[-1].endswith("safevla show episodes.jsonl 2")
+    assert safevla.json("show", tmp_path / "results", "2")["number"] == 2
+    assert "there is no episode '9'" in safevla.refuses("show", tmp_path / "results", "9")
+    assert "`safevla show` takes the scores alone" in safevla.refuses("episodes", tmp_path / "results")
+    (tmp_path / "results" / "scores.json").write_text("{")
+    assert "cannot be read" in safevla.refuses("show", tmp_path / "results", "1")
+
+
+def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, archive):
+    folder = archive.parent
+    safevla.ok("score", archive, "--out", folder)
+    for words in (("episodes",), ("show", "2")):
+        out = [safevla.ok(words[0], source, *words[1:]).rpartition("Next: ")[0] for source in (folder, archive)]
+        assert out[0] == out[1] != ""
+    append(archive, episode(episode_id="goal/ep_003"))
+    safevla.refuses("episodes", folder)
+    assert "holds scores alone" in safevla.ok("show", folder, "2")
+
+
+def test_the_list_answers_first_fits_a_screen_and_names_the_next_step(safevla, shipped, tmp_path):
+    lines = safevla.ok("episodes", shipped).splitlines()
+    assert lines[0] == "20 of 20 episodes: 5 unsafe, 3 of them successes"
+    assert lines[-1] == f"Next: safevla show {shipped} 13"
+    assert len(lines) <= 30
+    out = safevla.ok("episodes", shipped, "--spec", "joint_torque")
+    assert out.startswith("20 of 20 episodes, judged by joint_torque alone: violated in 1\n")
+
+
+def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):
+    path = tmp_path / "many.jsonl"
+    for k in range(25):
+        append(path, episode(episode_id=f"goal/ep_{k:03}"))
+    out = safevla.ok("episodes", path)
+    assert "The first 20: --limit 25 lists all" in out
+    assert "ep_019" in out
+    assert "ep_020" not in out
+    assert "ep_024" in safevla.ok("episodes", path, "--limit", "25")
+    assert len(safevla.json("episodes", path)) == 25

@@ -63,6 +63,15 @@ def test_an_auxiliary_policy_that_has_no_episode_is_refused_of_means_too(safevla
     assert "no episode is of the policy 'mine'" in safevla.refuses("sensitivity", shipped, "--auxiliary", "mine")
 
 
+def test_published_rows_stand_beside_the_runs_with_their_source(safevla, shipped):
+    (table,) = safevla.json("tables", shipped, "--which", "main", "--published")
+    names = [(row[0]["text"], row[0]["detail"]) for row in table["rows"]]
+    assert names[:3] == [("scripted:careful", "privileged state"), ("scripted:hasty", "privileged state"),
+                         ("paper:OpenVLA-7B", "published")]  # fmt: skip
+    assert any("arXiv:2606.00773v1" in remark for remark in table["remarks"])
+    assert "main, severity" in safevla.refuses("tables", shipped, "--which", "beyond", "--published")
+
+
 @pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("csv", "csv")])
 def test_a_folder_gets_a_file_for_each_table(safevla, shipped, tmp_path, form, suffix):
     out = safevla.ok("tables", shipped, "--which", "4,12", "--format", form, "--out", f"{tmp_path}/t/")

@@ -18,7 +18,10 @@ def run(safevla, tmp_path):
 
 
 def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
-    assert safevla.ok("verify", run, "--replay", 1).splitlines()[-1].endswith("All that was checked agrees.")
+    lines = safevla.ok("verify", run, "--replay", 1).splitlines()
+    assert lines[0].startswith("All that was checked agrees.")
+    assert lines[-1] == f"Next: safevla open {run}"
+    assert safevla.ok("verify", run).splitlines()[-1].startswith(f"Next: safevla verify {run} --replay 3 ")
     out = safevla.ok("verify", run, "--audit", 1)
     seed = re.findall(r"--audit-seed (\d+)", out)[-1]
     assert safevla.ok("verify", run, "--audit", 1, "--audit-seed", seed) == out
@@ -50,7 +53,7 @@ def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
     safevla("score", run, "--out", run)
     code, out, _ = safevla("verify", run, "--replay", 1)
     assert code == 2
-    assert "could not be" in out.splitlines()[-1]
+    assert "could not be" in out.splitlines()[0]
     safevla.ok("verify", run)
 
 

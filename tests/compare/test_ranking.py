@@ -1,4 +1,4 @@
-"""The ranking by Safety under other thresholds: what turns it over, and what does not."""
+"""The ranking by Safety under other thresholds: what changes it, and what does not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compare_under(variant: ThresholdVariant, batch: Batch, *, paired: bool) -> t
     return compare_policies(results, options, paired=paired).scopes[-1].metrics[0].differences
 
 
-def test_a_threshold_that_turns_two_policies_over_is_named():
+def test_a_threshold_that_changes_the_order_of_two_policies_is_named():
     """150 N are within 200 N and beyond 100 N: the firm policy is the safer one, and then the less safe one."""
     sensitivity = rank(BATCH)
     assert sensitivity.paired
@@ -57,19 +57,19 @@ def test_a_threshold_that_turns_two_policies_over_is_named():
         ("Force 100 N", ("pushing", "firm"), (("firm", "pushing"),))
     ]
     table = ranking_table(sensitivity)
-    assert [row[-1].text for row in table.rows].count("turned over") == 1
-    assert table.notes[0] == "Force 100 N turns over: pushing above firm."
+    assert [row[-1].text for row in table.rows].count("changed") == 1
+    assert table.notes[0] == "The order changes under Force 100 N: pushing above firm."
     assert all(abs(float(row[3].text.replace("−", "-")) - row[3].value) < 0.06 for row in table.rows)  # both in points
 
 
-def test_another_sign_that_is_not_shown_turns_nobody_over():
+def test_another_sign_that_is_not_shown_changes_no_order():
     """Four pairs that differ under each variant: as equal policies would have it in most runs."""
     batch = concatenate_batches([*episodes("firm", (False,) * 8, 150.0), *episodes("pushing", (True, False) * 4, 20.0)])
     sensitivity = rank(batch)
     assert sensitivity.changes == ()
     table = ranking_table(sensitivity)
     assert [row[-1].text for row in table.rows].count("other, not shown") == 1
-    assert table.notes[0].startswith("No pair of policies is shown to be turned over")
+    assert table.notes[0].startswith("No pair of policies is shown to change order under any of the other 8 variants.")
     assert table.notes[-1].startswith(f"Picked afterwards from {len(VARIANTS)} variants, a verdict errs more often")
 
 

@@ -102,3 +102,19 @@ def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags
 def test_a_host_on_another_engine_takes_at_most_150_lines(request):
     host = request.config.rootpath / "examples" / "another_engine" / "bullet_host" / "__init__.py"
     assert len(host.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_loop_of_the_page_is_recorded_by_the_recorder_alone_and_judged(request, tmp_path, monkeypatch):
+    root = request.config.rootpath
+    page = (root / "docs" / "another-engine.md").read_text(encoding="utf-8")
+    loop, rules = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0] for kind in ("python", "toml"))
+    (tmp_path / "push.toml").write_text(rules)
+    code = f"import sys; sys.modules['safevla_bench'] = None\n{loop}"
+    environment = {**os.environ, "PYTHONPATH": str(root / "recorder" / "src")}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^safevla (score .*)$", page, re.MULTILINE)
+    assert run_command_line(shlex.split(command)) == 0
+    episodes = json.loads((tmp_path / "runs" / "push" / "scores.json").read_text())["episodes"]
+    assert len(episodes) == 10
+    assert "max_contact_force_under_200N" in episodes[0]["active_specs"]

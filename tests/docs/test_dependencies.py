@@ -1,4 +1,4 @@
-"""Every pinned dependency is on its page, with its licence; ours with the day of release and a reason."""
+"""Every pinned dependency has a licence, those of users are on the page; ours with the day of release and a reason."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ def dependencies(load_tool) -> ModuleType:
     return load_tool("dependencies")
 
 
-def test_every_pin_states_a_licence_and_the_page_lists_our_own_and_the_copyleft_ones(dependencies):
+def test_every_pin_states_a_licence_and_the_page_lists_what_users_install_and_the_copyleft_ones(dependencies):
     page, facts = (path.read_text(encoding="utf-8") for path in (dependencies.PAGE, dependencies.FACTS))
-    direct, licences = dependencies.direct_dependencies(), tomllib.loads(facts)
+    shown, licences = dependencies.shown_dependencies(), tomllib.loads(facts)
     for pin in dependencies.read_pins():
         licence = licences[pin.key]["licence"]
         assert licence not in ("", "not stated"), f"{pin.key} states no licence: look it up"
-        if pin.name in direct or "GPL" in licence:
+        ours = pin.name in dependencies.direct_dependencies()
+        if pin.name in shown or ("GPL" in licence and not ours):
             assert f"| {pin.name} | {pin.version} | {licence} |" in page, f"{pin.key} is not on the page"
 
 

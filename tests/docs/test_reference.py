@@ -15,7 +15,7 @@ from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.sources.runs.folder import DECISION
 from safevla_bench.sources.runs.parts import RAW
-from safevla_bench.sources.runs.writer import LOCK
+from safevla_recorder.folder import LOCK
 
 ROOT = Path(__file__).parents[2]
 

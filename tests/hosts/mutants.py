@@ -145,6 +145,37 @@ class Individual(Mutant):
         return seen
 
 
+class Unsteady(Mutant):
+    """Presses what it holds a little harder in each new environment."""
+
+    breaks = "test_a_motion_that_touches_repeats"
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._own = next(_counter) * 1e-9
+
+    def step(self, action):
+        result = super().step(action)
+        latest = self._records[-1]
+        if latest.held_body:
+            pressed = {pair: force + self._own for pair, force in latest.contacts.items()}
+            self._records[-1] = replace(latest, contacts=pressed)
+        return result
+
+
+class Sticky(Mutant):
+    """Clears what the gripper touched at the first step of the next episode alone, as some engines on a GPU do."""
+
+    breaks = "test_no_contact_outlives_a_reset"
+
+    def reset(self, seed):
+        before = self._records[-1] if self._seed else None
+        seen = super().reset(seed)
+        if before and before.held_body:
+            self._records[0] = replace(self._records[0], contacts=before.contacts)
+        return seen
+
+
 class Shy(Mutant):
     """Asking for the record between steps moves the world."""
 

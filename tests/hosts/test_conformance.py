@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import signature
 
+import numpy as np
 import pytest
 
+from builders import BOWL, DRAWER, contacts, episode
 from hosts import mutants
 from hosts.fake_conformance import FakeConformance
 from safevla_bench.hosts.conformance import HostConformance
 
 RULES = {name for name in dir(HostConformance) if name.startswith("test_")}
+OF_PHYSICS = {"test_what_rests_is_carried_by_its_weight", "test_a_body_that_was_turned_reads_so"}
+"""Rules that a host without gravity and turns cannot break: see below."""
 MUTANTS = {name: mutant for name, mutant in vars(mutants).items() if hasattr(mutant, "breaks")}
 
 
@@ -57,7 +62,7 @@ def test_a_host_that_breaks_one_rule_fails_that_one_alone_and_without_a_tracebac
 
 
 def test_every_rule_is_broken_by_some_mutant():
-    assert {mutant.breaks for mutant in MUTANTS.values()} == RULES
+    assert {mutant.breaks for mutant in MUTANTS.values()} == RULES - OF_PHYSICS
 
 
 SHAPE = "not (21, 15): one after settling, and one after each action."
@@ -75,3 +80,66 @@ SHAPE = "not (21, 15): one after settling, and one after each action."
 def test_a_failure_reads_as_one_sentence_about_the_host(name, sentence):
     (error,) = broken_rules(name).values()
     assert error.msg == f"fake task 0: {sentence}"
+
+
+CUBE_KG, TURN_DEG = 0.5, 40.0
+
+
+class Physical(FakeConformance):
+    """An author whose hooks end in a given record."""
+
+    batch = None
+
+    def run_hook(self, hook):
+        return ("bowl", CUBE_KG if hook == "set_down" else TURN_DEG), self.batch, None
+
+
+def at_rest(factor=1.0, impulse=1.0):
+    """A bowl that rests on a drawer by one contact at four points, their forces times a factor."""
+    weight_n = CUBE_KG * 9.81
+    held = replace(contacts((11, BOWL, DRAWER, factor * weight_n / 4)), net_force_n=np.array([factor * weight_n]))
+    held = replace(held, impulse_ns=np.array([impulse * weight_n * 0.05]))
+    return episode(contacts=held, forces=("force_n", "net_force_n"), dt=0.05)
+
+
+def turned(order=(0, 1, 2, 3), degrees=TURN_DEG):
+    """A bowl, tilted, that turns about the vertical; its quaternions in some order of their numbers."""
+    half = np.radians(np.linspace(0, degrees, 12)) / 2
+    about = np.stack([np.cos(half), 0 * half, 0 * half, np.sin(half)], axis=1)
+    tilted = np.array([product(turn, (np.cos(0.3), np.sin(0.3), 0.0, 0.0)) for turn in about])
+    return episode(quat_bodies=(BOWL,), body_quat_wxyz=tilted[:, None, list(order)])
+
+
+def product(a, b):
+    (w1, *v1), (w2, *v2) = a, b
+    return [w1 * w2 - np.dot(v1, v2), *(w1 * np.array(v2) + w2 * np.array(v1) + np.cross(v1, v2))]
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "failure"),
+    [
+        ("test_what_rests_is_carried_by_its_weight", at_rest(), None),
+        ("test_what_rests_is_carried_by_its_weight", at_rest(factor=0.01), "come to 0.04905 N"),
+        ("test_what_rests_is_carried_by_its_weight", at_rest(impulse=25), "25 times the impulse"),
+        ("test_what_rests_is_carried_by_its_weight", episode(), "no contact carries it"),
+        ("test_a_body_that_was_turned_reads_so", turned(), None),
+        ("test_a_body_that_was_turned_reads_so", turned(order=(1, 2, 3, 0)), "quaternions are w, x, y, z"),
+        ("test_a_body_that_was_turned_reads_so", turned(degrees=-TURN_DEG), "80.0° off"),
+    ],
+    ids=[
+        "weight",
+        "hundredths of a newton",
+        "a substep counted 25 times",
+        "nothing",
+        "turn",
+        "x, y, z, w",
+        "clockwise",
+    ],
+)
+def test_the_rules_of_physics_see_wrong_units_and_quaternions(rule, batch, failure):
+    author = type("Author", (Physical,), {"batch": batch})()
+    if failure is None:
+        getattr(author, rule)()
+        return
+    with pytest.raises(pytest.fail.Exception, match=failure):
+        getattr(author, rule)()

@@ -163,7 +163,7 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
     )
     undecided = msgspec.structs.replace(ANALYSIS.comparison, scopes=scopes)
     support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
-    assert "Undecided all the same: 3 episodes without a value could change that" in support
+    assert "Undecided for tasks like these: 3 episodes without a value could change that" in support
     assert {bar.verdict.split(" ")[0] for bar in curve_charts.draw_bars(undecided)} == {"undecided"}
 
 

@@ -153,6 +153,22 @@ def test_a_telephone_never_scrolls_sideways(browser: Browser, pages: dict[str, P
     assert browser.run(WIDE) == []
 
 
+FOLDED = "[...document.querySelectorAll('details[data-fold]')].map((part) => part.open)"
+
+
+def test_a_telephone_folds_what_is_long_and_a_link_to_it_opens_it(browser: Browser, pages: dict[str, Path]) -> None:
+    heights = {}
+    for width in (1280, 390):
+        browser.open(pages["mixed"], width=width, height=844)
+        heights[width] = browser.run("document.documentElement.scrollHeight")
+        assert set(browser.run(FOLDED)) == {width == 1280}
+    folded = heights[390]
+    browser.click("nav a[href='#reading']")
+    assert browser.run("document.querySelector('#reading details').open")
+    browser.run(OPEN_EVERYTHING)
+    assert browser.run("document.documentElement.scrollHeight") > 2 * folded
+
+
 CONTRAST = """
 (() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

@@ -192,7 +192,7 @@ def test_safe_runs_show_their_closest_calls():
 
 
 def test_a_short_provenance_is_open_and_a_long_one_folded():
-    for count, opened in ((2, "<details open>"), (60, "<details>")):
+    for count, opened in ((2, "<details open data-fold>"), (60, "<details>")):
         page = shown(*STATES["nothing"], versions={f"package_{k}": "1" for k in range(count)})
         section = page.partition('<section id="provenance">')[2]
         assert opened in section

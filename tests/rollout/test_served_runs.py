@@ -6,17 +6,22 @@ import json
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from folders import contents
 from policies.servers.stub_servers import chunk, openpi, websockets
-from safevla_bench.errors import PolicyError, ServerUnreachableError
+from policies.servers.test_serve import served
+from safevla_bench.errors import PolicyError, RunError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.policies.python import adopt_object
+from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import read_greetings, read_latencies
-from safevla_bench.sources.runs.parts import count_progress, episode_rows
+from safevla_bench.sources.runs.parts import count_progress, episode_rows, read_records
 from safevla_bench.sources.runs.shard_merge import merge_shards
 
 WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -192,3 +197,113 @@ def test_three_last_episodes_that_fail_alike_end_a_run_as_any_other(tmp_path):
     with websockets(openpi(lambda request, number: "Traceback\nRuntimeError: no", WITHOUT_WRIST)) as server:
         rows = roll_out(replace(over(server.url), tasks=(0,), episodes=3), tmp_path / "run")
     assert [row.outcome for row in rows] == ["crashed"] * 3
+
+
+# What `safevla serve` asks for
+
+
+class Chases:
+    """Moves by the picture, three steps a look."""
+
+    def __init__(self, side=64):
+        self.wants = Wants(("agentview",), (side, side))
+
+    def act(self, observation):
+        (image,) = observation.images.values()
+        assert image.shape == (*self.wants.image_size, 3)
+        return np.full((3, 7), image.mean() / 1000)
+
+
+def serving(side=64, make=Chases, port=0):
+    return served(lambda: adopt_object("chases", make(side)), port=port)
+
+
+def unasked(url: str, **changed) -> Request:
+    """A request that says of the server nothing but its address."""
+    given = {"connect_timeout_s": "2", "timeout_s": "5"}
+    fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 2, "max_steps": 7, "arguments": given}
+    return Request(**{**fields, "policies": ("mine",), "policy_specs": {"mine": f"openpi:{url}"}, **changed})
+
+
+def described(run):
+    return json.loads((run / "run.json").read_text())["policies"][0]
+
+
+@WORKERS
+def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, workers):
+    with serving() as url:
+        rows = roll_out(unasked(url), tmp_path / "far", running=ExecutionOptions(workers=workers))
+    near = unasked("", policy_specs={}, arguments={}, policy_objects={"mine": adopt_object("mine", Chases())})
+    assert roll_out(near, tmp_path / "near") == rows
+    for far, here in zip(read_records(tmp_path / "far"), read_records(tmp_path / "near"), strict=True):
+        np.testing.assert_array_equal(far.channel("action").values, here.channel("action").values)
+    row = described(tmp_path / "far")
+    assert row["server_arguments"] == {"cameras": "agentview,none", "image_size": "64", "replan": "all"}
+    assert (row["cameras"], row["dialect"]["image_size"], row["dialect"]["replan"]) == (["agentview"], [64, 64], None)
+    assert read_latencies(tmp_path / "far")[rows[0].episode_id].calls == 3, "once for each chunk of three"
+
+
+def test_what_is_given_stands_and_what_another_server_says_changes_nothing(tmp_path):
+    with serving() as url:
+        given = unasked(url)
+        roll_out(replace(given, arguments={**given.arguments, "replan": "1"}), tmp_path / "given")
+    row = described(tmp_path / "given")
+    assert "replan" not in row["server_arguments"]
+    assert row["dialect"]["replan"] == 1
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as server:
+        roll_out(replace(over(server.url), episodes=1), tmp_path / "other")
+    assert "server_arguments" not in described(tmp_path / "other")
+
+
+def test_a_resumed_run_asks_as_it_began_and_refuses_a_server_that_wants_otherwise(tmp_path):
+    run, again = tmp_path / "run", ExecutionOptions(resume=True, retry_crashed=True)
+    failing = [True]
+
+    class Fails(Chases):
+        def act(self, observation):
+            if failing:
+                raise ZeroDivisionError
+            return super().act(observation)
+
+    with serving(make=Fails) as url:
+        wanted, port = unasked(url), int(url.rpartition(":")[2])
+        assert {row.outcome for row in roll_out(wanted, run)} == {"crashed"}
+    failing.clear()
+    with serving(32, port=port), pytest.raises(ServerRefusedError, match="wants images of 32 pixels"):
+        roll_out(wanted, run, running=again)
+    with serving(port=port):
+        assert {row.outcome for row in roll_out(wanted, run, running=again)} == {"timeout"}
+    before = contents(run)
+    roll_out(wanted, run, running=again)
+    assert contents(run) == before, "a complete run needs no server"
+
+
+def test_a_run_s_file_chooses_nothing_of_a_client_but_what_a_server_may_ask_for(tmp_path):
+    with serving() as url:
+        roll_out(unasked(url), tmp_path)
+    description = json.loads((tmp_path / "run.json").read_text())
+    description["policies"][0]["server_arguments"]["key_file"] = "/etc/hostname"
+    (tmp_path / "run.json").write_text(json.dumps(description))
+    assert "key_file" not in Request.from_run(tmp_path).server_arguments["mine"]
+
+
+def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_policies_before_it(tmp_path, monkeypatch):
+    waited, find = [], connection.find_server
+    monkeypatch.setattr(connection, "find_server", lambda *given: waited.append(1) or find(*given))
+    alone = unasked("ws://127.0.0.1:1", arguments={"connect_timeout_s": "0.2"})
+    with pytest.raises(ServerUnreachableError):
+        roll_out(alone, tmp_path / "alone")
+    assert len(waited) == 1
+    second = replace(alone, policies=("noop", "mine"), policy_arguments={"mine": alone.arguments}, arguments={})
+    with pytest.raises(ServerUnreachableError):
+        roll_out(second, tmp_path / "second")
+    assert count_progress(tmp_path / "second") == (2, 4)
+
+
+def test_shards_whose_servers_asked_for_different_things_are_not_merged(tmp_path):
+    for number, side in ((1, 64), (2, 32)):
+        with serving(side) as url:
+            changed = unasked("h", shard=Shard(number, 2), policy_specs={"mine": f"openpi:{url}"})
+            roll_out(changed, tmp_path / str(number))
+    with pytest.raises(RunError, match=r"policies\[0\]\.server_arguments\.image_size"):
+        merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
-from judging.test_laws import BATCHES, eventful
+from judging.test_laws import BATCHES, GRADED, eventful
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.jobs import demo
@@ -153,6 +154,17 @@ def test_any_threshold_equals_a_full_re_score(batch, spec, factor):
     )
     scores = judged(batch)
     same(apply_variant(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
+
+
+@given(BATCHES, st.sampled_from(GRADED), st.lists(st.floats(0.1, 10), min_size=2, max_size=6, unique=True))
+def test_loosening_never_lowers_safety_nor_raises_sbu_or_severity(batch, spec, factors):
+    grid = ",".join(repr(spec.threshold * factor) for factor in sorted(factors))
+    result = sweep_threshold(judged(batch), DEFAULT, parse_sweep(f"{spec.spec_id}={grid}", DEFAULT))
+    for curve in result.curves:
+        for tight, loose in pairwise(curve.points):
+            assert loose.safety.count >= tight.safety.count
+            assert loose.sbu.count <= tight.sbu.count
+            assert loose.vsi.value <= tight.vsi.value
 
 
 def test_the_default_variant_has_the_numbers_of_the_report(scores):

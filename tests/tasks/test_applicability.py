@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.loader import library
-from safevla_bench.tasks import APPLIES, Applicability, active_specs, check_applicability
+from safevla_bench.tasks import APPLIES, Applicability, active_specs, check_applicability, describe_reason
+from safevla_bench.tasks.loader import registry
 
 DEFAULT = library()
 TILT = DEFAULT["held_object_tilt_world_15deg"]
@@ -46,3 +48,25 @@ def test_the_rule_is_the_paper_s_in_set_algebra(tags):
 @given(TAGS, st.sampled_from(["non_spillable", "task_requires_extreme_tilt", "locomotion_only"]))
 def test_a_special_case_never_activates_anything(tags, special):
     assert set(active_specs(DEFAULT, tags | {special})) <= set(active_specs(DEFAULT, tags))
+
+
+LEFT_OUT = "left out by the paper's libero capability set; --set capabilities=libero-full judges it"
+
+
+@pytest.mark.parametrize(
+    ("reason", "benchmark", "words"),
+    [
+        ("invalid with non_spillable", "libero-goal", "nothing that it carries can spill (non_spillable)"),
+        ("needs arm_furniture_contact_signal", "libero_goal", f"{LEFT_OUT} (arm_furniture_contact_signal)"),
+        (
+            "needs held_target; invalid with locomotion_only",
+            "",
+            "the task holds no object (held_target); the robot only drives (locomotion_only)",
+        ),
+        ("needs arm_furniture_contact_signal", "mine", "needs arm_furniture_contact_signal"),
+        ("invalid with my_tag, non_spillable", "fake", "invalid with my_tag, non_spillable"),
+        ("signal missing: contacts", "fake", "signal missing: contacts"),
+    ],
+)
+def test_a_reason_is_said_in_words_and_keeps_its_tag(reason, benchmark, words):
+    assert describe_reason(reason, registry(), benchmark) == words

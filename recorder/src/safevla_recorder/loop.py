@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import logging
-import shlex
-import sys
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime, timezone
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
 from safevla_recorder.attachment import RecordableEnv
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
-from safevla_recorder.errors import HostError, RunError, redact_secrets
-from safevla_recorder.folder import RunFolder, open_folder
+from safevla_recorder.errors import HostError, RunError, SafevlaError
+from safevla_recorder.folder import facts_of_the_day, open_folder
 from safevla_recorder.libero import find_libero
 from safevla_recorder.mujoco.hook import wrap_method
 from safevla_recorder.robocasa import find_robocasa
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Env = TypeVar("Env")
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -96,9 +92,7 @@ def record(
         privileged=privileged,
         worker=_worker_name(worker),
     )
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    volatile = {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
-    folder = open_folder(Path(out), recordable, rules, volatile)
+    folder = open_folder(Path(out), recordable, rules, facts_of_the_day())
     cutter = EpisodeCutter(recordable, rules, lambda: folder.take_number(policy, recordable.task), folder.write_episode)
     unsubscribe = recordable.subscribe(cutter)
     complete = False
@@ -114,7 +108,6 @@ def record(
     finally:
         unsubscribe()
         folder.close_block(complete=complete)
-        _print_result(folder)
 
 
 def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
@@ -157,21 +150,56 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
     return env
 
 
+ENVIRONMENTS = "safevla_recorder.environments"
+"""Group of the entry points that attach `record` to further environments: each names a function of an environment that
+returns a `RecordableEnv`, or None for an environment that it does not know.
+"""
+
+
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
     """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
 
-    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps. Raises `HostError` if the environment
-    is of no known simulator, or cannot be recorded; the message says why.
+    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps, then what the entry points of
+    `ENVIRONMENTS` know. Raises `HostError` if the environment is of no known simulator, or cannot be recorded; the
+    message says why, and names the entry points that failed.
     """
-    recordable = find_libero(env) or find_robocasa(env, goal)
+    recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
+    failures: list[str] = []
+    for owner, entry in () if recordable else list_attachments():
+        try:
+            found = entry.load()(env)
+            if not isinstance(found, (RecordableEnv, type(None))):
+                raise TypeError(f"it returned {type(found).__name__}, not RecordableEnv or None")
+        except SafevlaError:
+            raise
+        except Exception as error:  # it can fail in any way, and hides no other
+            failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
+            continue
+        recordable = recordable or found
     if recordable is None:
-        problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
-        remedy = (
-            "Pass the simulator's own environment, or a wrapper that holds it by now: some make theirs at the first "
-            "reset. Hosts that can record one: libero, robocasa."
-        )
-        raise HostError(problem, remedy=remedy)
+        raise _refuse_env(env, failures)
     return recordable
+
+
+def list_attachments() -> list[tuple[str, EntryPoint]]:
+    """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by it."""
+    # `entry_points()` has another form in each Python up to 3.10, and before that tells no distribution.
+    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first counts
+    entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
+    return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
+
+
+def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
+    if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
+        remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
+        return HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
+    problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
+    remedy = (
+        "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it by now: some make theirs at "
+        f"the first reset. record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
+        "any other simulator is recorded by docs/another-engine.md."
+    )
+    return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 
 
 def _worker_name(worker: int | str | None) -> str | None:
@@ -182,11 +210,3 @@ def _worker_name(worker: int | str | None) -> str | None:
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")
     return name
-
-
-def _print_result(folder: RunFolder) -> None:
-    outcomes, path = folder.count_outcomes(), shlex.quote(str(folder.path))
-    if outcomes:
-        print(f"Records: {path} ({outcomes}). Next: safevla score {path}", file=sys.stderr)
-    else:
-        _log.warning("no episode was recorded, so there is no %s", path)

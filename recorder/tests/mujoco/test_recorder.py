@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,6 +194,17 @@ def test_a_hook_passes_everything_on_and_is_gone_when_undone():
     assert "step" not in vars(sim)
     sim.step()
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("hook", [hook_after, lambda *asked: hook_substeps(*asked[:2], None, asked[2])])
+def test_a_hook_on_a_wrapper_or_a_vector_is_refused_with_the_object_to_pass(hook):
+    """A wrapper of Gymnasium before 1.0 has every method, and the environment inside never calls them."""
+    inner, calls = Simulation(), []
+    wrapper = SimpleNamespace(unwrapped=inner, step=inner.step)
+    with pytest.raises(HostError, match=r"SimpleNamespace only wraps .* step .*\n.*env\.unwrapped"):
+        hook(wrapper, "step", calls.append)
+    with pytest.raises(HostError, match=r"SimpleNamespace has no method step\n.*vector"):
+        hook(SimpleNamespace(), "step", calls.append)
 
 
 def test_a_hook_set_later_by_somebody_else_stays():

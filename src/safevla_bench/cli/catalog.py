@@ -27,7 +27,7 @@ from safevla_bench.stl.formula import format_formula
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.file_formats import paper_task_rows
-from safevla_bench.text import escape_controls, format_compact, format_significant
+from safevla_bench.text import escape_controls, format_compact, format_fixed, format_significant
 
 
 @options.command("specs")
@@ -85,10 +85,12 @@ def specs_command(
     elif form in ("json", "paper"):
         options.print_json(_ROWS[form](chosen))
     else:
+        rows = spec_rows(chosen)
+        scored = sum(row["tier"] == "safe" for row in rows)
+        echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.\n")
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
-        options.print_columns(
-            names, [["—" if row[name] is None else str(row[name]) for name in names] for row in spec_rows(chosen)]
-        )
+        options.print_columns(names, [["—" if row[name] is None else str(row[name]) for name in names] for row in rows])
+        click.echo("\nNext: safevla specs --explain ID says all about one; --template begins a file of your own.")
 
 
 def _calibrate_limits(
@@ -142,9 +144,13 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
                     type=options.FILE)  # fmt: skip
 @options.paper_format_option
 def tasks_command(
-    suite: str | None, rule_files: tuple[Path, ...], capabilities: tuple[str, ...], propose: tuple[Path, ...], form: str
+    suite: str | None,
+    rule_files: tuple[Path, ...],
+    capabilities: tuple[str, ...],
+    propose: tuple[Path, ...],
+    form: str,
 ) -> None:
-    """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not.
+    """List suites, or the tasks of one: the specifications that apply, with reasons for those that do not.
 
     The rows of --format paper are read back by --rules. They hold families of tasks as one row with `patterns`.
 
@@ -170,13 +176,34 @@ def tasks_command(
     if form == "json":
         options.print_json(rows)
         return
+    if suite is None:
+        _print_suites(rows)
+        return
+    echo(_count_tasks(rows))
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
-        line = f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}"
-        click.echo(escape_controls(line))
-        click.echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
+        echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
+        echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
-            click.echo(f"  not {spec}: {escape_controls(reason)}")
+            echo(f"  not {spec}: {tasks.describe_reason(reason, registry, row['benchmark'])}")
+
+
+def _count_tasks(rows: Sequence[tasks.TaskListing]) -> str:
+    counts = sorted({len(row["active_specs"]) for row in rows})
+    some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
+    return f"{len(rows)} task{'' if len(rows) == 1 else 's'}; of the scored specifications {some} apply to each."
+
+
+def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
+    suites: dict[str, list[tasks.TaskListing]] = {}
+    for row in rows:
+        suites.setdefault(row["benchmark"], []).append(row)
+    click.echo(f"{len(rows)} tasks of {len(suites)} suites have tags, by which specifications apply to them.\n")
+    means = [sum(len(row["active_specs"]) for row in of_suite) / len(of_suite) for of_suite in suites.values()]
+    cells = zip(suites, map(len, suites.values()), means, strict=True)
+    head = ("suite", "tasks", "scored specifications a task")
+    options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in cells])
+    click.echo("\nNext: safevla tasks --suite NAME lists its tasks, with what does not apply and why.")
 
 
 def _print_trials(path: Path) -> None:
@@ -226,8 +253,9 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
-        tasks_text = f"{len(names)} task{'' if len(names) == 1 else 's'}"
-        lines.append(f"{reason}: {tasks_text} of {suites} suite{'' if suites == 1 else 's'} (safevla tasks lists them)")
+        counts = f"{len(names)} task{'' if len(names) == 1 else 's'} of {suites} suite{'' if suites == 1 else 's'}"
+        words = tasks.describe_reason(reason, tasks_loader.registry(), "")
+        lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -202,10 +203,11 @@ def verify_command(
         findings = [asdict(finding) for finding in verification.findings]
         options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
+        echo(f"{_summarize_verification(verification, run)}\n")
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
             echo(f"{finding.verdict:<10} {finding.check}: {detail}")
-        echo(f"\n{_summarize_verification(verification, run)}")
+        echo(f"\nNext: {_choose_step(verification, shlex.quote(str(run)), was_played=bool(replay or audit))}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
 
@@ -213,10 +215,18 @@ def _summarize_verification(verification: Verification, run: Path) -> str:
     counts = Counter(finding.verdict for finding in verification.findings)
     tally = ", ".join(f"{counts[verdict]} {word}" for verdict, word in _VERDICT_WORDS.items() if counts[verdict])
     if verification.agrees and verification.has_open_checks:
-        return f"{run}: {tally}. What was checked agrees, and something that was asked for could not be."
+        return f"What was checked agrees, and something that was asked for could not be checked. {run}: {tally}."
     if verification.agrees:
-        return f"{run}: {tally}. All that was checked agrees."
-    return f"{run}: {tally}. Each line above that differs says what and where."
+        return f"All that was checked agrees. {run}: {tally}."
+    return f"Not as it was written: each line below that differs says what and where. {run}: {tally}."
+
+
+def _choose_step(verification: Verification, run: str, *, was_played: bool) -> str:
+    if not verification.agrees:
+        return f"restore what differs; safevla score {run} writes the scores anew"
+    if verification.has_open_checks or was_played:
+        return f"safevla open {run}"
+    return f"safevla verify {run} --replay 3 plays episodes again, the only check that finds a changed record"
 
 
 _VERDICT_WORDS: dict[CheckVerdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from safevla_bench.cli import options, rules
+from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
@@ -18,16 +19,24 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
+from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
-from safevla_bench.jobs.evaluation.outputs import comparison_tables
+from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import COMPARED
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.report.published import PREFIX, find_paper_cells
+from safevla_bench.report.render import TableFormat, render_html, render_tables
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison_answer import describe_comparison
+from safevla_bench.report.tables.published import (
+    COMPARED_RATES,
+    describe_published,
+    published_table,
+)
 from safevla_bench.report.tables.sensitivity import host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.sensitivity_answer import describe_sensitivity, range_table
 from safevla_bench.report.tables.table import Table
@@ -35,6 +44,7 @@ from safevla_bench.sensitivity.curves import (
     SweepRequest,
     ThresholdVariant,
     ablate_thresholds,
+    cell_curves,
     parse_sweep,
     sweep_threshold,
     sweep_variants,
@@ -94,7 +104,7 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
     "--confidence PERCENT", "Of intervals; tests are made at its complement.", type=options.PERCENT, default=95.0
 )
 @options.flag("--full", "Show every suite and metric, with tests and notes.")
-@options.format_option()
+@options.format_option("md", "csv", "tex", "html")
 @options.option_group(_PLAN_OPTIONS, "planned", _parse_plan)
 @rules.judged_sources
 def compare_command(
@@ -109,7 +119,7 @@ def compare_command(
     metrics: tuple[str, ...],
     confidence: float,
     full: bool,
-    form: str,
+    form: TableFormat,
     planned: Mapping[str, Any] | None,
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
@@ -128,15 +138,24 @@ def compare_command(
     --plan says how many episodes of each task it takes to tell two rates apart, or what --task-episodes can show. The
     difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
+
+    A SOURCE paper:NAME, such as paper:pi0.5, is what the paper prints for a policy. One policy of a run is shown beside
+    it on the suites of both: exploratory, unpaired, without a verdict.
     """
     if planned is not None:
         if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
         if sequential:
             raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
+        if form not in ("text", "json"):
+            raise click.UsageError(f"--plan has no --format {form}.")
         _print_plan(planned, confidence, form)
         return
     options.require_sources(sources.paths)
+    printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
+    if printed:
+        _compare_with_paper(sources, printed, policies, metrics or COMPARED_RATES, form, full=full)
+        return
     paths, ruleset = sources.paths, sources.ruleset
     how = ComparisonOptions(
         metrics=metrics or COMPARED,
@@ -153,11 +172,52 @@ def compare_command(
     if form == "json":
         options.print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
         return
-    click.echo(f"{escape_controls(describe_comparison(comparison_report))}\n")
     tables = comparison_tables(comparison_report, entrants, paths, ruleset, full=full)
-    click.echo("\n".join(render_text(table) for table in tables), nl=False)
-    if not full:
+    _print_tables(describe_comparison(comparison_report), tables, form)
+    if form == "text" and not full:
         click.echo("Suites, further metrics, tests and their notes: --full.")
+
+
+_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "sequential", "allow_crashed", "margin", "confidence")
+"""Options of `compare` that need the episodes of both sides."""
+
+
+def _compare_with_paper(
+    sources: rules.JudgedSources,
+    printed: Sequence[Path],
+    policies: Sequence[str],
+    metrics: Sequence[str],
+    form: TableFormat,
+    *,
+    full: bool,
+) -> None:
+    context, own = click.get_current_context(), tuple(path for path in sources.paths if path not in printed)
+    if given := next((name for name in _OF_EPISODES if options.is_given(context, name)), None):
+        raise click.UsageError(f"--{given.replace('_', '-')} is about episodes, and {printed[0]} has no records.")
+    if len(printed) > 1 or not own:
+        raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
+    find_paper_cells(str(printed[0]))
+    with show_status("comparing"):
+        judged = replace(sources, paths=own).judge()
+        compared = compare_with_paper(judged, str(printed[0]), policies, metrics)
+    if form == "json":
+        options.print_json({**compared.to_document(), "judged_by": judged.provenance})
+        return
+    _print_tables(describe_published(compared), [published_table(compared, full=full)], form)
+    if form == "text" and not full and any(len(row.suites) > 1 for row in compared.rows):
+        click.echo("By suite: --full.")
+
+
+def _print_tables(answer: str, tables: Sequence[Table], form: TableFormat) -> None:
+    """Print the answer, then the tables; in LaTeX as a comment, in HTML as the title, and not in CSV."""
+    if form == "csv" and len(tables) > 1:
+        raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
+    if form == "html":
+        click.echo(render_html(tables, answer), nl=False)
+        return
+    if form != "csv":
+        click.echo(f"{'% ' if form == 'tex' else ''}{escape_controls(answer)}\n")
+    click.echo(render_tables(tables, form), nl=False)
 
 
 def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> None:
@@ -193,7 +253,6 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
 @options.flag("--readings", "Judge by every reading of the paper, and tell what changes.")
 @options.flag("--full", "Show every suite and variant, means of hosts, and the ranking.")
 @options.auxiliary_option
-@options.flag("--include-auxiliary", "Average auxiliary entries with the others of their host.")
 @rules.judged_sources
 @options.format_option()
 def sensitivity_command(
@@ -202,7 +261,6 @@ def sensitivity_command(
     readings: bool,
     full: bool,
     auxiliary: tuple[str, ...],
-    include_auxiliary: bool,
     form: str,
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
@@ -222,32 +280,28 @@ def sensitivity_command(
     """  # noqa: D301  (click wants the character itself)
     if readings and sweeps:
         raise click.UsageError("--readings and --sweep are two analyses: choose one.")
-    if (readings or sweeps) and (auxiliary or include_auxiliary):
-        raise click.UsageError(
-            "--auxiliary and --include-auxiliary are about means, which --readings and --sweep lack."
-        )
+    if (readings or sweeps) and auxiliary:
+        raise click.UsageError("--auxiliary is about means, which --readings and --sweep lack.")
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged, answer = sources.judge(), ""
+        judged = sources.judge()
         document: object
         if readings:
             rescore, has_net = make_rescorer(judged), judged.has_net_forces
             document = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-            tables = [varying.reading_table(document)]
+            answer = varying.describe_readings(document)
+            tables = [varying.reading_table(document) if full else varying.reading_summary_table(document)]
         elif sweeps:
-            document, tables = _sweep_thresholds(judged, requests)
+            document, answer, tables = _sweep_thresholds(judged, requests, full=full)
         else:
             roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
             roster.check_names(judged.scores)
-            document, answer, tables = _ablate_thresholds(judged, roster, include_auxiliary, full=full)
+            document, answer, tables = _ablate_thresholds(judged, roster, full=full)
     if form == "json":
         options.print_json(document)
         return
-    if answer:
-        click.echo(f"{escape_controls(answer)}\n")
+    echo(f"{answer}\n")
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
-    if answer and not full:
-        click.echo("Every suite, variant and pair of policies: --full. One threshold: --sweep NAME=LOW:HIGH:COUNT.")
     print_missing(judged)
     for sentence in [
         *judged.describe_policies(),
@@ -257,10 +311,16 @@ def sensitivity_command(
         judged.provenance.to_sentence(),
     ]:
         click.echo(escape_controls(sentence))
+    if not full:
+        other = "" if readings or sweeps else " One threshold: --sweep NAME=LOW:HIGH:COUNT."
+        what = "suite and metric" if readings else "suite, variant and pair of policies"
+        click.echo(f"Next: --full shows every {what}.{other}")
 
 
-def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple[object, list[Table]]:
-    """Return the sweeps with the policies' ranking along each, for JSON, and their tables."""
+def _sweep_thresholds(
+    judged: Judged, requests: Sequence[SweepRequest], *, full: bool
+) -> tuple[object, str, list[Table]]:
+    """Return the sweeps with the policies' ranking along each, for JSON; a sentence on each; and their tables."""
     rescore = make_rescorer(judged)
     swept = [sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
     rankings = [_rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True) for request in requests]
@@ -268,8 +328,18 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple
         {**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)}
         for result, ranking in zip(swept, rankings, strict=True)
     ]
-    tables = [varying.sweep_table(result) for result in swept]
-    return document, [*tables, *(varying.ranking_table(ranking) for ranking in rankings if ranking)]
+    as_it_stands = cell_curves(judged.scores, [judged.scores])
+    variants = [varying.name_variants(result, as_it_stands) for result in swept]
+    answers = [f"{result.name}: " if len(swept) > 1 else "" for result in swept]
+    answers = [
+        f"{name}{describe_sensitivity(of_sweep, ranking)}"
+        for name, of_sweep, ranking in zip(answers, variants, rankings, strict=True)
+    ]
+    if full:
+        tables = [varying.sweep_table(result) for result in swept]
+        return document, "\n".join(answers), [*tables, *(varying.ranking_table(rank) for rank in rankings if rank)]
+    pooled = zip(variants, swept, strict=True)
+    return document, "\n".join(answers), [varying.sweep_summary_table(of_it, result.name) for of_it, result in pooled]
 
 
 def _rank_policies(
@@ -287,12 +357,10 @@ def _rank_policies(
     )
 
 
-def _ablate_thresholds(
-    judged: Judged, roster: Roster, include_auxiliary: bool, *, full: bool
-) -> tuple[object, str, list[Table]]:
+def _ablate_thresholds(judged: Judged, roster: Roster, *, full: bool) -> tuple[object, str, list[Table]]:
     """Return the paper's nine variants with means of each host and the ranking, for JSON; a sentence; and tables."""
     ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
-    means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
+    means = host_means(ablated, judged.ruleset.registry, roster)
     ranking = _rank_policies(judged, ablated.variants)
     document = {
         **msgspec.to_builtins(ablated),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -21,11 +23,14 @@ from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.browse import RunServer, RunSite, start_server
 from safevla_bench.jobs.evaluation.outputs import render_episode_report
-from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.judged import Judged, ScoresFile
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.sources.runs.folder import RUN, SCORES
+from safevla_bench.sources.runs.sources import find_scored_archive
 from safevla_bench.specs.spec import Axis
 
 _KINDS_EPILOG = "\n".join(
@@ -60,7 +65,7 @@ _KINDS_EPILOG = "\n".join(
 @options.flag("--bodies", "Name the bodies that break limits of contact and displacement, by kind.")
 @options.flag("--why", "Say how the first violation came about, as far as contacts and poses tell.")
 @options.option("--body-kind KIND", "Only those broken with a body of this kind.", type=click.Choice(BODY_KINDS))
-@options.option("--limit", "At most so many.", type=options.POSITIVE)
+@options.option("--limit", "At most so many; as text 20 unless given.", type=options.POSITIVE)
 @rules.judged_sources
 @options.format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
                            "specification.")  # fmt: skip
@@ -100,9 +105,23 @@ def episodes_command(
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
-        total = len(judged.scores) + len(judged.scores.absent)
-        click.echo(render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
+        total, most = len(judged.scores) + len(judged.scores.absent), limit or _MOST_LISTED
+        table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=most)
+        click.echo(render_text(table), nl=False)
         print_missing(judged)
+        if len(shown) > len(table.rows):
+            click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
+        if shown:
+            worst = episode_list.sort_episodes(shown[:most], "vsi")[0].number
+            echo(f"Next: safevla show {_quote_paths(sources.paths)} {worst}")
+
+
+_MOST_LISTED = 20
+"""Episodes that are listed as text without --limit."""
+
+
+def _quote_paths(paths: Sequence[Path]) -> str:
+    return " ".join(map(shlex.quote, map(str, paths)))
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -137,7 +156,8 @@ def show_command(
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
-    EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends.
+    EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends. Of a
+    folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
 
     --formula asks a formula in signal temporal logic of every episode, for instance
     'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
@@ -149,6 +169,9 @@ def show_command(
             name = "all" if every else "html" if page is not None else rules.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
+        return
+    if _holds_scores_alone(sources.paths) and page is None and not rules.given_judge_options():
+        _show_scores(sources.paths[0], episode, sources.ruleset, form)
         return
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
@@ -164,7 +187,32 @@ def show_command(
     if form == "json":
         options.print_json(explaining.to_document(explanation))
     else:
-        click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
+        click.echo(terminal.format_explanation(explanation, plot_all=every))
+        command = f"safevla show {_quote_paths(sources.paths)} {row.number}"
+        echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
+
+
+def _holds_scores_alone(paths: Sequence[Path]) -> bool:
+    folder = paths[0]
+    has_records = len(paths) > 1 or (folder / RUN).exists() or find_scored_archive(folder) is not None
+    return (folder / SCORES).exists() and not has_records
+
+
+def _show_scores(folder: Path, episode: str, ruleset: Ruleset, form: str) -> None:
+    """Print what scores.json says of an episode, whose record is elsewhere."""
+    scored = ScoresFile.read(folder)
+    row = episode_list.find_episode(episode_list.name_episodes([*scored.episodes, *scored.absent]), episode)
+    if row.number > len(scored.episodes):
+        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+        return
+    score = scored.episodes[row.number - 1]
+    if form == "json":
+        options.print_json({"number": row.number, **msgspec.to_builtins(score)})
+        return
+    click.echo(terminal.format_scored_episode(row.number, score, scored.specs, ruleset.registry))
+    archives = [str(source["archive"]) for source in scored.sources if "host" not in source]
+    source = shlex.quote(archives[0]) if len(archives) == len(scored.sources) == 1 else "RUN"
+    echo(f"{folder} holds scores alone. Next, for times, bodies and plots: safevla show {source} {row.number}")
 
 
 def _write_page(judged: Judged, index: int, page: Path) -> None:
@@ -191,6 +239,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
+    echo(f"Next: safevla show {_quote_paths(sources.paths)} NUMBER explains one")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:

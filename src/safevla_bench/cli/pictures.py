@@ -312,6 +312,8 @@ def figures_command(
     judged = sources.judge()
     compared = compare_runs_in_order(judged) if series else None
     make_folder(folder)
+    count = (len(which) + len(requests) + series) * len(forms)
+    echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")
     target = _FigureTarget(folder, Page(width, font_size, titled=not no_title), forms)
     inputs = drawing.FigureInput(
         judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
@@ -327,8 +329,7 @@ def figures_command(
         _print_series(compared)
     print_warnings(judged)
     print_missing(judged)
-    count = (len(which) + len(requests) + series) * len(forms)
-    echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")
+    click.echo("Next: --no-title, --width and --font-size fit them to a paper; --which NAMES chooses.")
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ def _print_list(form: str) -> None:
         ]
         print_json([*rows, *of_dialects])
         return
+    click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
     print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
     print_columns(("dialect", "asked over", "what it is"), every_dialect)
@@ -234,8 +235,7 @@ def serve_command(
     at_a_time = "1 episode" if copies == 1 else f"{copies} episodes"
     click.echo(f"{at_a_time} at a time; those of more connections wait (--copies).")
     click.echo(f"To look at it: safevla doctor --server openpi:ws://{host}:{chosen}")
-    size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
-    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")
+    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
     if key is None and bind not in _OWN:
         click.echo(f"Anyone who can reach {bind} may use it: set a key in {endpoint.KEY}.", err=True)
     try:

@@ -22,7 +22,7 @@ from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
-from safevla_bench.jobs.evaluation.request import open_questions
+from safevla_bench.jobs.evaluation.request import Request, open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
@@ -208,6 +208,9 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
+    for policy, asked in (Request.from_run(run_command.out).server_arguments or {}).items():
+        if asked:
+            echo(f"{policy} was asked as its server wants: {', '.join(f'{k}={v}' for k, v in asked.items())}")
     greetings = Counter((greeting.policy, greeting.suite) for greeting in folder.read_greetings(run_command.out))
     for policy, suite in (cell for cell, count in greetings.items() if count > 1):
         line = (

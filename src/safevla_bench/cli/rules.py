@@ -49,7 +49,7 @@ library_option = partial(option, "--library NAME|FILE")
 rules_option = partial(repeatable, "--rules FILE|as-judged", "rule_files", type=FILE)
 _JUDGE_OPTIONS = [
     library_option(
-        "Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows); "
+        "Specifications: default, paper-text, paper-as-run, net-force, or a file (TOML, or the paper's JSON rows); "
         "metaworld: limits drawn from a script's successes.",
         section=JUDGING,
         default=DEFAULT_LIBRARY,

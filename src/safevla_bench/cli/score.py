@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopp
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.headline import build_headline
@@ -35,7 +37,7 @@ from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
-from safevla_bench.sources.runs.folder import REPORT
+from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
 from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.trajectory.batch import Batch
@@ -59,8 +61,10 @@ def score_command(
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
-    A changed threshold, tag or specification needs no new rollout: score again. Nothing is written where any episode is
-    bad, unless --skip-invalid is given.
+    A changed threshold, tag or specification needs no new rollout: score again. A judgement by other rules (--library,
+    --rules, --set) of a run folder that is judged already goes into a folder of its own, RUN/experiments/NAME, unless
+    --out is given; the run's own stays (--out RUN replaces it). Nothing is written where any episode is bad, unless
+    --skip-invalid is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
     topic is what: docs/real-robots.md.
@@ -78,6 +82,9 @@ def score_command(
         return
     cluster = options.requested_cluster(engine)
     folder = options.choose_output(out, sources.paths)
+    is_experiment = out is None and _is_experiment(folder)
+    if is_experiment:
+        folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
     tracking.require_trackers(trackers)
     options.print_engine_note(cluster)
     with show_status("judging"):
@@ -86,9 +93,28 @@ def score_command(
         _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
-        return
-    print_scores(judged)
-    echo(f"Scores and report: {folder / REPORT}")
+    else:
+        print_scores(judged)
+    kept = "; the run's own judgement is unchanged (--out RUN replaces it)" if is_experiment else ""
+    if kept or form == "text":
+        echo(f"Scores and report: {folder / REPORT}{kept}", err=form == "json")
+
+
+def _is_experiment(run: Path) -> bool:
+    """Return whether a run folder is judged already and the command line names other rules."""
+    return (run / SCORES).exists() and bool(rules.given_judge_options())
+
+
+def _name_rules(ruleset: Ruleset) -> str:
+    """Return the options that make the rules as the name of a folder, such as `set-joint_torque-1.5`."""
+    options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
+    digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
+
+
+_LONGEST_NAME = 80
+"""Characters of the name of an experiment's folder."""
 
 
 def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
@@ -104,15 +130,24 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     if form == "json":
         click.echo(render_json(rates), nl=False)
         return
+    click.echo("Successes alone: Safety, SBU and VSI were not recorded, and nothing can be judged.\n")
     click.echo("\n".join(render_text(table) for table in rates))
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
+_MOST_CHANGED = 8
+"""Added or changed specifications that are printed, a line each."""
+
+
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
-    if changes := judged.ruleset.describe_changes():
-        echo(f"Judged with {changes}")
-    echo(build_headline(*judged.summarize_scores()).answer)
+    changes = judged.ruleset.describe_changes()
+    echo(f"{f'Judged with {changes}. ' if changes else ''}{build_headline(*judged.summarize_scores()).answer}")
+    changed = list(judged.describe_changed_specs())
+    for line in changed[:_MOST_CHANGED]:
+        echo(f"  {line}")
+    if len(changed) > _MOST_CHANGED:
+        echo(f"  and {len(changed) - _MOST_CHANGED} more added or changed specifications, which the report lists.")
     click.echo()
     click.echo(render_text(_cells_table(judged)))
     for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_forces(), *judged.makers]:
@@ -218,6 +253,8 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], wants_sc
     else:
         for source, records in checked.items():
             _print_report(source, records)
+        if not any(records.problems for records in checked.values()):
+            echo(f"Next: safevla score {' '.join(shlex.quote(str(source)) for source in sources)} --out results")
     context.exit(USER_ERROR if any(records.problems for records in checked.values()) else OK)
 
 
@@ -268,6 +305,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     noun = "episode" if len(records) == 1 else "episodes"
     echo(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}")
+    echo(f"Next: safevla score {shlex.quote(destination)}{'*' * as_folder} --out results")
 
 
 def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:

@@ -29,6 +29,7 @@ from safevla_bench.report import episode_list, render
 from safevla_bench.report.render.latex import LatexLayout
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
 from safevla_bench.training.export import export_dataset
 from safevla_bench.training.pictures import CameraChoice
@@ -45,6 +46,7 @@ _DEFAULT = ("main", "violations")
 @options.option("--out FILE|DIR/", "Write there: one file, or a folder with a file for each table.")
 @options.repeatable("--training POLICY=KIND", "How a policy was trained.")
 @options.auxiliary_option
+@options.flag("--published", "Put the paper's printed rows of the same suites beside yours, marked as such.")
 @options.flag("--no-intervals", "Leave out the 95 % intervals.")
 @options.option("--columns LIST", "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")
 @options.flag("--stacked", "tex: intervals below their values, so that a table is narrow.")
@@ -57,6 +59,7 @@ def tables_command(
     out: str | None,
     training: tuple[str, ...],
     auxiliary: tuple[str, ...],
+    published: bool,
     no_intervals: bool,
     columns: str | None,
     stacked: bool,
@@ -84,7 +87,9 @@ def tables_command(
     names = tuple(part.strip() for text in which for part in text.split(",")) or _DEFAULT
     names = () if names == ("all",) else names
     material = _load_material(sources, names)
-    roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
+    roster = Roster(
+        _parse_training(training), material.roster.privileged, auxiliary, paper_policies() if published else {}
+    )
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)

@@ -96,6 +96,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     margin: float | None = None
     sequential: bool = False
     """Verdicts are of these tasks, and hold however often one looks."""
+    allow_crashed: bool = False
+    """Verdicts leave out episodes without a value, whatever these could change."""
+    across_seeds: bool = False
+    """Pairs are initial states, each with the mean of its seeds."""
     scopes: tuple[SuiteComparison, ...]
     identical: tuple[tuple[str, str], ...] = ()
     across_versions: tuple[str, ...] = ()
@@ -147,6 +151,8 @@ def compare_policies(
         seed=options.seed,
         margin=options.margin,
         sequential=options.sequential,
+        allow_crashed=options.allow_crashed,
+        across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
         identical=tuple(_identical_pairs(pairs)) if pairs else (),
         across_versions=tuple(mixtures),

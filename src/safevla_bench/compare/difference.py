@@ -92,6 +92,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
     p_at_extremes: float | None = None
     """The greater p-value that decides at these extremes, 1 if they disagree on the sign; null if all are known."""
+    p_value_at_extremes: float | None = None
+    """The same of `p_value`."""
     tasks: int = 0
     """Tasks that both ran."""
     differing_tasks: int = 0
@@ -185,7 +187,7 @@ def paired_difference(
     differences = states.first - states.second
     n = len(differences)
     if n == 0:
-        return Difference(first=first, second=second, test="none: no pair", pairs=0)
+        return Difference(first=first, second=second, test="none: no pair has a value of both", pairs=0)
     _, numbers = number_distinct(states.tasks)
     sizes = np.bincount(numbers).astype(np.float64)
     by_task = np.bincount(numbers, differences) / sizes
@@ -232,8 +234,8 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     """
     shared = [task for task in first.by_task if task in second.by_task]
     if not shared:
-        reason = "none: no task that both ran" if first.by_task and second.by_task else "none: no episode"
-        return Difference(first=first.policy, second=second.policy, test=reason)
+        reason = "no task has values of both" if first.by_task and second.by_task else "one has no value"
+        return Difference(first=first.policy, second=second.policy, test=f"none: {reason}")
     first, second = first.select_tasks(shared), second.select_tasks(shared)
     differences = first.totals / first.sizes - second.totals / second.sizes
     estimate = float(differences.mean())
@@ -264,15 +266,19 @@ def add_extremes(
     if not unknown:
         return replace(difference, margin=judge_margin([difference], metric, options))
     ends = [item.difference for item in extremes if item.difference is not None]
-    p_values = [1.0 if item.deciding_p is None else item.deciding_p for item in extremes]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
+
+    def find_greatest(p_values: Iterable[float | None]) -> float:
+        return max((1.0 if p is None else p for p in p_values), default=1.0) if agree else 1.0
+
     judged = [difference] if options.allow_crashed else [difference, *extremes]
     margin = judge_margin(judged, metric, options)
     return replace(
         difference,
         unknown=unknown,
         extremes=(ends[0], ends[1]) if len(ends) == 2 else None,
-        p_at_extremes=max(p_values, default=1.0) if agree else 1.0,
+        p_at_extremes=find_greatest(item.deciding_p for item in extremes),
+        p_value_at_extremes=find_greatest(item.p_value for item in extremes),
         margin="open" if margin and not extremes and not options.allow_crashed else margin,
     )
 

@@ -15,6 +15,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import Header
+from safevla_recorder.folder import OWN_LOOP
 
 Item = TypeVar("Item", bound=Hashable)
 _UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and needs more of them."
@@ -278,16 +279,12 @@ def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
         return
     suites = {header.benchmark for result in (first, other) for header in result.headers}
     protocol, other_protocol = (_start_rules(result.protocol or {}, suites) for result in (first, other))
-    if _OWN_LOOP not in (first.protocol.get("name"), other.protocol.get("name")):
+    if OWN_LOOP not in (first.protocol.get("name"), other.protocol.get("name")):
         protocol, other_protocol = first.protocol, other.protocol
     names = sorted(name for name in {*protocol, *other_protocol} if protocol.get(name) != other_protocol.get(name))
     if names:
         problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
         raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
-
-
-_OWN_LOOP = "own loop"
-"""The protocol of a folder of `safevla_recorder.record`: it knows how a loop settled, and ends at the first success."""
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:

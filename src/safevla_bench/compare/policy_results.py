@@ -16,6 +16,7 @@ from safevla_bench.judging.scores import Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen
+from safevla_recorder.channels import NET_FORCE
 from safevla_recorder.simulator_versions import physics_versions
 
 UNNAMED = "(unnamed)"
@@ -302,6 +303,10 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     for name, versions in _differing_versions(results).items():
         listed = " and ".join(dict.fromkeys(versions))
         yield f"Versions differ: {name} {listed}; simulators may not agree between versions."
+    alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
+    if set().union(*alone) == {True, False}:
+        named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
+        yield f"Records of {named} hold net forces of two bodies, others those of single contacts: they do not compare."
     if silent := ", ".join(name_silent_suites(results)):
         yield f"No specification reached a verdict for {silent}: only SR is compared there, and over all suites."
     if stopped := ", ".join(name_stopped_suites(results)):

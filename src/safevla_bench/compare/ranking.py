@@ -1,4 +1,4 @@
-"""The ranking of policies by Safety under other thresholds, and whether any of them turns it over."""
+"""The ranking of policies by Safety under other thresholds, and whether any of them changes it."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import window_steps
 from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.stl.trace import Trace
+from safevla_bench.tasks import describe_reason
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 
@@ -75,7 +76,7 @@ class ClauseExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One episode: its row of the scores, the clauses with a verdict, worst first, and why others are vacuous."""
+    """One episode: its row of the scores, the clauses with a verdict, worst first, and why others are not judged."""
 
     number: int
     score: EpisodeScore
@@ -84,6 +85,8 @@ class Explanation:
     dt_s: float
     clauses: tuple[ClauseExplanation, ...]
     vacuous: Mapping[str, str]
+    inactive: Mapping[str, str]
+    """Specification -> why it is inactive, in words."""
 
     @property
     def violated_clauses(self) -> tuple[ClauseExplanation, ...]:
@@ -126,6 +129,10 @@ def explain_episode(
         dt_s=float(record.dt_s[0]),
         clauses=tuple(explain_clause(spec_trace) for spec_trace in trace_specs(scores, index, reading, ruleset)),
         vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
+        inactive={
+            spec_id: describe_reason(why, ruleset.registry, row.benchmark)
+            for spec_id, why in row.inactive_specs.items()
+        },
     )
 
 

@@ -175,6 +175,14 @@ class SelectivePolicy(Protocol):
 
 
 @runtime_checkable
+class ChunkingPolicy(Protocol):
+    """A method that a policy offers beside `Policy` if it computes several actions at a time."""
+
+    def take_rest(self) -> Sequence[Action]:
+        """Return, and forget, the actions that it would carry out before it looks at another observation."""
+
+
+@runtime_checkable
 class RemotePolicy(Protocol):
     """Methods that a policy offers beside `Policy` if a server answers for it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,19 +10,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
-from safevla_bench.judging.scores import ACTIVE, Scores
+from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.signals.contact import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
-from safevla_bench.sources.runs.folder import SCORES, archive_digest
+from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, SCORES, AbsentEpisode, archive_digest
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.formula import rename_signals
+from safevla_bench.tasks import describe_reason
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
@@ -81,8 +83,22 @@ class JudgedSource:
         return {**described, **renamed, "archive_sha256": self.archive_sha256}
 
 
-_LARGEST_SCORES = 2**28
-"""Bytes of the largest scores.json that is read for what its maker says."""
+class ScoresFile(msgspec.Struct, frozen=True):
+    """What scores.json says of each episode; the records may be elsewhere."""
+
+    episodes: list[EpisodeScore]
+    specs: list[SpecColumn]
+    absent: list[AbsentEpisode] = []
+    sources: list[dict[str, object]] = []
+
+    @classmethod
+    def read(cls, folder: Path) -> ScoresFile:
+        """Read the scores.json of a folder; `RunError` if it cannot be read."""
+        try:
+            return msgspec.json.decode(read_input(folder / SCORES, MAX_SCORES_BYTES), type=cls)
+        except (OSError, ValueError, RecursionError) as error:
+            place = Place(file=str(folder / SCORES))
+            raise RunError(f"cannot be read: {error}", remedy="Judge anew: safevla score.", place=place) from None
 
 
 class _MakerAggregate(msgspec.Struct):
@@ -103,7 +119,7 @@ def describe_maker(path: Path, provenance: Provenance, safety: float | None = No
     """
     file = path / SCORES
     try:
-        maker = msgspec.json.decode(read_input(file, _LARGEST_SCORES), type=_MakerScores)
+        maker = msgspec.json.decode(read_input(file, MAX_SCORES_BYTES), type=_MakerScores)
     except (OSError, ValueError, RecursionError):
         return []
     if maker.judged_by.rules == provenance.rules:
@@ -242,6 +258,27 @@ class Judged:
             row = self.ruleset.registry.benchmarks[self.ruleset.registry.find_suite(suite)]
             robots.setdefault(row.embodiment or "", []).append(suite)
         return robots
+
+    def describe_changed_specs(self) -> Iterator[str]:
+        """Yield for each added or changed specification in how many episodes it applied, was vacuous, was violated."""
+        if not (changed := self.ruleset.changed_specs()):
+            return
+        cells, total = self.summarize_scores()
+        for spec, row in ((spec, row) for spec in changed for row in total.specs if row.spec_id == spec.spec_id):
+            tier = "" if spec.tier == "safe" else f" ({spec.tier}, in no score)"
+            found = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
+            if not row.active:
+                found = f": {'; '.join(self._list_reasons(cells, row.spec_id))}"
+            yield f"{spec.spec_id}{tier}: applied to {row.active} of {len(self.scores)} episodes{found}."
+
+    def _list_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
+        return dict.fromkeys(
+            describe_reason(reason, self.ruleset.registry, cell.suite or "")
+            for cell in cells
+            for row in cell.specs
+            if row.spec_id == spec_id
+            for reason in row.inactive
+        )
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
         """Return for each registration among the sources what its runs did otherwise; empty without any."""

@@ -19,7 +19,7 @@ from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
 from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.specs.loader import extend_library, is_built_in
-from safevla_bench.specs.spec import Library
+from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.specs.trial import set_thresholds
 from safevla_bench.tasks import check_applicability, loader
@@ -224,6 +224,16 @@ class Ruleset:
             return ""
         changed = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
         return "" if changed.is_default else changed.describe()
+
+    def changed_specs(self) -> list[Spec]:
+        """Return the specifications that the named built-in library, or the default one, lacks or has otherwise.
+
+        [] for rules that were made of values.
+        """
+        if self.recipe is None:
+            return []
+        built_in = specs_loader.library(self.recipe.library if isinstance(self.recipe.library, str) else "default")
+        return [spec for spec in self.library.specs if spec not in built_in.specs]
 
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import closing
+from typing import cast
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Policy
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call
 from safevla_bench.policies.servers import entries
-from safevla_bench.policies.servers.client import KINDS
+from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy
 from safevla_bench.policies.servers.endpoint import KEY
 
 GROUP = "safevla_bench.policies"
@@ -93,3 +95,15 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
         raise PolicyError(problem, remedy="A policy has `wants`, reset(task, seed), act(observation) and close().")
     policy: Policy = made
     return policy
+
+
+def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
+    """Return the arguments that a policy's server asks for and that are not given; {} without such a server.
+
+    Raises `ServerLostError` if the server does not answer, and what `make_policy` raises.
+    """
+    if spec.partition(":")[0] not in KINDS or runs_code(spec):
+        return {}
+    with closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as client:
+        asked = client.model.ask_arguments()
+    return {name: value for name, value in asked.items() if name not in arguments}

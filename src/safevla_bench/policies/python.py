@@ -109,6 +109,10 @@ class InProcessPolicy:
         self._left.extend(chunk)
         return self._left.popleft()
 
+    def take_rest(self) -> list[Action]:
+        """Return the actions of the chunk that are left, and forget them."""
+        return [self._left.popleft() for _ in range(len(self._left))]
+
     def close(self) -> None:
         """Close the object, if it has a `close`; an error in that is logged, since no episode depends on it."""
         if not hasattr(self.made, "close"):
@@ -131,9 +135,9 @@ def orient_images(observation: Observation, orientation: str) -> Observation:
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
     how = ORIENTATIONS[orientation]
-    turned = {camera: np.array(flip_image(image, how)) for camera, image in observation.images.items()}
+    turned = {camera: flip_image(image, how) for camera, image in observation.images.items()}
     readings = {
-        name: np.array(flip_image(reading, how)) if name.startswith("depth/") else reading
+        name: flip_image(reading, how) if name.startswith("depth/") else reading
         for name, reading in observation.extra.items()
     }
     return replace(observation, images=turned, extra=readings)

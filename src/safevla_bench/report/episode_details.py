@@ -16,8 +16,9 @@ from safevla_bench.explain.exposure import PHASES
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.report.charts import Sparkline, draw_sparkline
-from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.report.episode_list import VACUOUS_REASON, EpisodeListRow
 from safevla_bench.report.tables.episodes import format_cause
+from safevla_bench.tasks import describe_reason
 from safevla_bench.text import append_unit, display_unit, format_fixed, format_significant
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
@@ -141,12 +142,15 @@ def describe_episode(
     scores, episode = records.scores, row.number - 1
     evidence, header = records.evidence(episode) if drawn else None, records.header(episode)
     inactive, vacuous = (scores.specs_in_state(state, episode) for state in (INACTIVE, VACUOUS))
-    why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous, "what it guards never came about")
+    why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous, VACUOUS_REASON)
     return EpisodeDetails(
         clauses=tuple(_clause_verdicts(scores, episode, evidence)),
         unjudged=(
             *((spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()),
-            *((spec_id, "inactive", why) for spec_id, why in inactive.items()),
+            *(
+                (spec_id, "inactive", describe_reason(why, records.ruleset.registry, row.benchmark))
+                for spec_id, why in inactive.items()
+            ),
         ),
         instruction=header.instruction or "" if header else "",
         facts=_format_facts(header, records.length(episode)) if header else "",

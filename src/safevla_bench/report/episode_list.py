@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
-from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none, verdict_word
+from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.marks import STANDIN
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
@@ -79,7 +80,11 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
     rows = [_episode_row(scores, float(dt_s[k]), int(k), column) for k in judged]
-    return rows if column is not None else [*rows, *_absent_rows(scores)]
+    return rows if column is not None else [*rows, *name_episodes(scores.absent, len(scores) + 1)]
+
+
+VACUOUS_REASON = "what it guards never came about"
+"""Why a specification is vacuous, where no record says more."""
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
@@ -165,8 +170,8 @@ def _spec_fields(scores: Scores, column: int, index: int) -> dict[str, Any]:
     }
 
 
-def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
-    """Return a row for each episode that left no record, numbered behind those with one."""
+def name_episodes(episodes: Iterable[EpisodeScore | AbsentEpisode], start: int = 1) -> list[EpisodeListRow]:
+    """Return a row for each episode with its number, names and outcome alone, and why it left no record, if it did."""
     return [
         EpisodeListRow(
             number=number,
@@ -175,9 +180,9 @@ def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
             benchmark=episode.benchmark,
             task_id=episode.task_id,
             outcome=episode.outcome,
-            reason=episode.reason,
+            reason=episode.reason if isinstance(episode, AbsentEpisode) else None,
         )
-        for number, episode in enumerate(scores.absent, start=len(scores) + 1)
+        for number, episode in enumerate(episodes, start)
     ]
 
 

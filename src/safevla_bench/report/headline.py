@@ -18,7 +18,7 @@ from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.table import policy_name
-from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
+from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent, shorten_name, shorten_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,12 @@ def _sum_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
     for cell in (cell for cell in cells if has_verdict(cell)):
         rate, (count, n) = cell.rates[metric.key], counts.get(policy_name(cell), (0, 0))
         counts[policy_name(cell)] = count + rate.count, n + rate.n
-    rates = {name: Rate.of(*pair) for name, pair in counts.items()}
-    short_names = {shorten_name(name): rate for name, rate in rates.items()}
-    return short_names if len(short_names) == len(rates) else rates
+    short = shorten_names(counts)
+    return {short[name]: Rate.of(*pair) for name, pair in counts.items()}
 
 
 def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
-    unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, noun)
+    unsafe, episodes = safety.n - safety.count, count_noun(safety.n, noun)
     if not unsafe:
         return f"No safety limit was broken in {episodes}{whose}; with this many, {describe_clean_bound(safety.n)}."
     return (
@@ -147,7 +146,7 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
         who = _all_or_none_phrase("None", len(rates))
-        episodes = _count_noun(sum(rate.n for rate in rates.values()), noun)
+        episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[least].n)
         return f"{who} broke a safety limit in {episodes}; for {least}, with this many, {bound}."
@@ -177,7 +176,7 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
     known = {name: rate for name, rate in sums.items() if rate.n}
     if not known:
         return "" if any(cell.rates[SR.key].count for cell in judged) else "No episode succeeded."
-    successes = _count_noun(sum(rate.n for rate in known.values()), "success", "es")
+    successes = count_noun(sum(rate.n for rate in known.values()), "success", "es")
     if not any(rate.count for rate in known.values()):
         return f"None of the {successes} was unsafe."
     if len(known) == 1:
@@ -201,7 +200,3 @@ def _format_rate(rate: Rate) -> str:
 
 def _format_ci(rate: Rate) -> str:
     return " to ".join(format_fixed(100 * end, 1) for end in rate.ci) if rate.ci else ""
-
-
-def _count_noun(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{'' if count == 1 else plural}"

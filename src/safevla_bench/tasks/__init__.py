@@ -43,6 +43,43 @@ class Applicability:
 
 
 APPLIES = Applicability()
+_MEANINGS = {
+    "non_spillable": "nothing that it carries can spill",
+    "orientation_insensitive": "what it carries may lie anyhow",
+    "task_requires_extreme_tilt": "the task takes a large tilt",
+    "task_defining_arm_fixture_contact": "touching the fixture is the task",
+    "goal_moves_articulated_fixture": "the goal moves a door, a drawer or the like",
+    "goal_moves_small_fixture": "the goal moves a knob, a button or a switch",
+    "locomotion_only": "the robot only drives",
+    "held_target": "the task holds no object",
+    "manipulated_target": "the task moves no object",
+    "bystander_tracking_required": "the task asks nothing of other objects",
+}
+"""Tag -> what it, or its lack, says of a task to which a specification does not apply."""
+
+
+def describe_reason(reason: str, registry: Registry, benchmark: str) -> str:
+    """Return the reason of `Applicability` in words, the tag in brackets; what has none stays as it is.
+
+    A tag that the capability set of the paper leaves out, and the full set of the host has, is said to be left out.
+    """
+    suite = registry.benchmarks.get(registry.find_suite(benchmark))
+    full = registry.capability_sets.get(f"{suite.capabilities}-full") if suite else None
+    words = dict(_MEANINGS)
+    if suite and full:
+        left_out = (
+            f"left out by the paper's {suite.capabilities} capability set; --set capabilities={full.name} judges it"
+        )
+        words |= {tag: left_out for tag in full.tags - registry.capability_sets[suite.capabilities].tags}
+    return "; ".join(_describe_part(part, words) for part in reason.split("; "))
+
+
+def _describe_part(part: str, words: Mapping[str, str]) -> str:
+    for kind in ("needs ", "invalid with "):
+        tags = part.removeprefix(kind).split(", ")
+        if part.startswith(kind) and all(tag in words for tag in tags):
+            return "; ".join(f"{words[tag]} ({tag})" for tag in tags)
+    return part
 
 
 def check_applicability(

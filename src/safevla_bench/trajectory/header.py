@@ -9,12 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from safevla_recorder.channels import recorded_forces
+from safevla_recorder.episode import OUTCOMES as OUTCOMES
 
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 SCHEMA_VERSION = 1
-OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
-"""How a recorded episode may end; a crash leaves no record. Only `success` goes with success."""
 # Franka Emika Panda datasheet, joints 1 to 7 in N·m; the paper's Table 17 uses the same for the mobile PandaOmron.
 TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
     "Panda": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),

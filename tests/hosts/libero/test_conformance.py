@@ -56,6 +56,35 @@ class TestLibero(HostConformance):
             env.step(np.array([0, 0, 1.0, 0, 0, 0, 1.0]))
         return CAN
 
+    def set_down(self, env, seed):
+        self.hold(env, seed)
+        self.act(env, [0, 0, 1, 0, 0, 0, 1.0], 8)
+        self.act(env, [0, 0, -0.5, 0, 0, 0, 1.0], 18)
+        self.act(env, [0, 0, 0, 0, 0, 0, -1.0], 8)
+        self.act(env, [0, 0, 1, 0, 0, 0, -1.0], 40)
+        sim = env._env.sim
+        return CAN, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{CAN}_main")])
+
+    def turn_object(self, env, seed):
+        env.reset(seed)
+        before = self.heading_deg(env)
+        self.hold(env, seed)
+        self.act(env, [0, 0, 1, 0, 0, 0, 1.0], 8)
+        self.act(env, [0, 0, 0, 0, 0, 0.6, 1.0], 12)
+        self.act(env, [0, 0, -0.5, 0, 0, 0, 1.0], 18)
+        self.act(env, [0, 0, 0, 0, 0, 0, -1.0], 8)
+        self.act(env, [0, 0, 1, 0, 0, 0, -1.0], 30)
+        return CAN, self.heading_deg(env) - before
+
+    def heading_deg(self, env):
+        sim = env._env.sim
+        turned = sim.data.get_body_xmat(f"{CAN}_main")
+        return float(np.degrees(np.arctan2(turned[1, 0], turned[0, 0])))
+
+    def act(self, env, action, steps):
+        for _ in range(steps):
+            env.step(np.array(action, dtype=float))
+
     def close_on_nothing(self, env, seed):
         env.reset(seed)
         for _ in range(12):

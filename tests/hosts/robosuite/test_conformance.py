@@ -55,6 +55,36 @@ class TestRobosuite(HostConformance):
             env.step(CLOSE + [0, 0, 0.5, 0, 0, 0, 0])
         return CUBE
 
+    def set_down(self, env, seed):
+        self.hold(env, seed)
+        for motion, steps in ((CLOSE + [0, 0, 0.5, 0, 0, 0, 0], 6), (CLOSE - [0, 0, 0.3, 0, 0, 0, 0], 14)):
+            self.act(env, motion, steps)
+        self.let_go(env)
+        sim = env._env.sim
+        return CUBE, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{CUBE}_main")])
+
+    def turn_object(self, env, seed):
+        env.reset(seed)
+        before = self.heading_deg(env)
+        self.hold(env, seed)
+        self.act(env, CLOSE + [0, 0, 0.5, 0, 0, 0, 0], 4)
+        self.act(env, CLOSE + [0, 0, 0, 0, 0, 0.5, 0], 10)
+        self.act(env, CLOSE - [0, 0, 0.3, 0, 0, 0, 0], 12)
+        self.let_go(env)
+        return CUBE, self.heading_deg(env) - before
+
+    def let_go(self, env):
+        self.act(env, STILL, 8)
+        self.act(env, STILL + [0, 0, 0.5, 0, 0, 0, 0], 15)
+
+    def heading_deg(self, env):
+        turned = env._env.sim.data.get_body_xmat(f"{CUBE}_main")
+        return float(np.degrees(np.arctan2(turned[1, 0], turned[0, 0])))
+
+    def act(self, env, action, steps):
+        for _ in range(steps):
+            env.step(action)
+
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the cube, then down until something stops it."""
         self.reach(env, env.reset(seed), np.array([0.0, FINGER_M, -0.02]))

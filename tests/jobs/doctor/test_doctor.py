@@ -25,6 +25,19 @@ def test_without_a_simulator_nothing_is_an_error_and_judging_works(monkeypatch):
     assert not any(check.endswith("episode") for check in found)
 
 
+def test_a_simulator_of_another_distribution_is_named_and_nothing_says_that_there_is_none(monkeypatch):
+    """A plug-in's host, another packaging of LIBERO, and what `record` finds by an entry point."""
+    monkeypatch.setattr(doctor, "installed_versions", dict)
+    monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
+    monkeypatch.setattr(doctor, "list_attachments", lambda: [("my-lab", SimpleNamespace(name="bench"))])
+    monkeypatch.setattr(doctor, "OTHER_DISTRIBUTIONS", ("msgspec", "nothing-of-that-name"))
+    (found,) = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "simulator"]
+    assert found.level == "ok"
+    assert "the host fake (of my-lab)" in found.found
+    assert "bench (of my-lab), which record() can record" in found.found
+    assert "nothing-of-that-name" not in found.found
+
+
 def test_everything_that_is_not_ok_has_a_remedy(monkeypatch):
     monkeypatch.setattr(doctor, "installed_versions", dict)
     monkeypatch.setenv("MUJOCO_GL", "bogus")

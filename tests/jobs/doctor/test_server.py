@@ -144,7 +144,7 @@ def test_the_dialect_that_a_server_takes_is_found():
     assert chosen["eval"].found.count("dialect=") == 1
 
 
-def test_a_served_policy_s_image_size_and_single_action_go_into_the_command():
+def test_a_served_policy_is_asked_as_it_wants_and_the_command_needs_no_argument_for_it():
     class Still:
         wants = Wants(cameras=("agentview",), image_size=(64, 64))
 
@@ -157,9 +157,11 @@ def test_a_served_policy_s_image_size_and_single_action_go_into_the_command():
 
     with served(Still) as url:
         found = look(f"openpi:{url}")
-    assert found["chunk"].found == "1 action a reply, as safevla serve gives: replan=1"
-    assert "--policy-arg image_size=64 --policy-arg replan=1" in found["eval"].found
+    assert found["asks for"].found.startswith("cameras=agentview,none, image_size=64, replan=all: ")
+    assert found["chunk"].found == "1 action a reply, all carried out"
+    assert not {"image_size=64", "replan=all"} & set(shlex.split(found["eval"].found))
     assert "'observation/image' uint8 [64, 64, 3]" in found["request"].found
+    assert "wrist" not in found["request"].found
 
 
 def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_told():
@@ -262,7 +264,7 @@ def test_a_server_is_left_alone_afterwards(monkeypatch):
     monkeypatch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
     with gr00t(gr00t_endpoints) as server:
         look(f"gr00t:{server.url}")
-    assert len(closed) == 1
+    assert len(closed) == 2, "the one that learns what the server asks for, and the one that asks it"
 
 
 def test_the_made_up_scene_is_the_same_each_time():

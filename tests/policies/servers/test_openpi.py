@@ -21,6 +21,7 @@ from safevla_bench.errors import (
 )
 from safevla_bench.interface.policy import check_action
 from safevla_bench.plugins import install_command
+from safevla_bench.policies import ask_arguments
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import parse_addresses
 
@@ -294,7 +295,8 @@ def test_a_refused_key_says_where_a_key_is_read_from(status, monkeypatch):
         ({"dialect": "none-such"}, "no dialect 'none-such'"),
         ({"dialect": "gr00t-libero"}, "servers of gr00t, not of openpi"),
         ({"cameras": "agentview"}, "shows 2"),
-        ({"cameras": "none,none"}, "shows 2"),
+        ({"image_size": "64x"}, "image_size=64x"),
+        ({"image_size": "5000"}, "image_size=5000"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_is_asked_and_no_secret_is_repeated(arguments, words):
@@ -342,6 +344,22 @@ def test_cameras_of_another_host_take_the_places_of_the_dialect_s():
     ):
         assert policy.wants.cameras == ("front",)
         policy.act(seen(images={"front": np.zeros((256, 256, 3), np.uint8)}))
+
+
+def test_images_may_be_oblong_or_left_out():
+    only = {key: kind for key, kind in OPENPI_REQUEST.items() if "image" not in key}
+    with (
+        websockets(openpi(lambda request, number: chunk(5), only)) as server,
+        playing("openpi", server.url, cameras="none,none", image_size="32x48") as policy,
+    ):
+        assert (policy.wants.cameras, policy.wants.image_size) == ((), (32, 48))
+        policy.act(seen(images={}))
+
+
+def test_what_another_server_than_safevla_serve_says_of_images_is_not_followed():
+    said = {"cameras": {"observation/image": "agentview"}, "image_size": [64, 64], "replan": "all"}
+    with websockets(lambda connection: connection.send(OPENPI.pack(said))) as server:
+        assert ask_arguments(f"openpi:{server.url}") == {}
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -20,16 +20,17 @@ from policies.servers.stub_servers import TASK, client, playing, seen
 from safevla_bench import cli
 from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
-from safevla_bench.policies import make_policy
+from safevla_bench.policies import ask_arguments, make_policy
+from safevla_bench.policies.python import adopt_object
 from safevla_bench.policies.servers import dialects, serve
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.transforms import to_axis_angle
 
 
 @contextmanager
-def served(make, seed=0, key=None, bind="127.0.0.1", copies=1):
+def served(make, seed=0, key=None, bind="127.0.0.1", copies=1, port=0):
     held = serve.ServedPolicy("mine", make, seed, copies=copies)
-    server = serve.start_server(held, bind, 0, key)
+    server = serve.start_server(held, bind, port, key)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -42,6 +43,28 @@ def served(make, seed=0, key=None, bind="127.0.0.1", copies=1):
 
 
 LARGE = {"replan": "1", "image_size": "256"}
+
+
+@pytest.mark.parametrize(
+    ("wants", "wishes"),
+    [
+        (Wants(), {"cameras": "none,none", "replan": "all"}),
+        (Wants(("front",), (64, 64)), {"cameras": "front,none", "image_size": "64", "replan": "all"}),
+        (Wants(("front", "wrist"), (48, 64)), {"cameras": "front,wrist", "image_size": "48x64", "replan": "all"}),
+    ],
+)
+def test_a_client_that_asks_learns_the_cameras_the_size_and_the_replanning_and_what_is_given_stands(wants, wishes):
+    with served(lambda: SimpleNamespace(wants=wants, reset=None, act=None, close=lambda: None)) as url:
+        assert ask_arguments(f"openpi:{url}") == wishes
+        given = {"replan": "2", "cameras": "side,none"}
+        asked = ask_arguments(f"openpi:{url}", given)
+        assert asked == {name: value for name, value in wishes.items() if name not in given}
+
+
+def test_an_image_that_the_policy_wants_and_is_not_sent_refuses_the_server():
+    with served(Looks) as url, pytest.raises(ServerRefusedError, match=r"'observation/wrist_image' \(robot0_eye") as no:
+        act(url, image_size="256", cameras="agentview,none")
+    assert "cameras" in no.value.remedy
 
 
 def act(url, **arguments):
@@ -102,7 +125,7 @@ def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
 
 
 def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argument_that_helps():
-    with served(Looks) as url, pytest.raises(ServerRefusedError, match="256 x 256") as caught:
+    with served(Looks) as url, pytest.raises(ServerRefusedError, match="images of 256 pixels") as caught:
         client("openpi", url, replan="1").reset(TASK, 0)
     assert "image_size=256" in caught.value.remedy
 
@@ -133,6 +156,25 @@ def test_a_policy_is_loaded_once_and_another_episode_waits_until_it_is_free():
         other.close()
     assert len(loaded) == 1
     assert [isinstance(entry, tuple) for entry in loaded[0].log] == [True, False, False, True, False, False]
+
+
+def test_a_reply_is_the_policy_s_own_chunk_which_its_client_carries_out_as_in_process():
+    class Chunks(Looks):
+        def act(self, observation):
+            self.log.append(observation)
+            return np.arange(21.0).reshape(3, 7) / 100 + len(self.log)
+
+    def first_actions(policy):
+        return [(policy.looks_next, policy.act(seen())[0]) for _ in range(7)]
+
+    near = adopt_object("near", Chunks())
+    near.reset(TASK, 0)
+    with (
+        served(lambda: adopt_object("mine", Chunks())) as url,
+        playing("openpi", url, **ask_arguments(f"openpi:{url}")) as far,
+    ):
+        assert first_actions(far) == first_actions(near)
+        assert len(far.calls_s) == 3
 
 
 def test_copies_of_a_policy_serve_as_many_episodes_at_a_time():

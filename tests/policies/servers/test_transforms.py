@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies.servers import transforms
@@ -28,7 +29,7 @@ def made(which):
 
 
 def picture(image):
-    return transforms.flip_image(image, "vertical")  # as MuJoCo's rendering is turned upright: nothing to do
+    return PillowImage.fromarray(image)
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -113,6 +114,7 @@ def test_an_image_of_the_size_is_not_touched_and_another_needs_a_method():
 @pytest.mark.parametrize("method", transforms.RESIZERS)
 def test_what_is_sent_is_the_sender_s_own_array(method):
     """A policy in this process makes tensors of it, which PyTorch refuses to share where it cannot be written to."""
+    assert all(transforms.flip_image(IMAGE, how).flags.writeable for how in transforms.FLIPS)
     for size in ((4, 2), (2, 2)):
         assert transforms.resize_picture(picture(IMAGE), size, method).flags.writeable
 

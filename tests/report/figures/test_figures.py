@@ -91,6 +91,17 @@ def test_short_names_stand_at_their_markers_and_need_no_key():
     assert "1" not in texts
 
 
+@pytest.mark.parametrize("state", ["all unsafe", "all safe", "one episode"])
+def test_a_bar_at_0_or_100_percent_stands_off_the_axes(state):
+    axes = drawn("tradeoff", shown(state)).axes
+    bars = [line for panel in axes for line in panel.lines if len(line.get_xdata()) == 2]
+    assert bars
+    for bar in bars:
+        (left, right), (bottom, top) = bar.axes.get_xlim(), bar.axes.get_ylim()
+        assert all(left < x < right for x in bar.get_xdata())
+        assert all(bottom < y < top for y in bar.get_ydata())
+
+
 @pytest.mark.parametrize("state", ["nothing", "all crashed", "no verdict"])
 def test_an_empty_figure_says_why_it_is_empty(state):
     reasons = {"There are no episodes.", "No episode was counted.", "No specification was judged.",

@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from report.golden_tables import FOLDER, papers
+from report.golden_tables import FOLDER, demonstrated, papers
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.render.latex import COLUMN_PT, PAGE_PT, LatexLayout, render_latex
-from safevla_bench.report.tables.table import Cell, Column, Table
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.published import paper_policies
+from safevla_bench.report.tables.table import DASH, Cell, Column, Table, dash_cell, drop_empty_columns
 
 NARROW = Table("t", (Column("Policy", numeric=False), Column("SR %")), ((Cell("mine"), Cell("90.0", 90.0)),))
 PREAMBLE = rf"""\documentclass[twocolumn]{{article}}
@@ -26,7 +28,9 @@ PREAMBLE = rf"""\documentclass[twocolumn]{{article}}
 
 @pytest.fixture(scope="module")
 def shipped() -> list[Table]:
-    return [*msgspec.json.decode((FOLDER / "demo.json").read_bytes(), type=list[Table]), *papers()]
+    beside_paper = demonstrated(["main", "severity", "violations", "tasks"], Roster(published=paper_policies()))
+    of_demo = msgspec.json.decode((FOLDER / "demo.json").read_bytes(), type=list[Table])
+    return [*of_demo, *beside_paper, *papers()]
 
 
 def widened(table: Table, times: int) -> Table:
@@ -67,6 +71,23 @@ def test_the_label_of_each_of_several_tables_ends_in_its_name():
 def test_no_shipped_table_is_wider_than_a_page(shipped: list[Table], stacked: bool):
     printed = render_tables(shipped, "tex", LatexLayout(stacked))
     assert "% wider than a page" not in printed
+
+
+def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[Table]):
+    heads = (*NARROW.columns, Column("Training", numeric=False), Column("tilt"), Column("VSI"), Column("SBU %"))
+    empty = (dash_cell(), dash_cell(), dash_cell("not known"))
+    rows = ((*NARROW.rows[0], *empty, Cell("1.0", 1.0)), (Cell("b"), dash_cell(), *empty, dash_cell()))
+    table = Table("t", heads, rows, (DASH,))
+    printed = render_latex(table)
+    assert r"Policy & SR \% & SBU \% \\" in printed
+    assert "Left out, without a value in any row: tilt, VSI (not known)." in printed
+    assert "never a zero" in printed
+    without_dash = replace(table, rows=table.rows[:1])
+    assert "never a zero" not in render_latex(without_dash)
+    assert render_latex(replace(table, rows=())).count("Training") == 1
+    for shown in shipped:
+        columns = list(zip(*(drop_empty_columns(shown).rows), strict=True))[1:]
+        assert all(any(cell.text not in ("", "—") for cell in column) for column in columns)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex and booktabs")

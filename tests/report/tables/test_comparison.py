@@ -59,7 +59,7 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     [
         ("safety", {"better": "b"}, "B safer"),
         ("safety", {"better": "a", "difference": 0.2}, "A safer"),
-        ("sbu", {"better": "a"}, "A safer"),
+        ("sbu", {"better": "a"}, "A lower"),
         ("vsi", {"better": "b", "difference": 0.1}, "B safer"),
         ("p_unsafe_given_success", {"better": "a"}, "A safer"),
         ("sr", {"better": "b"}, "B better"),

@@ -1,113 +1,270 @@
-"""The first sentence of a comparison says what it established, and no more; the block below agrees with it."""
+"""The first sentences of a comparison say what it established, and no more; the block below agrees with them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
-from safevla_bench.compare.difference import Difference
+from compare.test_compare import (
+    ALWAYS,
+    CALM,
+    FIRST_OF_EACH_TASK,
+    NEAR,
+    ROUGH,
+    SELDOM_UNSAFE,
+    crashed_in,
+    edit_headers,
+    on_tasks,
+    with_seeds,
+    without_verdict,
+)
+from safevla_bench.compare.comparison import Comparison, compare_policies
+from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables.comparison_answer import answer_table, describe_comparison
 
-FIVE = Difference(
-    first="careful",
-    second="hasty",
-    difference=0.5,
-    ci=(0.084, 0.763),
-    ci_by_task=(0.02, 0.9),
-    pairs=10,
-    tasks=5,
-    only_first=5,
-    only_second=0,
-    test="McNemar, mid-p",
-    p_value=0.031,
-    p_by_task=0.125,
-    p_adjusted=0.125,
-    tasks_needed=6,
-)
+DOUBT = "8 episodes without a value could change that (see --allow-crashed)."
+FEW = "Not established for tasks like these: 2 tasks, 6 needed."
+FIVE, FIVE_LESS = on_tasks("a", "11111", "11111"), on_tasks("b", "00111", "00011")
+STEADY, SHAKY = on_tasks("a", *["1" * 11 + "0" * 9] * 8), on_tasks("b", *["0" * 11 + "1" * 9] * 8)
+"""Ahead in 11 of 20 pairs of every task: chance on these tasks, and yet not over tasks like these."""
+LOST = crashed_in(on_tasks("a", "1" * 9, "1" * 9), 0, 1, 2, 3)
 
 
-def compare(*differences: Difference, metric: str = "safety", **changes: object) -> Comparison:
-    names = tuple(dict.fromkeys(name for item in differences for name in (item.first, item.second)))
-    standings = tuple(
-        PolicyStanding(policy=name, n=10, count=5, value=0.5, ci=(0.2, 0.8), ci_by_task=None, letters="a")
-        for name in names
+def compare(*members: PolicyResults, paired: bool = True, across_seeds: bool = False, **options: object) -> Comparison:
+    """A comparison in Safety, unless the options name other metrics."""
+    chosen = ComparisonOptions(**{"metrics": ("safety",), **options})
+    return compare_policies(members, chosen, paired=paired, across_seeds=across_seeds)
+
+
+def describe(*members: PolicyResults, **options: object) -> str:
+    return describe_comparison(compare(*members, **options))
+
+
+def show(comparison: Comparison) -> str:
+    return render_text(answer_table(comparison), width=160)
+
+
+def on_two_suites(result: PolicyResults) -> PolicyResults:
+    """The first half of the episodes in one suite, the others in another."""
+    half = len(result) // 2
+    headers = (structs.replace(old, benchmark="near" if k < half else "far") for k, old in enumerate(result.headers))
+    return replace(result, headers=tuple(headers))
+
+
+# Two policies
+
+
+@pytest.mark.parametrize("members", [(FIVE, FIVE_LESS), (FIVE_LESS, FIVE)])
+def test_the_better_policy_comes_first_and_no_number_has_a_sign(members):
+    assert describe(*members) == (
+        f"a is safer than b on these tasks: 5 of 10 pairs against 0 (50.0 points, 8.4 to 76.3). {FEW}"
     )
-    compared = MetricComparison(metric=metric, standings=standings, differences=differences, primary=True)
-    scope = SuiteComparison(suite=None, pairs=10, left_out=0, tasks=differences[0].tasks, metrics=(compared,))
-    fields = {"policies": names, "paired": True, "confidence": 0.95, "seed": 0, "scopes": (scope,)}
-    return Comparison(**{**fields, **changes})
 
 
-SWAPPED = replace(
-    FIVE, first="hasty", second="careful", difference=-0.5, ci=(-0.763, -0.084), only_first=0, only_second=5
-)
-HERE = "careful is safer than hasty on these tasks: 5 of 10 pairs against 0 (50.0 points, 8.4 to 76.3)."
+def test_tasks_like_these_decide_where_chance_explains_these_tasks():
+    assert (
+        describe(STEADY, SHAKY) == "a is safer than b for tasks like these: 88 of 160 pairs against 72 (10.0 points)."
+    )
+    assert describe(STEADY, on_tasks("b", *["0" * 11 + "1" * 9] * 7, "0" * 12 + "1" * 8)) == (
+        "a is safer than b for tasks like these: 88 of 160 pairs against 71 (10.6 points, 10.0 to 12.5)."
+    )
+
+
+def test_both_answers_are_given_where_both_are_known():
+    assert describe(ALWAYS, SELDOM_UNSAFE) == (
+        "a is safer than b on these tasks: 9 of 320 pairs against 0 (2.8 points, 1.5 to 5.3). "
+        "The same holds for tasks like these (2.5 to 3.8)."
+    )
+    assert describe(on_tasks("a", "1" * 40, *["1" * 5] * 7), on_tasks("b", "0" * 40, *["1" * 5] * 7)).endswith(
+        "Not established for tasks like these (p 0.500)."
+    )
+
+
+def test_one_task_and_every_look_say_nothing_of_others():
+    on_one = describe(on_tasks("a", "1" * 9), on_tasks("b", "0" * 9))
+    assert on_one == "a is safer than b on this task: 9 of 9 pairs against 0 (100.0 points, 40.2 to 100.0)."
+    at_every_look = describe(CALM, ROUGH, sequential=True)
+    assert at_every_look.startswith("a is safer than b on these tasks: 32 of 64 pairs against 0 (50.0 points, ")
+    assert "like these" not in at_every_look
+
+
+def test_without_a_verdict_each_number_says_whose_it_is():
+    members = on_tasks("a", "1110", "0101"), on_tasks("b", "0110", "1001")
+    few = "For tasks like these it takes 6 tasks; there are 2."
+    assert describe(*members) == (
+        "No difference in Safety is established between a and b: 2 of 8 pairs for a, 1 for b "
+        f"(12.5 points, 32.9 for b to 52.8 for a). {few}"
+    )
+    assert describe(*members, paired=False) == (
+        "No difference in Safety is established between a and b: 12.5 points for a, 35.8 for b to 60.8 for a. " + few
+    )
+    assert "A 12.5 (B 32.9 to A 52.8)" in show(compare(*members))
+
+
+def test_an_equal_value_keeps_its_interval():
+    equal = on_tasks("a", "1010", "0101"), on_tasks("b", "0110", "1001")
+    assert "equal (B 46.3 to A 46.3)" in show(compare(*equal))
 
 
 @pytest.mark.parametrize(
-    ("difference", "sentence"),
-    [
-        (FIVE, f"{HERE} Not established for tasks like these: 5 tasks, 6 needed."),
-        (SWAPPED, f"{HERE} Not established for tasks like these: 5 tasks, 6 needed."),
-        (replace(FIVE, tasks_needed=None), f"{HERE} Not established for tasks like these (p 0.125)."),
-        (
-            replace(FIVE, tasks_needed=None, p_by_task=0.01, better="careful"),
-            f"{HERE} The same holds for tasks like these (2.0 to 90.0).",
-        ),
-        (replace(FIVE, tasks=1, tasks_needed=None, p_by_task=None, better="careful"), HERE),
-        (replace(FIVE, sequential=True, tasks_needed=None, better="careful"), HERE),
-        (
-            replace(FIVE, p_value=0.3, ci=(-0.1, 0.8)),
-            "No difference in Safety is established between careful and hasty: 5 of 10 pairs against 0 (50.0 points, "
-            "−10.0 to 80.0).",
-        ),
-        (replace(FIVE, identical=True, difference=0.0), "Safety of careful and hasty is the same in each of 10 pairs."),
-        (
-            replace(FIVE, tasks_needed=None, undecided=True, unknown=2),
-            f"{HERE} The same holds for tasks like these (2.0 to 90.0). Undecided all the same: 2 episodes without a "
-            "value could change that (--allow-crashed leaves them out).",
-        ),
-        (replace(FIVE, difference=None), "Safety of careful and hasty cannot be compared: one has no value."),
-        (
-            replace(FIVE, pairs=None, only_first=None, only_second=None),
-            "careful is safer than hasty on these tasks: 50.0 points, 8.4 to 76.3. Not established for tasks like "
-            "these: 5 tasks, 6 needed.",
-        ),
-    ],
+    ("paired", "reason"), [(True, "no pair has a value of both"), (False, "no task has values of both")]
 )
-def test_two_policies(difference, sentence):
-    assert describe_comparison(compare(difference)) == sentence
+def test_a_gap_has_its_reason(paired, reason):
+    both = on_tasks("a", "11", "11"), on_tasks("b", "11", "11")
+    gap = compare(without_verdict(both[0], 0, 1), without_verdict(both[1], 2, 3), paired=paired)
+    assert describe_comparison(gap).startswith(f"Safety of a and b cannot be compared: {reason}.")
 
 
-def test_less_severity_is_better():
-    difference = replace(FIVE, difference=-0.4, ci=(-0.7, 0.0), only_first=None, only_second=None)
-    assert describe_comparison(compare(difference, metric="vsi")).startswith(
-        "careful is safer than hasty on these tasks: 0.400, 0.000 to 0.700."
+def test_identical_policies_have_a_margin_and_what_is_left_out_too():
+    assert describe(crashed_in(ALWAYS, 3), replace(ALWAYS, name="b"), margin=0.05) == (
+        "Safety of a and b is the same in each of 319 pairs. Left out: 1 episode without a value. "
+        "Whether one is worse by 5 points is open."
     )
 
 
-def test_several_policies_name_what_is_established_and_where():
-    third = replace(FIVE, second="third", tasks_needed=None, better="careful", tasks=8)
-    same = replace(FIVE, first="hasty", second="third", tasks_needed=None, tasks=8)
-    first = replace(third, second="hasty")
-    shown = describe_comparison(compare(first, third, same))
-    assert shown == "Established for tasks like these: careful safer than hasty, careful safer than third."
-    few = describe_comparison(compare(FIVE, replace(FIVE, second="third")))
-    assert few == "No two of 3 policies are shown to differ in Safety. It takes 6 tasks; these are 5."
+def test_a_margin_is_in_the_unit_of_the_metric():
+    shown = describe(ALWAYS, SELDOM_UNSAFE, metrics=("vsi",), margin=0.05)
+    assert shown.startswith("a is safer than b in VSI on these tasks: 0.014, 0.006 to 0.023.")
+    assert shown.endswith("a and b are equivalent: neither is worse by 5 hundredths of VSI.")
+    assert describe(SELDOM_UNSAFE, ALWAYS, margin=0.03).endswith("a is not worse than b by 3 points.")
 
 
-def test_the_block_says_whose_difference_it_is_and_what_is_established():
-    text = render_text(answer_table(compare(SWAPPED), ["Judged by …"]), width=120)
-    assert "10 pairs of episodes of 5 tasks in one suite" in text
-    assert "B 50.0 (8.4 to 76.3)" in text
-    assert "B safer, on these tasks" in text
-    assert text.rstrip().endswith("Judged by …")
-    assert "no" in render_text(answer_table(compare(replace(FIVE, p_value=0.3))), width=120).split()
+@pytest.mark.parametrize("count", [2, 3])
+def test_less_sbu_is_not_called_safer(count):
+    rough = on_tasks("b", *["1" * 30 + "0" * 10] * 8)
+    comparison = compare(*[ALWAYS, rough, replace(rough, name="c")][:count], metrics=("sbu",))
+    shown = describe_comparison(comparison)
+    assert "a has less SBU than b" in shown
+    assert shown.endswith("SBU also falls where fewer episodes succeed: read it beside SR.")
+    assert "safer" not in shown + show(comparison)
+    assert "etters" not in show(comparison)  # SBU has none without SR beside it
+
+
+def test_long_names_are_shortened():
+    long = replace(FIVE, name="a" * 500)
+    assert len(describe(long, FIVE_LESS)) < 400
+    assert len(describe(long, FIVE_LESS, replace(FIVE_LESS, name="c"))) < 900
+
+
+# Episodes without a value
+
+
+def test_lost_episodes_can_undo_what_is_said_of_these_tasks():
+    other = on_tasks("b", "1111" + "0" * 5, "1111" + "0" * 5)
+    comparison = compare(LOST, other)
+    size = "on these tasks: 10 of 14 pairs against 0 (71.4 points, 34.5 to 88.3)."
+    four = "4 episodes without a value"
+    assert describe_comparison(comparison) == (
+        f"Undecided whether a is safer than b {size} {four} could change that (see --allow-crashed). {FEW}"
+    )
+    assert "undecided on these tasks; needs 6 tasks" in show(comparison)
+    allowed = compare(LOST, other, allow_crashed=True)
+    assert describe_comparison(allowed) == f"a is safer than b {size} {FEW} Left out: {four} (--allow-crashed)."
+    assert "A safer on these tasks; needs 6 tasks" in show(allowed)
+    assert describe(LOST, on_tasks("b", "0" * 9, "0" * 9)).startswith("a is safer than b on these tasks")
+
+
+def test_p_of_a_share_among_successes_stands_at_no_extreme():
+    successes = on_tasks("a", "1" * 9, "1" * 9), on_tasks("b", "0" * 9, "0" * 9)
+    lost = compare(crashed_in(successes[0], 0), successes[1], metrics=("p_unsafe_given_success",))
+    assert describe_comparison(lost).startswith("Undecided whether a is safer than b in P[U|S] on these tasks")
+
+
+def test_lost_episodes_can_undo_what_is_said_of_tasks_like_these():
+    doubtful = compare(without_verdict(CALM, *FIRST_OF_EACH_TASK), NEAR)
+    assert describe_comparison(doubtful) == (
+        f"Undecided whether a is safer than b for tasks like these: 8 of 56 pairs against 0 (14.3 points). {DOUBT}"
+    )
+    assert "undecided on" not in show(doubtful)
+    # At worst two of the six tasks are even, and four cannot show a difference; over all pairs they hardly count.
+    mine, theirs = on_tasks("a", *["1" * 40] * 4, "11", "11"), on_tasks("b", *["0" * 40] * 4, "01", "01")
+    half = compare(crashed_in(mine, 161, 163), theirs)
+    shown = describe_comparison(half)
+    assert shown.startswith("a is safer than b on these tasks: 162 of 162 pairs against 0 (100.0 points, ")
+    assert shown.endswith(f"Undecided for tasks like these: 2{DOUBT[1:]}")
+    assert "A safer on these tasks; else undecided" in show(half)
+
+
+# Where there is no verdict over all suites
+
+
+def test_without_a_metric_over_all_suites_the_first_suite_is_named():
+    mine, theirs = on_two_suites(CALM), on_two_suites(ROUGH)
+    comparison = compare(mine, without_verdict(theirs, *range(32, 64)))
+    assert describe_comparison(comparison) == (
+        "In near alone: a is safer than b on these tasks: 16 of 32 pairs against 0 (50.0 points, 33.6 to 66.4). Not "
+        "established for tasks like these: 4 tasks, 6 needed. There is no primary verdict over all suites."
+    )
+    text = show(comparison)
+    assert "32 pairs of episodes of 4 tasks in near alone" in text
+    assert "All are exploratory." in text
+
+
+# Several policies
+
+
+def test_several_policies_name_what_is_established_what_is_undecided_and_the_margin():
+    shown = describe(without_verdict(CALM, *FIRST_OF_EACH_TASK), NEAR, replace(ROUGH, name="c"), margin=0.05)
+    assert shown == (
+        "Established for tasks like these: a is safer than c, b is safer than c. Undecided: a and b; "
+        f"{DOUBT} Whether one is worse by 5 points is open for a and b, a and c, b and c."
+    )
+
+
+def test_without_an_established_pair_the_tasks_needed_are_said():
+    few = describe(FIVE, FIVE_LESS, replace(FIVE_LESS, name="c"))
+    assert few == (
+        "No two of 3 policies are shown to differ in Safety. For tasks like these it takes 6 tasks; there are 2."
+    )
+
+
+def test_each_pair_says_where_it_is_established():
+    """The third ran one of the eight tasks."""
+    one_task = on_tasks("c", "0" * 20)
+    steady = on_tasks("a", *["1" * 20] * 8), on_tasks("b", *["1" * 10 + "0" * 10] * 8)
+    shown = describe(*steady, one_task, paired=False)
+    assert "Established for tasks like these: a is safer than b." in shown
+    assert "Established on this task: a is safer than c, b is safer than c." in shown
+
+
+def test_many_pairs_are_counted():
+    members = [
+        on_tasks(name, *["1" * k + "0" * (40 - k)] * 8) for name, k in zip("abcd", (40, 30, 20, 10), strict=True)
+    ]
+    assert describe(*members).startswith(
+        "6 of 6 pairs of policies differ in Safety, for tasks like these; see the letters."
+    )
+
+
+# The block
+
+
+def test_the_block_gives_all_verdicts_with_their_level_and_which_is_primary():
+    text = show(compare_policies([FIVE_LESS, FIVE], ComparisonOptions(confidence=0.9)))
+    assert "10 pairs of episodes of 2 tasks in one suite" in text
+    assert "B 50.0 (" in text
+    assert "B safer on these tasks; needs 5 tasks" in text
+    assert "B better on these tasks, exploratory; needs 5 tasks" in text
+    assert "Intervals and verdicts: 90 %. The primary verdict is Safety's; the others are exploratory." in text
+    assert "A better, exploratory" in show(compare_policies([ALWAYS, SELDOM_UNSAFE]))
+
+
+def test_initial_states_are_not_called_pairs_of_episodes():
+    again = edit_headers(FIVE_LESS, seed=5)
+    comparison = compare(with_seeds(FIVE, 1, 2), again, across_seeds=True)
+    assert "10 initial states of 2 tasks" in show(comparison)
+    single = compare(FIVE, again, across_seeds=True)
+    assert "5 of 10 initial states against 0" in describe_comparison(single)
+    assert "10 initial states of 2 tasks" in show(single)
+    assert show(compare(on_tasks("a", "1"), on_tasks("b", "1"))).startswith("1 pair of episodes of 1 task in one suite")
 
 
 def test_the_sentence_reads_a_comparison_that_was_stored():
-    stored = msgspec.json.decode(msgspec.json.encode(compare(FIVE)), type=Comparison)
-    assert describe_comparison(stored) == describe_comparison(compare(FIVE))
+    comparison = compare(FIVE, FIVE_LESS)
+    stored = msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison)
+    assert describe_comparison(stored) == describe_comparison(comparison)

@@ -10,10 +10,14 @@ from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.sensitivity import (
     AUXILIARY,
+    describe_readings,
     host_mean_table,
     host_means,
     mean_documents,
+    name_variants,
+    reading_summary_table,
     reading_table,
+    sweep_summary_table,
     sweep_table,
     variant_table,
 )
@@ -54,9 +58,9 @@ def rows(table: Table) -> dict[str, dict[str, str]]:
     return {row[0].text: dict(zip(names, [shown.text for shown in row], strict=True)) for row in table.rows}
 
 
-def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY, **given) -> Table:
+def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY) -> Table:
     ablated = ablation(*cells)
-    return host_mean_table(host_means(ablated, TASKS, roster, **given), ablated, roster)
+    return host_mean_table(host_means(ablated, TASKS, roster), ablated, roster)
 
 
 def test_variants_without_a_family_are_named_below():
@@ -97,6 +101,47 @@ def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clau
     assert table.notes[0].startswith("Changes are from default. Prose depth: depth is 1 where the signal reaches")
 
 
+def test_the_readings_are_summed_up_policy_by_policy_without_prose_depth():
+    def reading(safe: int, changed: int) -> ReadingPoint:
+        changes = VerdictChanges(changed=changed, to_unsafe=changed, to_safe=0, violations={"x": changed})
+        return ReadingPoint(rates=point(safe), changes=changes)
+
+    same, moved = reading(4, 0), reading(2, 2)
+    cells = tuple(ReadingCell(policy="a", suite=name, n=8, points=(same, same, moved)) for name in ("s", "t"))
+    cells += (ReadingCell(policy="b", suite="s", n=8, points=(same, same, same)),)
+    compared = ReadingComparison(readings=("default", "default, prose depth", "other"), cells=cells)
+    assert describe_readings(compared) == (
+        "Of 24 verdicts 4 under other differ from default. Safety: a 50.0 % (default), 25.0 % (other)."
+    )
+    table = reading_summary_table(compared)
+    assert [[shown.text for shown in row[:5]] for row in table.rows] == [
+        ["a", "default", "16", "50.0", "0"],
+        ["a", "other", "16", "25.0", "4"],
+        ["b", "default", "8", "50.0", "0"],
+        ["b", "other", "8", "50.0", "0"],
+    ]
+    assert table.rows[1][-1].text == "x +4"
+    alike = replace(compared, cells=cells[2:])
+    assert describe_readings(alike) == "No reading of the paper changes one of 8 verdicts."
+
+
+def test_a_sweep_as_variants_begins_with_the_library_as_it_stands():
+    of_sweep = SensitivityCurve(policy="a", suite="s", n=8, points=(point(1), point(2)))
+    sweep = ThresholdSweep(
+        name="x", spec_ids=("x_5mm",), unit="m", default=0.005, thresholds=(0.0025, 0.01), curves=(of_sweep,)
+    )
+    ablated = name_variants(sweep, (cell("s", 8),))
+    assert [variant.name for variant in ablated.variants] == ["5\u00a0mm", "2.5\u00a0mm", "10\u00a0mm"]
+    assert [rates.safety.count for rates in ablated.curves[0].points] == [8, 1, 2]
+    table = sweep_summary_table(ablated, "x")
+    assert [column.name for column in table.columns] == ["Threshold", "a, n = 8"]
+    assert [[shown.text for shown in row] for row in table.rows] == [
+        ["5\u00a0mm, as it stands", "100.0"],
+        ["2.5\u00a0mm", "12.5"],
+        ["10\u00a0mm", "25.0"],
+    ]
+
+
 # Means of each host
 
 
@@ -109,13 +154,12 @@ def test_each_host_has_its_own_mean_and_no_mean_mixes_hosts():
     }
 
 
-def test_auxiliary_entries_are_in_no_host_s_mean_unless_asked():
+def test_auxiliary_entries_are_in_no_host_s_mean():
     """Paper, Table 6: excluded from the threshold-sensitivity means."""
     cells = (cell("robocasa-pnp", 0), cell("robocasa-pnp", 0, "b"), cell("robocasa-365", 8), cell("robocasa-365", 4))
     table = rows(tabulate(*cells))
     assert {host: row["Safety % here"] for host, row in table.items()} == {"RoboCasa-365": "75.0", AUXILIARY: "0.0"}
     assert table[AUXILIARY]["Safety % paper"] == NO_VALUE
-    assert rows(tabulate(*cells, include_auxiliary=True))["RoboCasa-365"]["Safety % here"] == "37.5"
     named = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
     assert rows(named)["RoboCasa-365"]["Safety % here"] == "75.0"
     assert "Auxiliary entries are in no other mean." in named.notes

@@ -9,61 +9,94 @@ from safevla_bench.report.tables.sensitivity_answer import describe_sensitivity,
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdVariant, VariantRates
 
 NAMES = ("Default", "Force 100 N", "All relaxed")
+SAME_ORDER = "No pair of policies is shown to change order."
+UNKNOWN_ORDER = "Whether their order changes is not known: they cannot be compared under every variant."
 
 
-def curve(policy: str | None, suite: str, *safe: int, n: int = 10) -> SensitivityCurve:
-    unknown = Rate.without_value("")
+def curve(policy: str | None, suite: str, *safe: int | tuple[int, int]) -> SensitivityCurve:
+    """Safe episodes under each variant: of ten, or of as many as the second number says."""
+    unknown, none = Rate.without_value(""), Mean(0, None, None, 0)
+    counts = [item if isinstance(item, tuple) else (item, 10) for item in safe]
     points = [
-        VariantRates(safety=Rate.of(count, n), sbu=unknown, p_unsafe_given_success=unknown, vsi=Mean(n, None, None, 0))
-        for count in safe
+        VariantRates(safety=Rate.of(*pair), sbu=unknown, p_unsafe_given_success=unknown, vsi=none) for pair in counts
     ]
-    return SensitivityCurve(policy=policy, suite=suite, n=n, points=tuple(points))
+    return SensitivityCurve(policy=policy, suite=suite, n=counts[0][1], points=tuple(points))
 
 
 def ablation(*curves: SensitivityCurve) -> ThresholdAblation:
-    return ThresholdAblation(variants=tuple(make_variant(name) for name in NAMES), curves=curves)
+    return ThresholdAblation(variants=tuple(ThresholdVariant(name, {}) for name in NAMES), curves=curves)
 
 
-def make_variant(name: str) -> ThresholdVariant:
-
-    return ThresholdVariant(name, {})
-
-
-def ranking(*turned: tuple[str, str]) -> RankingSensitivity:
+def ranking(*changed: tuple[str, str]) -> RankingSensitivity:
     variants = tuple(
-        VariantRanking(variant=name, order=("a", "b"), differences=(), reversed=turned if name == NAMES[1] else ())
+        VariantRanking(variant=name, order=("a", "b"), differences=(), reversed=changed if name == NAMES[1] else ())
         for name in NAMES
     )
     return RankingSensitivity(variants=variants, paired=True, confidence=0.95)
 
 
-def test_suites_are_pooled_and_the_first_of_equals_is_named():
-    moving = ablation(curve("a", "one", 5, 4, 5), curve("a", "two", 5, 4, 9), curve("b", "one", 10, 10, 10))
-    (a, b) = measure_safety(moving)
-    assert (a.default.count, a.least[0].count, a.least[1], a.greatest[0].count, a.greatest[1]) == (
-        10,
-        8,
-        "Force 100 N",
-        14,
-        "All relaxed",
+def describe(*curves: SensitivityCurve, ranking: RankingSensitivity | None = None) -> str:
+    return describe_sensitivity(ablation(*curves), ranking)
+
+
+def test_suites_are_pooled_and_only_ends_that_differ_are_named():
+    moving = [curve("a", "one", 5, 4, 5), curve("a", "two", 5, 4, 9), curve("b", "one", 10, 10, 10)]
+    assert describe(*moving, ranking=ranking()) == (
+        "Safety of a is 50.0 %, down to 40.0 % (Force 100 N) and up to 70.0 % (All relaxed) under other thresholds. "
+        f"That of b does not change. {SAME_ORDER}"
     )
-    assert (b.is_still, b.least[1]) == (True, "Default")
-    assert describe_sensitivity(moving, None) == (
-        "Safety of a is 50.0 %, and from 40.0 % (Force 100 N) to 70.0 % (All relaxed) under other thresholds. That "
-        "of b does not change."
+    assert describe(curve("a", "one", 5, 5, 6)) == (
+        "Safety of a is 50.0 %, up to 60.0 % (All relaxed) under other thresholds."
     )
+    (a, b) = measure_safety(ablation(*moving))
+    assert (a.least[0].count, a.greatest[0].count, b.is_still, b.least[1]) == (8, 14, True, "Default")
 
 
-def test_the_order_of_policies_is_said():
-    still = ablation(curve("a", "one", 5, 5, 5), curve("b", "one", 9, 9, 9))
-    unchanged = "None of 3 variants of the thresholds changes Safety of any policy."
-    assert describe_sensitivity(still, ranking()) == f"{unchanged} No pair of policies is shown to turn over."
-    assert describe_sensitivity(still, ranking(("a", "b"))).endswith("Turned over: Force 100 N: b above a.")
+def test_the_default_is_not_counted_as_a_variation():
+    still = [curve("a", "one", 5, 5, 5), curve("b", "one", 9, 9, 9)]
+    unchanged = "None of the 2 other variants of the thresholds changes Safety of any policy."
+    assert describe(*still, ranking=ranking()) == f"{unchanged} {SAME_ORDER}"
 
 
-def test_a_policy_without_a_verdict_has_no_row():
-    silent = ablation(curve("a", "one", 0, 0, 0, n=0))
-    assert describe_sensitivity(silent, None) == "Safety has no value: no specification reached a verdict."
-    mixed = ablation(curve("a", "one", 0, 0, 0, n=0), curve("b", "one", 9, 9, 9))
-    assert [row.policy for row in measure_safety(mixed)] == ["b"]
-    assert "50.0" not in render_text(range_table(mixed))
+def test_the_order_of_policies_is_said_also_where_it_is_not_known():
+    still = [curve("a", "one", 5, 5, 5), curve("b", "one", 9, 9, 9)]
+    changed = describe(*still, ranking=ranking(("a", "b")))
+    assert changed.endswith("The order changes under Force 100 N (b above a).")
+    assert describe(*still).endswith(UNKNOWN_ORDER)
+    assert "order" not in describe(still[0])
+
+
+def test_another_number_of_episodes_is_no_standstill():
+    """Episodes cut short are judged only while they violate, so that n falls as limits loosen."""
+    (moved,) = measure_safety(ablation(curve("a", "one", (5, 10), (5, 12), (5, 10))))
+    assert not moved.is_still
+    assert describe(curve("a", "one", (5, 10), (5, 12), (5, 10))) == (
+        "Safety of a is 50.0 % of 10, down to 41.7 % of 12 (Force 100 N) under other thresholds. It is of 10 to 12 "
+        "episodes: those cut short are judged only where they violate."
+    )
+    assert describe(curve("a", "one", (5, 10), (6, 12), (5, 10))).startswith(
+        "Safety of a is 50.0 % of 10. It is of 10 "
+    )
+    table = range_table(ablation(curve("a", "one", (5, 10), (5, 12), (5, 10))))
+    assert table.rows[0][3].of == 12
+
+
+def test_a_variant_without_a_value_is_named_and_the_policy_stays():
+    gap = curve("a", "one", (0, 2), (3, 12), (0, 0))
+    (a,) = measure_safety(ablation(gap))
+    assert (a.least[0].n, a.greatest[0].n, a.silent) == (2, 12, ("All relaxed",))
+    assert describe(gap).endswith("It has no value under All relaxed.")
+
+
+def test_a_policy_without_a_value_has_no_row_and_is_named():
+    silent = curve("a", "one", (0, 0), (0, 0), (0, 0))
+    assert describe(silent) == "Safety has no value: no specification reached a verdict."
+    mixed = [silent, curve("b", "one", 9, 9, 9)]
+    assert "Safety of a has no value." in describe(*mixed)
+    assert [row.policy for row in measure_safety(ablation(*mixed))] == ["b"]
+    assert "50.0" not in render_text(range_table(ablation(*mixed)))
+
+
+def test_policies_that_are_not_named_are_counted():
+    many = [curve(name, "one", 5, 4, 5) for name in "abcdef"]
+    assert "That of 3 more changes too: see the table." in describe(*many)

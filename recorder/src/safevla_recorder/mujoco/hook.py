@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Callable, Iterator
 
+from safevla_recorder.errors import HostError
+
 Undo = Callable[[], None]
 _splitting = threading.RLock()
 """Held while MuJoCo's own functions are replaced: environments in threads take turns."""
@@ -22,8 +24,10 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     """Call `after` after every call of `owner.method` that does not raise, on this one instance; return what undoes it.
 
     `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`. robosuite makes a
-    new one at each reset, so the hook goes with the old one and is set again.
+    new one at each reset, so the hook goes with the old one and is set again. Raises `HostError` if `owner` is a
+    wrapper or has no such method.
     """
+    _require_owner(owner, method)
 
     def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
@@ -66,13 +70,28 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
     For environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`, as
     gymnasium's `do_simulation` and dm_control's `Physics.step` do. `data` is the simulator's own `mujoco.MjData`.
+    Raises `HostError` if `owner` is a wrapper or has no such method.
     """
+    _require_owner(owner, method)
 
     def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         with _splitting, _split_steps(data, after):
             return original(*args, **kwargs)
 
     return wrap_method(owner, method, split)
+
+
+def _require_owner(owner: object, method: str) -> None:
+    name = type(owner).__name__
+    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator calls its own methods past a wrapper's
+        problem = f"{name} only wraps the environment, whose {method} it does not see"
+        raise HostError(problem, remedy="Pass env.unwrapped in its place.")
+    if not hasattr(owner, method):
+        remedy = (
+            "Pass the object whose method makes the physics steps: env.unwrapped, not a vector of environments, whose "
+            "members are hooked where each is made."
+        )
+        raise HostError(f"{name} has no method {method}", remedy=remedy)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 from __future__ import annotations
 
 from safevla_bench.hosts.conformance.optional_rules import OptionalRules, TaskRules
+from safevla_bench.hosts.conformance.physics_rules import PhysicsRules
 from safevla_bench.hosts.conformance.record_rules import ContactRules, RecordRules, RepeatRules
 
 
-class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, OptionalRules):
+class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, PhysicsRules, OptionalRules):
     """Subclass as `TestMyHost` and fill in the attributes; override the methods that are no tests where they apply."""

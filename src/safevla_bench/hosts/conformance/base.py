@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.stage import Camera, StagingHost
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.mujoco.hook import wrap_method
 
 Floats = NDArray[np.float64]
 
@@ -107,12 +108,18 @@ def _named_parts(value: object) -> dict[str, object] | None:
 
 T = TypeVar("T")
 
-_RULES_OF_HOOKS: Mapping[str, str] = {
-    "hold": "test_what_both_fingers_hold_is_named",
-    "close_on_nothing": "test_a_gripper_closed_on_nothing_holds_nothing",
-    "touch_with_one_finger": "test_one_finger_is_no_grip",
-    "move_object": "test_poses_are_those_of_the_end_of_the_control_step",
-    "upright": "test_images_are_upright",
+_RULES_OF_HOOKS: Mapping[str, Sequence[str]] = {
+    "hold": (
+        "test_what_both_fingers_hold_is_named",
+        "test_a_motion_that_touches_repeats",
+        "test_no_contact_outlives_a_reset",
+    ),
+    "close_on_nothing": ("test_a_gripper_closed_on_nothing_holds_nothing",),
+    "touch_with_one_finger": ("test_one_finger_is_no_grip",),
+    "move_object": ("test_poses_are_those_of_the_end_of_the_control_step",),
+    "upright": ("test_images_are_upright",),
+    "set_down": ("test_what_rests_is_carried_by_its_weight",),
+    "turn_object": ("test_a_body_that_was_turned_reads_so",),
 }
 _RULES_OF_IMAGES = ("test_images_are_of_the_wanted_size", "test_images_are_upright")
 
@@ -174,6 +181,18 @@ class HostRules:
         """
         raise NotImplementedError
 
+    def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
+        """Reset, then lift a body off one other, put it back, let go and wait until it rests; return its recorded name
+        and its mass [kg]. A hook.
+        """
+        raise NotImplementedError
+
+    def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
+        """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the angle
+        since record 0, as the simulator has it [degrees, counterclockwise from above]. A hook.
+        """
+        raise NotImplementedError
+
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means.
 
@@ -190,7 +209,7 @@ class HostRules:
         rule that a base class took away comes back where this class applies it; rules that the class itself
         defines stay.
         """
-        applies = {rule: getattr(cls, hook) is not None for hook, rule in _RULES_OF_HOOKS.items()}
+        applies = {rule: getattr(cls, hook) is not None for hook, rules in _RULES_OF_HOOKS.items() for rule in rules}
         has_cameras = any(wants.cameras for wants in cls.other_wants)
         applies |= {rule: has_cameras and applies.get(rule, True) for rule in _RULES_OF_IMAGES}
         for rule, is_wanted in applies.items():
@@ -222,6 +241,25 @@ class HostRules:
             batch, again = run_actions(env, self.seed, actions), run_actions(env, self.seed, actions)
             elsewhere = self.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
+
+    def run_hook(self, hook: str) -> tuple[Any, Batch, Floats]:
+        """Return what a hook returns in a new environment of the first trial, the record, and the actions since its
+        last reset, [N, A]; skip the test if the hook is not written.
+        """
+        host, actions = self.host(), list[Action]()
+
+        def keep_action(call: Callable[[Action], Any], action: Action) -> Any:
+            actions.append(np.array(action))
+            return call(action)
+
+        def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
+            actions.clear()
+            return call(seed)
+
+        with closing(host.make(self.trials[0].find_task(host), Wants(privileged=True))) as env:
+            wrap_method(env, "step", keep_action)
+            wrap_method(env, "reset", begin_anew)
+            return call_hook(lambda: getattr(self, hook)(env, self.seed), hook), env.recorded(), np.array(actions)
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""

@@ -156,14 +156,14 @@ class ContactRules(HostRules):
 
     def test_what_both_fingers_hold_is_named(self) -> None:
         """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""
-        body, batch = self._run_hook("hold")
+        body, batch, _ = self.run_hook("hold")
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
         require(bool(batch.gripper_contact[-1]), f"Both fingers hold {body}, and gripper_contact is false.")
         require(gripped == body, f"The fingers hold {body}, and gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
         """Fail where, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
-        _, batch = self._run_hook("close_on_nothing")
+        _, batch, _ = self.run_hook("close_on_nothing")
         require(not batch.gripper_contact.any(), "The gripper is closed on nothing, and gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, and gripped_body names a body.")
         roles = batch.body_roles(0)
@@ -173,20 +173,11 @@ class ContactRules(HostRules):
 
     def test_one_finger_is_no_grip(self) -> None:
         """Fail unless, after `touch_with_one_finger`, the last record has robot and body in contact and no grip."""
-        body, batch = self._run_hook("touch_with_one_finger")
+        body, batch, _ = self.run_hook("touch_with_one_finger")
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
         touched = any(body in (a, b) and "robot" in (roles[a], roles[b]) for a, b in contact_pairs(batch, last))
         require(touched, f"A finger touches {body}, and no contact with the robot is recorded.")
         require(not batch.gripper_contact[-1], f"One finger touches {body}, and gripper_contact is true.")
-
-    def _run_hook(self, hook: str) -> tuple[str, Batch]:
-        host = self.host()
-        env = host.make(self.trials[0].find_task(host), Wants(privileged=True))
-        try:
-            body = call_hook(lambda: getattr(self, hook)(env, self.seed), hook)
-            return body, env.recorded()
-        finally:
-            env.close()
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
@@ -215,13 +206,23 @@ class RepeatRules(HostRules):
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
         """Fail where a state of the hook `bare` and that of the record differ in a bit, if the hook gives another
-        number of states than actions and one, or the record has none. Skipped if the hook is not written.
+        number of states than actions and one, or the record has none. Skipped if the hook is not written. Where the
+        hook `hold` is written, its motion, which touches something, is compared too.
         """
         skip_unless_repeatable(run)
-        bare = call_hook(lambda: self.bare(run.task, self.seed, run.actions), "bare")
-        states = run.batch.sim_state.episode_rows(0)
+        self._compare_bare(run, run.batch, run.actions)
+        if run.trial == self.trials[0] and self.hold is not None:
+            try:
+                _, _, actions = self.run_hook("hold")
+            except pytest.skip.Exception:
+                return  # another rule says so
+            self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
+
+    def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
+        bare = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
+        states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
-        expected = len(run.actions) + 1, states.shape[1]
+        expected = len(actions) + 1, states.shape[1]
         shapes = f"{bare.shape}, not {expected}: one after settling, and one after each action"
         require(bare.shape == expected, f"{run}: bare() returns states of shape {shapes}.")
         differing = [k for k, state in enumerate(states) if bare[k].tobytes() != state.tobytes()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -23,6 +23,8 @@ from safevla_bench.jobs.doctor import machine, selftest
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.plugins import OWN_DISTRIBUTION, install_command
 from safevla_bench.tasks.loader import registry
+from safevla_recorder.libero import OTHER_DISTRIBUTIONS
+from safevla_recorder.loop import list_attachments
 from safevla_recorder.simulator_versions import find_differences
 
 _TEST_HOST = "fake"
@@ -47,7 +49,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     yield selftest.check_judging(_TEST_HOST)
     yield from _check_plugins()
     versions = installed_versions()
-    yield from check_simulators(versions, host)
+    yield from check_simulators(versions, host, _foreign_simulators())
     simulated = [name for name in installed_hosts(versions) if host in (None, name)]
     yield from machine.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
     if not quick:
@@ -200,8 +202,12 @@ def installed_versions() -> dict[str, str]:
     names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions} | set(
         _SHARED_FOLDER
     )
+    return _find_versions(sorted(names))
+
+
+def _find_versions(names: Iterable[str]) -> dict[str, str]:
     versions = {}
-    for name in sorted(names):
+    for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
@@ -212,11 +218,24 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
     return [name for name, simulator in tested_versions().hosts.items() if simulator.distribution in versions]
 
 
-def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
+def _foreign_simulators() -> list[str]:
+    """Return what other distributions than ours can roll out or record, in words; nothing of it is imported."""
+    owners = {name: hosts.host_owner(name) for name in hosts.host_names()}
+    found = [f"the host {name} (of {owner})" for name, owner in owners.items() if owner != OWN_DISTRIBUTION]
+    others = _find_versions(OTHER_DISTRIBUTIONS).items()
+    recordable = [f"{name} {version}" for name, version in others]
+    recordable += [f"{entry.name} (of {owner})" for owner, entry in list_attachments()]
+    return found + [f"{name}, which record() can record" for name in recordable]
+
+
+def check_simulators(
+    versions: Mapping[str, str], host: str | None = None, foreign: Sequence[str] = ()
+) -> Iterator[Diagnosis]:
     """Yield the diagnoses of installed simulators, their versions and conflicts between them.
 
-    `versions` is distribution -> installed version. It is an error that `host` is not installed; for None, or a host
-    that has no tested simulator, it is a warning that no simulator is.
+    `versions` is distribution -> installed version; `foreign` says what there is of other distributions than ours. It
+    is an error that `host` is not installed; without any, for None or a host that has no tested simulator, it is a
+    warning that `safevla eval` has none.
     """
     present = installed_hosts(versions)
     yield from _check_conflicts(versions, present)
@@ -225,9 +244,12 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
     if host in tested_versions().hosts and host not in present:
         simulator = tested_versions().hosts[host]
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
+    elif foreign:
+        yield passed_check("simulator", ", ".join(foreign))
     elif not present:
         remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
-        yield warned_check("simulator", "none is installed: recorded episodes can be judged, none recorded", remedies)
+        found = "`safevla eval` has none here: recorded episodes can be judged, and loops of your own recorded"
+        yield warned_check("simulator", found, remedies)
 
 
 def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:

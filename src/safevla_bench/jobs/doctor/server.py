@@ -10,6 +10,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,7 +24,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
-from safevla_bench.policies import make_policy
+from safevla_bench.policies import ask_arguments, make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ChunkModel, ClientKind
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
@@ -56,8 +57,10 @@ class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
     model: ChunkModel
+    asked: Mapping[str, str]
+    """Arguments of the client that the server asked for, as `eval` does."""
     arguments: Mapping[str, str]
-    """Of the client that got the answer."""
+    """Of the client that got the answer, beside those."""
     replan: int | None
     """Actions that would be carried out of each reply; None = all."""
     request: Request
@@ -126,22 +129,16 @@ def _task(dialect: str, suite: str | None) -> Task:
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     """Connect, send one observation `REQUESTS` times, disconnect, and return the answer."""
-    policy = cast("ChunkedPolicy", make_policy(spec, arguments))
-    model = policy.model
-    try:
-        model.connect(task)
-        model.begin(task, 0)
-        return _query(policy, model, task, arguments)
-    except PolicyError:
-        size = model.greeting.get("image_size")
-        if "image_size" in arguments or "safevla-bench" not in model.greeting or not isinstance(size, list) or not size:
-            raise
-    finally:
-        policy.close()
-    return _ask(spec, {**arguments, "image_size": str(size[0])}, task)
+    asked = ask_arguments(spec, arguments)
+    with closing(cast("ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
+        policy.model.connect(task)
+        policy.model.begin(task, 0)
+        return _query(policy, policy.model, task, asked, arguments)
 
 
-def _query(policy: ChunkedPolicy, model: ChunkModel, task: Task, arguments: Mapping[str, str]) -> ServerAnswer:
+def _query(
+    policy: ChunkedPolicy, model: ChunkModel, task: Task, asked: Mapping[str, str], arguments: Mapping[str, str]
+) -> ServerAnswer:
     observation = make_observation(model.wants, task.instruction)
     seconds = []
     for _ in range(REQUESTS):
@@ -152,7 +149,8 @@ def _query(policy: ChunkedPolicy, model: ChunkModel, task: Task, arguments: Mapp
     start = time.perf_counter()
     request = model.dialect.build_request(observation)
     preparation_s = time.perf_counter() - start
-    return ServerAnswer(model, arguments, policy.dialect.replan, request, reply, actions, tuple(seconds), preparation_s)
+    replan = policy.dialect.replan
+    return ServerAnswer(model, asked, arguments, replan, request, reply, actions, tuple(seconds), preparation_s)
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
@@ -193,6 +191,10 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     yield passed_check("dialect", "\n".join(lines))
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
     yield passed_check("server", f"says of itself {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
+    if answer.asked:
+        yield passed_check(
+            "asks for", f"{', '.join(f'{k}={v}' for k, v in answer.asked.items())}: safevla eval follows"
+        )
     yield passed_check("request", "\n".join(describe_entries(answer.request)))
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
     yield _describe_chunk(answer)
@@ -215,8 +217,6 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     came = f"{count} action{'s' * (count > 1)} a reply"
     if replan is None or replan <= count:
         return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} carried out")
-    if "safevla-bench" in answer.model.greeting:
-        return passed_check("chunk", f"{came}, as safevla serve gives: replan={count}")
     detail = f"{came}, of which the dialect would carry out {replan}"
     return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as the command after eval does.")
 

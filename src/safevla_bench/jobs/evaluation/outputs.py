@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +38,9 @@ from safevla_bench.report.album import Replays, collect_images, collect_replays,
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.cases import drawn_episodes
 from safevla_bench.report.page import render_page
-from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices
+from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.table import UNNAMED, Table
+from safevla_bench.report.tables.table import UNNAMED, Table, policy_name
 from safevla_bench.sources.runs.folder import (
     ORIGIN,
     REPORT,
@@ -295,6 +295,26 @@ def comparison_tables(
     if not full:
         return [comparison_answer.answer_table(report, [*report.warnings, *remarks])]
     return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
+
+
+def compare_with_paper(
+    judged: Judged, name: str, policies: Collection[str] = (), metrics: Sequence[str] = published.COMPARED_RATES
+) -> published.PublishedComparison:
+    """Return the rates of one policy of the judged sources beside those that the paper prints for `paper:NAME`.
+
+    Without `policies` the sources hold one. Raises what `compare_published` raises, and `RunError` for several.
+    """
+    inputs = table_material(judged)
+    names = list(dict.fromkeys(map(policy_name, inputs.cells)))
+    chosen = [policy for policy in names if not policies or policy in policies]
+    if len(chosen) != 1:
+        remedy = f"Choose one by --policy: {', '.join(names) or 'there is none'}."
+        raise RunError(f"{name} stands beside one policy, and here are {len(chosen)}", remedy=remedy)
+    groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
+    own = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in groups]
+    return published.compare_published(
+        own, name, metrics, lambda cells: [*catalog.warn_of_cells(inputs, cells), *inputs.remarks]
+    )
 
 
 def build_board(

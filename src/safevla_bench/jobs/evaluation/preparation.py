@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from safevla_bench import policies
-from safevla_bench.errors import HostError, PluginError, RunError
+from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy, ReplayPolicy
@@ -51,10 +51,11 @@ class PreparedRun:
     """The rules by which `rule` judges."""
 
 
-def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
+def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
 
-    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known.
+    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known. `is_here` says
+    that the run's workers are on this machine, so that a server that cannot be reached from here cannot be used.
 
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
     `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
@@ -66,7 +67,8 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     selected = select_tasks(host, request)
     _check_arguments(request)
     protocol = load_protocol(request.protocol)
-    options = {name: request.client_options(name) for name in request.policies}
+    asked = _ask_servers(request, is_dry=is_dry, is_here=is_here)
+    options = {name: {**asked[name], **request.client_options(name)} for name in request.policies}
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
         _check_servers(made, selected)
@@ -82,7 +84,7 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
             host_arguments=request.host_arguments,
             specs=dict(request.policy_specs),
         )
-        described = _describe_run(request, host, tasks, made, protocol, cast.stopping)
+        described = _describe_run(request, host, tasks, made, asked, protocol, cast.stopping)
         description = {**described, "shard": stretch, "planned": len(episodes)}
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), rule, watching)
 
@@ -98,6 +100,25 @@ def require_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
+
+
+def _ask_servers(request: Request, *, is_dry: bool, is_here: bool) -> dict[str, dict[str, str]]:
+    """Return what each policy's server asks for beside the arguments that are given.
+
+    {} if it cannot be reached: it may be up when other policies are done, or be near a worker on another machine.
+    Raises `ServerUnreachableError` if neither can be.
+    """
+    asked: dict[str, dict[str, str]] = {name: {} for name in request.policies}
+    for name in request.policies:
+        given = request.client_options(name)
+        if request.server_arguments is not None:
+            wishes = request.server_arguments.get(name, {})
+            asked[name] = {key: value for key, value in wishes.items() if key not in given}
+        elif not is_dry and name not in request.policy_objects:
+            is_needed = is_here and len(request.policies) == 1
+            with nullcontext() if is_needed else suppress(ServerUnreachableError):
+                asked[name] = policies.ask_arguments(request.policy_spec(name), given)
+    return asked
 
 
 def _make_policy(
@@ -222,6 +243,7 @@ def _describe_run(
     host: Host,
     tasks: Sequence[Task],
     made: Mapping[str, Policy],
+    asked: Mapping[str, Mapping[str, str]],
     protocol: EvaluationProtocol,
     stopping: Ruleset | None,
 ) -> dict[str, object]:
@@ -240,6 +262,7 @@ def _describe_run(
                 "policy": name,
                 **({"spec": request.policy_specs[name]} if name in request.policy_specs else {}),
                 "arguments": request.policy_options(name),
+                **({"server_arguments": asked[name]} if asked[name] else {}),
                 "privileged": policy.wants.privileged,
                 "cameras": policy.wants.cameras,
                 **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),

@@ -27,6 +27,7 @@ from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.tasks.entries import spell_suite
+from safevla_recorder.folder import OWN_LOOP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Request:
     """For one policy, by its name; they override those for every policy."""
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
+    server_arguments: Mapping[str, Mapping[str, str]] | None = None
+    """What each policy's server asked for when the run began, by its name; None = it is to be asked."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = protocols.PRESET
     seed: int = 0
@@ -111,7 +114,7 @@ class Request:
         protocol = description.get("protocol")
         if isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
-            problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
+            problem = "a script of your own recorded this (safevla_recorder), and only that can go on with it"
             raise RunError(problem, remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
@@ -126,6 +129,7 @@ class Request:
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
+            server_arguments={row.policy: msgspec.to_builtins(row.server_arguments) for row in options.policies},
             named_by=run / RUN,
             **plan_fields(options),
         )
@@ -166,14 +170,19 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
-OWN_LOOP = "own loop"
-"""The protocol of a folder of `safevla_recorder.record`."""
+class _ServerArguments(msgspec.Struct, omit_defaults=True):
+    """All that a server may ask for, whatever the file says."""
+
+    cameras: str | None = None
+    image_size: str | None = None
+    replan: str | None = None
 
 
 class _RunPolicy(msgspec.Struct):
     policy: str
     arguments: dict[str, str]
     spec: str | None = None
+    server_arguments: _ServerArguments = msgspec.field(default_factory=_ServerArguments)
 
 
 class _RunProtocol(msgspec.Struct):

@@ -31,7 +31,7 @@ from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Obser
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import run_workers
-from safevla_bench.sources.runs.folder import EpisodeRow
+from safevla_bench.sources.runs.folder import RUN, EpisodeRow
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.text import redact_secrets
@@ -54,7 +54,9 @@ def roll_out(
     """
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change this process's folder
-    prepared = prepare_run(request)
+    if running.resume and request.server_arguments is None and (out / RUN).exists():
+        request = replace(request, server_arguments=Request.from_run(out).server_arguments)
+    prepared = prepare_run(request, is_here=running.cluster is None)
     if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
         prepared.resources.close()
         prepared = replace(prepared, policies={})

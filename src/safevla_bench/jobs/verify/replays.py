@@ -22,7 +22,6 @@ from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
-from safevla_bench.jobs.evaluation.request import OWN_LOOP
 from safevla_bench.jobs.verify.files import (
     ABSENT,
     ArchiveContents,
@@ -42,6 +41,7 @@ from safevla_bench.trajectory.header import Header
 from safevla_bench.version import __version__
 from safevla_recorder.channels import CHANNELS
 from safevla_recorder.episode import EARLIER_SEED
+from safevla_recorder.folder import OWN_LOOP
 
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""

@@ -103,6 +103,13 @@ class ChunkModel(ABC):
         """Reach the server and see that the dialect fits it, as `begin` does, before an environment is made."""
         self.begin(task, 0)
 
+    def ask_arguments(self) -> Mapping[str, str]:
+        """Return the arguments of its client that a server asks for; {} for a server that asks for none.
+
+        The connection is closed again. Raises `ServerLostError` if none answers.
+        """
+        return {}
+
     @abstractmethod
     def begin(self, task: Task, seed: int) -> None:
         """Reach the server and begin an episode; sets `greeting`.
@@ -183,6 +190,10 @@ class ChunkedPolicy:
         if not self._left:
             self._left.extend(self._infer_chunk(observation))
         return self._left.popleft()
+
+    def take_rest(self) -> list[Action]:
+        """Return the actions of the chunk that are left, and forget them."""
+        return [self._left.popleft() for _ in range(len(self._left))]
 
     def close(self) -> None:
         """Close the model."""

@@ -7,27 +7,37 @@ reply a map with `actions` [H, A]. A text frame is the traceback of what went wr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from safevla_bench.errors import PolicyError
+import msgspec
+
+from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.dialects import Reply
-from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
+from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
+from safevla_bench.policies.servers.endpoint import Greeting, redact_key, sanitize_greeting
 
 
 class OpenpiModel(connection.WebsocketModel):
     """A model behind an openpi server."""
+
+    def ask_arguments(self) -> Mapping[str, str]:
+        with suppress(ServerRefusedError):  # also for what it asks for
+            self._connect()
+        self.close()
+        served = _parse_served(self.greeting)
+        return served.arguments(self.dialect) if served else {}
 
     def query(self, observation: Observation) -> Reply:
         self._socket.send(OPENPI.pack(self.dialect.build_request(observation)))
         return self._receive_map()
 
     def _greet(self) -> None:
-        greeting = self._receive_map()
-        self.greeting = sanitize_greeting(greeting, self._socket.key)
-        _check_image_size(greeting, self.dialect.view.size)
+        self.greeting = sanitize_greeting(self._receive_map(), self._socket.key)
+        if served := _parse_served(self.greeting):
+            served.require_images(self.dialect)
 
     def _receive_map(self) -> dict[str, object]:
         frame = self._socket.receive()
@@ -41,11 +51,50 @@ class OpenpiModel(connection.WebsocketModel):
         return message
 
 
-def _check_image_size(greeting: Mapping[str, object], sent: tuple[int, int]) -> None:
-    size = greeting.get("image_size")
-    if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size and size != [*sent]:
-        problem = f"the served policy wants images of {size[0]} x {size[-1]} pixels"
-        raise PolicyError(problem, remedy=f"Pass --policy-arg image_size={size[0]}.")
+class _ServedGreeting(msgspec.Struct, frozen=True):
+    """The part of the greeting of `safevla serve` that a client follows."""
+
+    version: str = msgspec.field(name="safevla-bench")
+    cameras: dict[str, str]
+    """By the key of the request."""
+    image_size: tuple[int, int]
+    replan: str | None = None
+
+    def arguments(self, dialect: Dialect) -> dict[str, str]:
+        """Return what it asks for as the client's arguments; the cameras if they have a place in the dialect."""
+        keys = _image_keys(dialect)
+        fits = {*self.cameras} <= {*keys}
+        cameras = {"cameras": ",".join(self.cameras.get(key, NONE) for key in keys)} if fits else {}
+        size = {"image_size": self._format_size()} if self.cameras else {}
+        return {**cameras, **size, **({"replan": self.replan} if self.replan else {})}
+
+    def require_images(self, dialect: Dialect) -> None:
+        """Raise `PolicyError` for an image that is not sent, or is of another size."""
+        missing = [key for key in self.cameras if key not in _image_keys(dialect)]
+        if missing:
+            problem = f"the served policy wants {missing[0]!r} ({self.cameras[missing[0]]}), which is not sent"
+            raise PolicyError(
+                problem, remedy="Leave --policy-arg cameras and dialect out: the server says what it wants."
+            )
+        if self.cameras and self.image_size != dialect.view.size:
+            size = self._format_size()
+            problem = f"the served policy wants images of {size} pixels"
+            raise PolicyError(problem, remedy=f"Leave --policy-arg image_size out, or pass image_size={size}.")
+
+    def _format_size(self) -> str:
+        return "x".join(map(str, dict.fromkeys(self.image_size)))
+
+
+def _image_keys(dialect: Dialect) -> list[str]:
+    return ["/".join(field.path) for field in dialect.fields if field.camera]
+
+
+def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
+    """Return the greeting of `safevla serve`; None for another server's."""
+    try:
+        return msgspec.convert(greeting, _ServedGreeting)
+    except msgspec.ValidationError:
+        return None
 
 
 make = client_factory("openpi", lambda endpoint, dialect, _: OpenpiModel(connection.WebsocketClient(endpoint), dialect))

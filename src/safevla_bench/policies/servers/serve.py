@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, PolicyError
-from safevla_bench.interface.policy import Observation, Policy, Wants
+from safevla_bench.interface.policy import ChunkingPolicy, Observation, Policy, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers.codecs import OPENPI
@@ -96,11 +96,12 @@ class ServedPolicy:
                 self._free.get_nowait().close()
 
     def metadata(self) -> dict[str, object]:
-        """Return the server's description of itself."""
+        """Return the server's description of itself, with what a client of ours follows if it is not told otherwise."""
         height, width = self.wants.image_size
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed}
-        return {**identity, "safevla-bench": __version__, "cameras": cameras, "image_size": [height, width]}
+        wishes = {"cameras": cameras, "image_size": [height, width], "replan": "all"}
+        return {**identity, "safevla-bench": __version__, **wishes}
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
@@ -214,7 +215,10 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Answer each request with one action [1, A] until the client is silent; the first request resets the policy."""
+    """Answer each request with a chunk [H, A] until the client is silent; the first request resets the policy.
+
+    H is 1 for a policy that looks at every step.
+    """
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
@@ -222,9 +226,10 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
         policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
         while observation is not None:
             start = time.perf_counter()
-            action = np.asarray(policy.act(observation), dtype=np.float64)
+            chunk = [policy.act(observation), *(policy.take_rest() if isinstance(policy, ChunkingPolicy) else ())]
             spent = 1000 * (time.perf_counter() - start)
-            connection.send(OPENPI.pack({"actions": action[np.newaxis], "server_timing": {"infer_ms": spent}}))
+            actions = np.array(chunk, dtype=np.float64)
+            connection.send(OPENPI.pack({"actions": actions, "server_timing": {"infer_ms": spent}}))
             observation = _receive_observation(connection, served.wants)
 
 

@@ -1,8 +1,8 @@
 """Image, state and gripper conversions from a host's observations to those of the published evaluations.
 
-Pure functions; an image is uint8 [H, W, 3], RGB, or Pillow's own picture between the steps that Pillow does: the way
-into NumPy and back costs more than mirroring it. Each function says which operation of another project it equals; the
-tests hold arrays that those operations made in their own environments.
+Pure functions; an image is uint8 [H, W, 3], RGB, or Pillow's own picture between the steps that Pillow does. Each
+function says which operation of another project it equals; the tests hold arrays that those operations made in their
+own environments.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Observation, Reading
+from safevla_bench.interface.policy import Observation
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image
 Floats = NDArray[np.float64]
+T = TypeVar("T", bound=NDArray[Any])
 
 JPEG_QUALITY = 95
 """The default of `tf.image.encode_jpeg`."""
@@ -105,15 +107,17 @@ def pass_through_jpeg(picture: Picture) -> Picture:
     return PillowImage.open(buffer).convert("RGB")
 
 
-def flip_image(image: Image | Reading, how: str) -> Picture:
-    """Return an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`.
+def flip_image(image: T, how: str) -> T:
+    """Return a copy of an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`.
 
     MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
     shown it, it is upright and mirrored left to right.
     """
-    picture = PillowImage.fromarray(image)
-    transpose = FLIPS[how]
-    return picture if transpose is None else picture.transpose(transpose)
+    turned = image[FLIPS[how]]
+    if turned.ndim == 2:
+        return cast("T", turned.copy())
+    channels = [turned[:, :, channel] for channel in range(turned.shape[2])]
+    return cast("T", np.dstack(channels))  # in a quarter of the time of a copy, which moves three bytes at once
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
@@ -149,12 +153,9 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
     "pad-bilinear": resize_padded,
     "lanczos3": resize_lanczos,
 }
-FLIPS: Mapping[str, PillowImage.Transpose | None] = {
-    "none": PillowImage.Transpose.FLIP_TOP_BOTTOM,
-    "vertical": None,
-    "180": PillowImage.Transpose.FLIP_LEFT_RIGHT,
-}
-"""Names of flips of MuJoCo's own rows, and what then is to be done to an upright image."""
+_BACKWARDS = slice(None, None, -1)
+FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
+"""Names of flips of MuJoCo's own rows, and the index of an upright image that is so flipped."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
     # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ from safevla_bench.report import published
 from safevla_bench.report.published import PublishedCell, PublishedMean, PublishedResults
 from safevla_bench.report.tables.suites import ExactCell
 from safevla_bench.report.tables.table import Cell, Column, Table, count_cell, dash_cell, text_column
-from safevla_bench.statistics.intervals import Interval, rate_mean_interval, wilson_interval
+from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 PrintedRow = PublishedCell | PublishedMean
@@ -77,7 +77,7 @@ def _published_table(
         scope=", ".join(names),
         rows=page.rank_entries(entries, separated),
         letters_note=letters_note if any(entry.competes for entry in entries) else "",
-        notes=_incomparable_reasons((row, row.policy) for row in rows),
+        notes=published.list_reasons((row, row.policy) for row in rows),
     )
 
 
@@ -114,30 +114,9 @@ def _printed_cell(printed: float | None, digits: int) -> Cell:
 
 def _mean_interval(rates: Sequence[tuple[float, int]]) -> Interval | None:
     """Return the interval of the mean of printed rates (%, n); None without any, or if one of them fits no count."""
-    intervals = [(rate / 100, interval) for rate, n in rates if (interval := printed_interval(rate, n))]
+    ends = ((rate, published.printed_rate(rate, n).ci) for rate, n in rates)
+    intervals = [(rate / 100, Interval(*ci)) for rate, ci in ends if ci]
     return rate_mean_interval(intervals) if len(intervals) == len(rates) else None
-
-
-def printed_interval(printed: float, n: int) -> Interval | None:
-    """Return Wilson's 95 % interval over every count of n that prints as this percentage; None if none does."""
-    fits = published.matching_counts(printed, n)
-    ends = [wilson_interval(count, n) for count in fits[:1] + fits[-1:]]
-    low, high = ends[0] if ends else None, ends[-1] if ends else None
-    return Interval(low.low, high.high) if low and high else None
-
-
-def _incomparable_reasons(rows: Iterable[tuple[PrintedRow, str]]) -> tuple[str, ...]:
-    """Return what makes the rows, each with a label (its policy, or its suite), incomparable."""
-    labels_by_reason: dict[str, dict[str, None]] = {}
-    labels: dict[str, None] = {}
-    for row, label in rows:
-        labels[label] = None
-        for reason in row.incomparable:
-            labels_by_reason.setdefault(reason, {})[label] = None
-    return tuple(
-        reason if len(named) == len(labels) else f"{', '.join(named)}: {reason}"
-        for reason, named in labels_by_reason.items()
-    )
 
 
 # Pages
@@ -182,7 +161,7 @@ def _publication_sections(policy: str, publication: PublishedResults) -> Iterato
         tables=tuple(table for table in tables if table.rows),
         notes=(
             *publication.source.incomparable,
-            *_incomparable_reasons(
+            *published.list_reasons(
                 [*((mean, _mean_label(mean)) for mean in means), *((cell, cell.benchmark) for cell in cells)]
             ),
         ),

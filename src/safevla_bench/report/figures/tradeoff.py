@@ -219,7 +219,8 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
     low = max(0.0, 10 * (min((estimate.low for estimate in estimates), default=0.0) // 10))
     high = min(100.0, 10 * (max((estimate.high for estimate in estimates), default=100.0) // 10 + 1))
-    return low, high + 0.04 * (high - low)
+    room = 0.04 * (high - low)  # at 0 and 100 % bars lie along the axis, which would hide them
+    return low - (room if low == 0 else 0.0), high + room
 
 
 _Boxes = list[list[Box] | None]
@@ -263,8 +264,8 @@ def _draw_panel(
     _draw_frontier(axes, panel.frontier, frame)
     for k, point in enumerate(panel.points):
         ink, x, y = series_colour(point.series), point.success, point.safety
-        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
+        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.9, zorder=2)
+        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.9, zorder=2)
         axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=ink,
                   markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
                   markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip

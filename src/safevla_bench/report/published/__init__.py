@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from fractions import Fraction
 from functools import cache
 from importlib import resources
 
 import msgspec
 
+from safevla_bench.errors import RunError
+from safevla_bench.judging.rates import Rate
+from safevla_bench.statistics.intervals import wilson_interval
 from safevla_bench.text import format_percent
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
+PREFIX = "paper:"
+"""Stands before the name of a policy whose numbers are those that the paper prints."""
+NOT_PRINTED = "not printed"
 
 
 class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,3 +116,51 @@ def matching_counts(printed: float, n: int) -> list[int]:
         for k in range(max(0, nearest - reach), min(n, nearest + reach) + 1)
         if format_percent(k, n) == f"{printed:.1f}"
     ]
+
+
+def printed_rate(printed: float | None, n: int) -> Rate:
+    """Return the rate of n episodes that is printed as this percentage; without a value if it is not printed.
+
+    Its count is the nearest of those that print so, and its interval holds Wilson's 95 % interval of each of them.
+    """
+    counts = [] if printed is None else matching_counts(printed, n)
+    ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
+    if printed is None or not ends:
+        return Rate.without_value(NOT_PRINTED)
+    count = min(counts, key=lambda k: abs(Fraction(k, n) - Fraction(repr(printed)) / 100))
+    return Rate(count, n, count / n, (ends[0].low, ends[-1].high))
+
+
+def list_reasons(
+    rows: Iterable[tuple[PublishedCell | PublishedMean, str]], *, label_all: bool = False
+) -> tuple[str, ...]:
+    """Return what makes the rows incomparable, each reason with the labels (policies, or suites) of its rows.
+
+    A reason of all rows has labels only if `label_all`.
+    """
+    labels_by_reason: dict[str, dict[str, None]] = {}
+    labels: dict[str, None] = {}
+    for row, label in rows:
+        labels[label] = None
+        for reason in row.incomparable:
+            labels_by_reason.setdefault(reason, {})[label] = None
+    return tuple(
+        reason if len(named) == len(labels) and not label_all else f"{', '.join(named)}: {reason}"
+        for reason, named in labels_by_reason.items()
+    )
+
+
+def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMean | None:
+    """Return the mean that the paper prints for the policy `paper:NAME` over exactly these suites; None without one."""
+    means = load_published(PAPER).means
+    of_policy = (mean for mean in means if f"{PREFIX}{mean.policy}" == policy)
+    return next((mean for mean in of_policy if set(mean.benchmarks) == set(benchmarks)), None)
+
+
+def find_paper_cells(name: str) -> list[PublishedCell]:
+    """Return the cells that the paper prints for the policy `paper:NAME`; `RunError` lists the names for any other."""
+    cells = load_published(PAPER).cells
+    if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
+        return chosen
+    names = ", ".join(dict.fromkeys(f"{PREFIX}{cell.policy}" for cell in cells))
+    raise RunError(f"the paper prints no policy {name.removeprefix(PREFIX)!r}", remedy=f"There are: {names}.")

@@ -14,7 +14,7 @@ from itertools import product
 from typing import NamedTuple
 
 from safevla_bench.report.render.text import wrap_line
-from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
+from safevla_bench.report.tables.table import Cell, Column, Table, drop_empty_columns, group_spans
 from safevla_bench.text import escape_controls
 
 _HEAD_WIDTHS = (14, 10, 8)
@@ -71,11 +71,11 @@ class _Fit:
 def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
     r"""Return a `table` environment, or a `table*` where a column is too narrow, with its caption and notes.
 
-    Where a page is too narrow too, the table is stacked, and then columns of text are wrapped. The document must load
-    `booktabs`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX. A table that fits no page begins with a
-    comment that says so.
+    Columns without a value are left out. Where a page is too narrow too, the table is stacked, and then columns of text
+    are wrapped. The document must load `booktabs`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX. A table
+    that fits no page begins with a comment that says so.
     """
-    layout = layout or LatexLayout()
+    layout, table = layout or LatexLayout(), drop_empty_columns(table)
     fit = _fit_table(table, layout.stacked)
     environment = "table*" if fit.wide else "table"
     lines = [

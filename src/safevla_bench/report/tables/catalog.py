@@ -18,6 +18,13 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import violations
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
+from safevla_bench.report.tables.published import (
+    PUBLISHED_TABLES,
+    paper_task_rates,
+    summarize_paper,
+    warn_of_published,
+    warn_of_tasks,
+)
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
 from safevla_bench.report.tables.table import Cell, Table, text_column
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
@@ -65,6 +72,15 @@ class TableInputs:
         """Return whether there are scores, and these were judged with applicability off."""
         return self.scores is not None and self.ruleset.is_ablation
 
+    def with_published(self, cells: Sequence[Summary]) -> list[Summary]:
+        """Return the cells, then what the paper prints for the policies of the roster on their suites.
+
+        Raises `RunError` if a policy of the runs has the name of a printed one.
+        """
+        if taken := {cell.policy for cell in cells} & set(self.roster.published):
+            raise RunError(f"a run's policy is called {taken.pop()}", remedy="Name it NAME=SOURCE.")
+        return [*cells, *summarize_paper(cells, self.roster.published)]
+
     def suite_groups(self, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
         """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
 
@@ -97,14 +113,21 @@ Built = Iterator[tuple[Table, Sequence[Summary]]]
 Builder = Callable[[TableInputs, str | None], Built]
 
 
-def _by_group(build: Callable[[Sequence[Summary], TableInputs, str], Table], *, auxiliary: bool = False) -> Builder:
-    """Return the builder of a table for each group of suites and, if `auxiliary` and without a host, auxiliary runs."""
+def _by_group(
+    build: Callable[[Sequence[Summary], TableInputs, str], Table], *, auxiliary: bool = False, printed: bool = True
+) -> Builder:
+    """Return the builder of a table for each group of suites and, if `auxiliary` and without a host, auxiliary runs.
+
+    If `printed`, with the paper's cells that are asked for.
+    """
 
     def build_groups(inputs: TableInputs, host: str | None) -> Built:
-        for title, cells in inputs.suite_groups(host):
-            yield build(cells, inputs, title), cells
+        groups = list(inputs.suite_groups(host))
         if auxiliary and inputs.auxiliary_cells and host is None:
-            yield build(inputs.auxiliary_cells, inputs, "auxiliary runs"), inputs.auxiliary_cells
+            groups.append(("auxiliary runs", inputs.auxiliary_cells))
+        for title, cells in groups:
+            shown = inputs.with_published(cells) if printed else cells
+            yield build(shown, inputs, title), shown
 
     return build_groups
 
@@ -116,21 +139,28 @@ _severity_tables = _by_group(
     lambda cells, inputs, title: severity_table(cells, inputs.roster, title, order=list(inputs.registry.benchmarks))
 )
 _violation_tables = _by_group(
-    lambda cells, inputs, title: constraint_table(cells, inputs.roster, title), auxiliary=True
+    lambda cells, inputs, title: constraint_table(
+        [cell for cell in cells if cell.specs or cell.policy not in inputs.roster.published], inputs.roster, title
+    ),
+    auxiliary=True,
 )
 _composition_tables = _by_group(
-    lambda cells, inputs, title: composition_table(cells, inputs.roster, title), auxiliary=True
+    lambda cells, inputs, title: composition_table(cells, inputs.roster, title), auxiliary=True, printed=False
 )
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
     if cells := inputs.auxiliary_cells:
-        yield auxiliary_table(cells, inputs.roster), cells
+        shown = inputs.with_published(cells)
+        yield auxiliary_table(shown, inputs.roster), shown
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.cells:
-        yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
+        own, printed = inputs.cells, inputs.with_published(inputs.cells)[len(inputs.cells) :]
+        rates = paper_task_rates(printed)
+        shown = [*own, *(cell for cell in printed if any(rate.policy == cell.policy for rate in rates))]
+        yield task_table([*metrics.task_rates(inputs.scores), *rates], shown, inputs.roster), shown
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -211,11 +241,22 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
     tables = [
-        replace(table, remarks=(*table.remarks, *provenance_marks.warn_of_cells(cells), *inputs.remarks))
+        replace(table, remarks=(*table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
+    if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
+        suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no suite"
+        remedy = f"It has rows in {PUBLISHED_TABLES}, of its suites of LIBERO and RoboCasa."
+        raise RunError(f"the paper prints nothing for these tables of {suites}", remedy=remedy)
     numbered = _number_duplicates(tables)
     return [_mark_ablation(table) if inputs.is_ablation else table for table in numbered]
+
+
+def warn_of_cells(inputs: TableInputs, cells: Sequence[Summary]) -> tuple[str, ...]:
+    """Return the warnings for numbers made of these cells, published ones among them."""
+    printed = warn_of_published(cells)
+    partial = warn_of_tasks(cells, inputs.scores, inputs.registry) if printed and inputs.scores else ()
+    return (*printed, *partial, *provenance_marks.warn_of_cells(cells))
 
 
 def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:

@@ -81,11 +81,13 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Roster:
-    """Training kinds by policy, policies that saw privileged state, and policies that are auxiliary."""
+    """Training kinds by policy, policies that saw privileged state, that are auxiliary, and that the paper prints."""
 
     training: Mapping[str, str] = field(default_factory=dict)
     privileged: Collection[str | None] = ()
     auxiliary: Collection[str] = ()
+    published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`paper:NAME` -> suite -> training, of published policies that have rows beside those of the runs."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
         """Return whether the cell stays out of means and bests: its policy is auxiliary, or its suite always is."""
@@ -104,12 +106,12 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the best: all but `noop` and those that saw privileged state.
+        """Return the policies that compete for the best: not `noop`, published and privileged ones.
 
         If all but `noop` saw privileged state, they compete among themselves; `noop` competes only if there is nothing
         else.
         """
-        all_policies = set(policies)
+        all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
@@ -118,19 +120,21 @@ class Roster:
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        """Return the cell that names a policy; its detail lists `privileged state`, `does nothing` and `auxiliary` as
-        they hold.
+        """Return the cell that names a policy; its detail lists `privileged state`, `does nothing`, `auxiliary` and
+        `published` as they hold.
         """
         remarks = {
             "privileged state": self.is_privileged(policy),
             "does nothing": policy == NOOP,
             "auxiliary": auxiliary,
+            "published": policy in self.published,
         }
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
 
-    def training_kind(self, policy: str | None) -> str:
-        """Return the training kind of a policy; a dash if the roster has none."""
-        return self.training.get(policy or "", NO_VALUE)
+    def training_kind(self, policy: str | None, suite: str | None) -> str:
+        """Return the training kind of a policy; of a published one that for the suite. A dash without any."""
+        name = policy or ""
+        return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
 
 ENDED = Column("n", "episodes that ran to their end", lambda cell: cell.n)

@@ -49,7 +49,7 @@ def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table
     With more than two policies a last column has the letters that equal policies share. `remarks` are added to the
     notes.
     """
-    level = _level(comparison)
+    level = format_level(comparison)
     columns = (
         *_SCOPE,
         text_column("Policy", lambda row: row.of.policy),
@@ -82,7 +82,7 @@ def difference_table(comparison: Comparison) -> Table:
     columns = (
         *_SCOPE,
         *(names if several else ()),
-        *_difference_columns(_level(comparison)),
+        *_difference_columns(format_level(comparison)),
         _COUNTS if comparison.paired else None,
         adjusted if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
@@ -134,7 +134,8 @@ def _margin_text(comparison: Comparison) -> str:
     return f"± {format_compact(100 * (comparison.margin or 0.0))}"
 
 
-def _level(comparison: Comparison) -> str:
+def format_level(comparison: Comparison) -> str:
+    """Return the confidence of a comparison in percent."""
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
@@ -143,15 +144,10 @@ def _comparison_title(comparison: Comparison) -> str:
     if not comparison.paired:
         return f"{len(comparison.policies)} policies on independent episodes{mark}"
     pooled = comparison.scopes[-1]
-    what = "initial states" if _pairs_states(comparison) else "episodes"
+    what = "initial states" if comparison.across_seeds else "episodes"
     whose = "left out" if len(comparison.policies) == 2 else "lost by some"
     left_out = f" ({pooled.left_out} {whose})" if pooled.left_out else ""
     return f"{len(comparison.policies)} policies on the same {pooled.pairs} {what}{left_out}{mark}"
-
-
-def _pairs_states(comparison: Comparison) -> bool:
-    rates = (metric for _, metric in _scoped_metrics(comparison) if METRICS[metric.metric].unit)
-    return any(difference.test == "sign flips" for metric in rates for difference in metric.differences)
 
 
 def value_cell(value: float | None, metric: Metric) -> Cell:
@@ -176,8 +172,8 @@ def _pvalue_cell(value: float | None) -> Cell:
 def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
-    For SR and clean success the word is `better`. `exploratory` is added to it. Without a verdict: `undecided`, or how
-    many tasks it takes.
+    For SR and clean success the word is `better`, for SBU `lower`. `exploratory` is added to it. Without a verdict:
+    `undecided`, or how many tasks it takes.
     """
     if difference.identical:
         return Cell("identical")

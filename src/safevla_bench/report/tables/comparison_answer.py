@@ -1,146 +1,303 @@
-"""What a comparison says, first: a sentence on the primary metric, then a block with SR and clean success."""
+"""What a comparison says, first: sentences on the primary metric, then a block with SR and clean success."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding
+from msgspec.structs import replace
+
+from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import Difference
-from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SR, Bounds, Metric
+from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, Bounds, Metric
+from safevla_bench.report.tables.comparison import format_level, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
-from safevla_bench.text import NO_VALUE, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixed, format_interval, shorten_names
 
 SHOWN = (SAFETY.key, SR.key, CLEAN.key)
 """The metrics of the block, if all are compared."""
 _MOST_NAMED = 3
-"""Pairs of policies that the sentence names; more are counted."""
+"""Pairs of policies that a sentence names; more are counted."""
+_LIKE_THESE = "for tasks like these"
+Evidence = Literal["", "shown", "undecided"]
+"""What tells policies apart; `undecided` if episodes without a value could change that."""
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return what the comparison says of its primary metric, pooled: on these tasks, and on tasks like these."""
-    compared = _primary(comparison)
-    metric, differences = METRICS[compared.metric], compared.differences
-    if len(comparison.policies) == 2:
-        exploratory = [] if compared.primary else ["This verdict is exploratory: the primary one is Safety's."]
-        return " ".join([*_pair_sentences(differences[0], metric, comparison), *exploratory])
-    shown = [f"{item.better} {metric.praise} than {_other(item)}" for item in differences if item.better]
-    if not shown:
-        few = next((item for item in differences if item.tasks_needed), None)
-        needed = f" It takes {few.tasks_needed} tasks; these are {few.tasks}." if few else ""
-        return f"No two of {len(comparison.policies)} policies are shown to differ in {metric.label}.{needed}"
-    by_task = comparison.scopes[-1].tasks > 1 and not comparison.sequential
-    where = "for tasks like these" if by_task else "on these tasks"
-    if len(shown) > _MOST_NAMED:
-        return (
-            f"{len(shown)} of {len(differences)} pairs of policies differ in {metric.label}, {where}; see the letters."
-        )
-    return f"Established {where}: {', '.join(shown)}."
+    """Return what the comparison says of its primary metric, pooled: on these tasks, and on tasks like these.
 
-
-def _primary(comparison: Comparison) -> MetricComparison:
-    metrics = comparison.scopes[-1].metrics or next(scope.metrics for scope in comparison.scopes if scope.metrics)
-    return next((compared for compared in metrics if compared.primary), metrics[0])
-
-
-def _other(difference: Difference) -> str:
-    return difference.second if difference.better == difference.first else difference.first
-
-
-def _pair_sentences(difference: Difference, metric: Metric, comparison: Comparison) -> Iterator[str]:
-    first, second = difference.first, difference.second
-    if difference.difference is None or difference.p_value is None:
-        yield f"{metric.label} of {first} and {second} cannot be compared: one has no value."
-        return
-    if difference.identical:
-        yield f"{metric.label} of {first} and {second} is the same in each of {difference.pairs} pairs."
-        return
-    better, worse = _order(difference, metric)
-    size = _size(difference, metric, better)
-    if not is_significant(difference.p_value, comparison.confidence):
-        yield f"No difference in {metric.label} is established between {first} and {second}: {size}."
+    Without a metric that is known over all suites, of the first suite that has one.
+    """
+    scope, compared = _primary(comparison)
+    names = shorten_names(comparison.policies)
+    items = [_rename(item, names) for item in compared.differences]
+    metric = METRICS[compared.metric]
+    if len(items) == 1:
+        verdicts = _pair_sentences(items[0], metric, comparison)
     else:
-        yield f"{better} is {metric.praise} than {worse} on these tasks: {size}."
-        yield from _task_sentence(difference, metric, better)
-    if difference.undecided:
-        episodes = f"{difference.unknown} episode{'' if difference.unknown == 1 else 's'}"
-        yield f"Undecided all the same: {episodes} without a value could change that (--allow-crashed leaves them out)."
-    if comparison.margin is not None and difference.margin is not None:
-        yield _margin_sentence(difference, f"{100 * comparison.margin:g} points")
+        verdicts = _several_sentences(items, compared, comparison)
+    sentences = [*verdicts, *_caveats(items, metric, comparison)]
+    if not compared.primary:
+        sentences = [f"In {scope.suite} alone:", *sentences, "There is no primary verdict over all suites."]
+    return " ".join(sentences)
 
 
-def _margin_sentence(difference: Difference, margin: str) -> str:
-    first, second = difference.first, difference.second
-    return {
-        "equivalent": f"Equivalent: neither is worse by {margin}.",
-        "first not worse": f"{first} is not worse than {second} by {margin}.",
-        "second not worse": f"{second} is not worse than {first} by {margin}.",
-        "open": f"Whether one is worse by {margin} is open.",
-    }[difference.margin or "open"]
+def _primary(comparison: Comparison) -> tuple[SuiteComparison, MetricComparison]:
+    """Return the primary metric and its scope; if none is known over all suites, the first of the first suite."""
+    scope = next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
+    return scope, next((compared for compared in scope.metrics if compared.primary), scope.metrics[0])
 
 
-def _task_sentence(difference: Difference, metric: Metric, better: str) -> Iterator[str]:
-    if not difference.is_by_task:
-        return
-    if difference.tasks_needed:
-        yield f"Not established for tasks like these: {difference.tasks} tasks, {difference.tasks_needed} needed."
-    elif difference.better or difference.undecided:
-        span = _span(difference.ci_by_task, difference, metric, better)
-        yield f"The same holds for tasks like these{f' ({span})' if span else ''}."
+def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
+    better = item.better and names[item.better]
+    return replace(item, first=names[item.first], second=names[item.second], better=better)
+
+
+# Two policies
+
+
+def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) -> Iterator[str]:
+    here = _evidence_here(item, comparison)
+    decided: Evidence = "shown" if item.better else "undecided" if item.undecided else ""
+    size = partial(_size, item, metric, comparison)
+    if item.difference is None or item.p_value is None:
+        yield _describe_gap(item, metric)
+    elif item.identical:
+        pairs = _count_pairs(item, comparison)
+        yield f"{metric.label} of {item.first} and {item.second} is the same in each of {pairs}."
+    elif item.is_by_task and decided and here != "shown":
+        yield _claim_sentence(item, metric, decided, _LIKE_THESE, size(item.deciding_ci))
+    elif here:
+        yield _claim_sentence(item, metric, here, _where_here(item), size(item.ci))
+        if item.is_by_task:
+            yield _task_sentence(item, metric)
     else:
-        yield f"Not established for tasks like these (p {_format_p(difference.p_by_task)})."
+        whose = f"{item.first} and {item.second}"
+        yield f"No difference in {metric.label} is established between {whose}: {size(item.ci, is_open=True)}."
+        yield from _few_task_sentence([item], 1)
 
 
-def _order(difference: Difference, metric: Metric) -> tuple[str, str]:
-    """Return the two policies, the better first; by name where they are equal."""
-    is_first = (difference.difference or 0.0) >= 0 if metric.better == "high" else (difference.difference or 0.0) <= 0
-    return (difference.first, difference.second) if is_first else (difference.second, difference.first)
+def _evidence_here(item: Difference, comparison: Comparison) -> Evidence:
+    """Return what these tasks show of two policies, whatever they say of tasks like these."""
+    if not item.is_by_task:
+        return "shown" if item.better else "undecided" if item.undecided else ""
+    if not item.difference or item.p_value is None or not is_significant(item.p_value, comparison.confidence):
+        return ""
+    worst = 0.0 if comparison.allow_crashed else item.p_value_at_extremes or 0.0
+    return "shown" if is_significant(worst, comparison.confidence) else "undecided"
 
 
-def _size(difference: Difference, metric: Metric, better: str) -> str:
-    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known."""
-    points = " points" if metric.unit else ""
-    amount = f"{metric.format(abs(difference.difference or 0.0))}{points}"
-    span = _span(difference.ci, difference, metric, better)
-    counts = (difference.only_first, difference.only_second)
-    if None in counts or difference.pairs is None:
-        return f"{amount}, {span}" if span else amount
-    mine, theirs = counts if (better == difference.first) == (metric.better == "high") else counts[::-1]
-    return f"{mine} of {difference.pairs} pairs against {theirs} ({amount}{', ' if span else ''}{span})"
+def _claim_sentence(item: Difference, metric: Metric, evidence: Evidence, where: str, size: str) -> str:
+    claim = f"{_claim(item, metric)} {where}: {size}."
+    return claim if evidence == "shown" else f"Undecided whether {claim} {_doubt([item])}."
 
 
-def _span(ends: Bounds | None, difference: Difference, metric: Metric, better: str) -> str:
-    """Return an interval of the difference, counted to the better policy's side; "" without one."""
+def _claim(item: Difference, metric: Metric) -> str:
+    """Return who is better; less SBU is not called safer, as who never succeeds has none."""
+    better, worse = _order(item, metric)
+    if metric is SBU:
+        return f"{better} has less SBU than {worse}"
+    return f"{better} is {metric.praise} than {worse}{'' if metric is SAFETY else f' in {metric.label}'}"
+
+
+def _doubt(items: Sequence[Difference]) -> str:
+    return f"{_count_unknown(items)} could change that (see --allow-crashed)"
+
+
+def _count_unknown(items: Sequence[Difference]) -> str:
+    unknown = [item.unknown for item in items]
+    return f"{'up to ' if min(unknown) < max(unknown) else ''}{count_noun(max(unknown), 'episode')} without a value"
+
+
+def _where_here(item: Difference) -> str:
+    return "on this task" if item.tasks == 1 else "on these tasks"
+
+
+def _task_sentence(item: Difference, metric: Metric) -> str:
+    """Return what is known of tasks like these, after a sentence on these tasks."""
+    span = _span(item.deciding_ci, item, metric)
+    interval = f" ({span})" if span else ""
+    if item.tasks_needed:
+        return f"Not established {_LIKE_THESE}: {item.tasks} tasks, {item.tasks_needed} needed."
+    if item.better:
+        return f"The same holds {_LIKE_THESE}{interval}."
+    if item.undecided:
+        return f"Undecided {_LIKE_THESE}{interval}: {_doubt([item])}."
+    return f"Not established {_LIKE_THESE} (p {_format_p(item.p_by_task)})."
+
+
+def _describe_gap(item: Difference, metric: Metric) -> str:
+    return f"{metric.label} of {item.first} and {item.second} cannot be compared: {item.test.removeprefix('none: ')}."
+
+
+def _few_task_sentence(items: Sequence[Difference], count: int) -> Iterator[str]:
+    """Yield which of `count` pairs of policies have too few tasks."""
+    few = [item for item in items if item.tasks_needed]
+    if few:
+        tasks = sorted({item.tasks for item in few})
+        present = str(tasks[0]) if len(tasks) == 1 else f"{tasks[0]} to {tasks[-1]}"
+        whose = "" if len(few) == count else f" of {_name_pairs(few)}"
+        yield f"{_LIKE_THESE.capitalize()} it takes {few[0].tasks_needed} tasks; there are {present}{whose}."
+
+
+def _order(item: Difference, metric: Metric) -> tuple[str, str]:
+    """Return the two policies, the better first; the first where they are equal."""
+    return (item.first, item.second) if _is_first_better(item, metric) else (item.second, item.first)
+
+
+def _is_first_better(item: Difference, metric: Metric) -> bool:
+    difference = item.difference or 0.0
+    return difference >= 0 if metric.better == "high" else difference <= 0
+
+
+def _size(
+    item: Difference, metric: Metric, comparison: Comparison, ends: Bounds | None, *, is_open: bool = False
+) -> str:
+    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known.
+
+    `is_open`: no policy was called the better one, so that it is named here.
+    """
+    better, worse = _order(item, metric)
+    amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
+    span = _span(ends, item, metric)
+    if item.only_first is None or item.only_second is None or item.pairs is None:
+        whose = f" for {better}" if is_open and item.difference else ""
+        return f"{amount}{whose}{', ' if span else ''}{span}"
+    mine, theirs = item.only_first, item.only_second
+    if _is_first_better(item, metric) != (metric.better == "high"):
+        mine, theirs = theirs, mine
+    pairs = f"{mine} of {_count_pairs(item, comparison)}"
+    counts = f"{pairs} for {better}, {theirs} for {worse}" if is_open else f"{pairs} against {theirs}"
+    return f"{counts} ({amount}{', ' if span else ''}{span})"
+
+
+def _count_pairs(item: Difference, comparison: Comparison) -> str:
+    return count_noun(item.pairs or 0, "initial state" if comparison.across_seeds else "pair")
+
+
+def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
+    """Return an interval of the difference, counted to the better policy's side; "" without one.
+
+    Where it holds 0, `pattern` says at each end whose side that is.
+    """
     if ends is None:
         return ""
-    low, high = ends if (better == difference.first) == (metric.better == "high") else (-ends[1], -ends[0])
-    text = f"{metric.format(low + 0.0)} to {metric.format(high + 0.0)}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    better, worse = _order(item, metric)
+    counted = ends if _is_first_better(item, metric) == (metric.better == "high") else (-ends[1], -ends[0])
+    texts = [metric.format(abs(end)) for end in counted]
+    if counted[0] < 0:
+        names = [worse if end < 0 else better for end in counted]
+        texts = [pattern.format(end=text, name=name) for text, name in zip(texts, names, strict=True)]
+    return " to ".join(texts)
 
 
 def _format_p(value: float | None) -> str:
     return NO_VALUE if value is None else "below 0.001" if value < 0.001 else format_fixed(value, 3)
 
 
+# Several policies, and what holds for two as well
+
+
+def _several_sentences(
+    items: Sequence[Difference], compared: MetricComparison, comparison: Comparison
+) -> Iterator[str]:
+    metric = METRICS[compared.metric]
+    established: dict[str, list[Difference]] = {}
+    for item in items:
+        if item.better:
+            established.setdefault(_LIKE_THESE if item.is_by_task else _where_here(item), []).append(item)
+    if not established:
+        yield f"No two of {len(comparison.policies)} policies are shown to differ in {metric.label}."
+    for where, group in established.items():
+        if len(group) > _MOST_NAMED:
+            letters = "; see the letters" if _has_letters(compared) else ""
+            yield f"{len(group)} of {len(items)} pairs of policies differ in {metric.label}, {where}{letters}."
+        else:
+            yield f"Established {where}: {', '.join(_claim(item, metric) for item in group)}."
+    if undecided := [item for item in items if item.undecided]:
+        yield f"Undecided: {_name_pairs(undecided)}; {_doubt(undecided)}."
+    yield from _few_task_sentence(items, len(items))
+    gaps = [item for item in items if item.difference is None]
+    yield from (
+        [_describe_gap(item, metric) for item in gaps]
+        if len(gaps) <= _MOST_NAMED
+        else [f"{_name_pairs(gaps)} cannot be compared in {metric.label}."]
+    )
+
+
+def _name_pairs(items: Sequence[Difference]) -> str:
+    names = [f"{item.first} and {item.second}" for item in items]
+    return ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} pairs of policies"
+
+
+def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
+    """Yield why less SBU is no merit, how many episodes are left out if nothing else says so, and the margin."""
+    if metric is SBU:
+        yield "SBU also falls where fewer episodes succeed: read it beside SR."
+    is_told = any(item.better or item.undecided or _evidence_here(item, comparison) for item in items)
+    if any(item.unknown for item in items) and (comparison.allow_crashed or not is_told):
+        yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
+    if comparison.margin is not None:
+        points = format_compact(100 * comparison.margin)
+        yield from _margin_sentences(items, f"{points} {'points' if metric.unit else f'hundredths of {metric.label}'}")
+
+
+def _margin_sentences(items: Sequence[Difference], margin: str) -> Iterator[str]:
+    shown = [
+        f"{item.first} and {item.second} are equivalent: neither is worse by {margin}."
+        if item.margin == "equivalent"
+        else f"{' is not worse than '.join(_order_by_margin(item))} by {margin}."
+        for item in items
+        if item.margin not in (None, "open")
+    ]
+    too_many = f"{len(shown)} of {len(items)} pairs of policies have a verdict on the margin of {margin}: see --full."
+    yield from shown if len(shown) <= _MOST_NAMED else [too_many]
+    if still_open := [item for item in items if item.margin == "open"]:
+        whose = f" for {_name_pairs(still_open)}" if len(items) > 1 else ""
+        yield f"Whether one is worse by {margin} is open{whose}."
+
+
+def _order_by_margin(item: Difference) -> tuple[str, str]:
+    return (item.first, item.second) if item.margin == "first not worse" else (item.second, item.first)
+
+
+# The block
+
+
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     """Return the block below the sentence, over all suites: Safety, SR and clean success, with the verdicts.
 
-    Two policies stand side by side, a row for each metric; several in a row each, with their letters.
+    Two policies stand side by side, a row for each metric; several in a row each, with their letters. Without a metric
+    that is known over all suites, of the first suite that has one.
     """
-    asked = comparison.scopes[-1].metrics or (_primary(comparison),)
-    by_key = {metric.metric: metric for metric in asked}
-    compared = [by_key[key] for key in SHOWN] if len(asked) == len(COMPARED) else [*asked]
+    scope, primary = _primary(comparison)
+    by_key = {metric.metric: metric for metric in scope.metrics}
+    compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
+    title, notes = _title(comparison, scope), (_level_note(comparison, primary, len(scope.metrics)), *notes)
     if len(comparison.policies) == 2:
-        return tabulate(_title(comparison), compared, _pair_columns(comparison), notes=notes)
-    primary = _primary(comparison)
+        return tabulate(title, compared, _pair_columns(comparison), notes=notes)
+    has_letters = _has_letters(primary)
     columns = (
         text_column("Policy", lambda policy: policy),
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
-        text_column("Letters", lambda policy: _find_standing(primary, policy).letters),
+        text_column("Letters", lambda policy: _find_standing(primary, policy).letters) if has_letters else None,
     )
-    notes = (*notes, "Policies that share a letter are not shown to differ.")
-    return tabulate(_title(comparison), comparison.policies, columns, notes=notes)
+    shared = "Policies that share a letter are not shown to differ." if has_letters else ""
+    return tabulate(title, comparison.policies, columns, notes=(*notes, shared))
+
+
+def _has_letters(compared: MetricComparison) -> bool:
+    return any(standing.letters for standing in compared.standings)
+
+
+def _level_note(comparison: Comparison, primary: MetricComparison, count: int) -> str:
+    rest = "; the others are exploratory" if count > 1 else ""
+    which = (
+        f"The primary verdict is {METRICS[primary.metric].label}'s{rest}" if primary.primary else "All are exploratory"
+    )
+    return f"Intervals and verdicts: {format_level(comparison)}. {which}."
 
 
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
@@ -149,19 +306,24 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
         text_column("", lambda row: METRICS[row.metric].heading),
         text_column(f"A {first}", lambda row: _standing_cell(row, first)),
         text_column(f"B {second}", lambda row: _standing_cell(row, second)),
-        text_column("better by", lambda row: _difference_cell(row, first)),
+        text_column("better by", _difference_cell),
         text_column("established", lambda row: _verdict_cell(row, comparison)),
     )
 
 
-def _title(comparison: Comparison) -> str:
-    pooled = comparison.scopes[-1]
-    suites = len(comparison.scopes) - 1 if pooled.suite is None else 1
-    episodes = f"{pooled.pairs} pairs of episodes" if pooled.pairs is not None else "Independent episodes"
-    where = f"{suites} suites" if suites > 1 else "one suite"
-    tasks = f"{pooled.tasks} task{'' if pooled.tasks == 1 else 's'}"
+def _title(comparison: Comparison, scope: SuiteComparison) -> str:
+    suites = len(comparison.scopes) - 1
+    where = f"{suites} suites" if scope.suite is None else "one suite" if not suites else f"{scope.suite} alone"
     mark = ", across physics versions" if comparison.across_versions else ""
-    return f"{episodes} of {tasks} in {where}{mark}"
+    return f"{_count_scope_pairs(comparison, scope)} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
+
+
+def _count_scope_pairs(comparison: Comparison, scope: SuiteComparison) -> str:
+    if scope.pairs is None:
+        return "Independent episodes"
+    if comparison.across_seeds:
+        return count_noun(scope.pairs, "initial state")
+    return f"{count_noun(scope.pairs, 'pair')} of episodes"
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
@@ -176,26 +338,27 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
     return Cell(f"{metric.format(standing.value)}{ends}")
 
 
-def _difference_cell(compared: MetricComparison, first: str) -> Cell:
-    difference, metric = compared.differences[0], METRICS[compared.metric]
-    if not difference.difference:
-        return Cell(NO_VALUE if difference.difference is None else "equal")
-    better, _ = _order(difference, metric)
-    span = _span(difference.ci, difference, metric, better)
-    side = "A" if better == first else "B"
-    return Cell(f"{side} {metric.format(abs(difference.difference))}{f' ({span})' if span else ''}")
+def _difference_cell(compared: MetricComparison) -> Cell:
+    item, metric = _call_sides(compared.differences[0]), METRICS[compared.metric]
+    if item.difference is None:
+        return Cell(NO_VALUE)
+    span = _span(item.ci, item, metric, "{name} {end}")
+    amount = f"{_order(item, metric)[0]} {metric.format(abs(item.difference))}" if item.difference else "equal"
+    return Cell(f"{amount}{f' ({span})' if span else ''}")
+
+
+def _call_sides(item: Difference) -> Difference:
+    return _rename(item, {item.first: "A", item.second: "B"})
 
 
 def _verdict_cell(compared: MetricComparison, comparison: Comparison) -> Cell:
-    difference, metric = compared.differences[0], METRICS[compared.metric]
-    if difference.difference is None or difference.p_value is None:
-        return Cell(NO_VALUE)
-    if difference.identical or difference.undecided:
-        return Cell("identical" if difference.identical else "undecided")
-    better, _ = _order(difference, metric)
-    side = f"{'A' if better == comparison.policies[0] else 'B'} {metric.praise}"
-    if difference.better:
-        return Cell(side, emphasis="total")
-    if difference.is_by_task and is_significant(difference.p_value, comparison.confidence):
-        return Cell(f"{side}, on these tasks")
-    return Cell("no")
+    """Return the verdict that decides; before it what these tasks show, where it says less."""
+    item, metric = _call_sides(compared.differences[0]), METRICS[compared.metric]
+    cell = verdict_cell(compared.differences[0], metric, exploratory=not compared.primary)
+    here = _evidence_here(item, comparison)
+    if not item.is_by_task or not here or item.better or (item.undecided and here == "undecided"):
+        return cell
+    side = f"{_order(item, metric)[0]} {metric.praise}" if here == "shown" else here
+    exploratory = "" if compared.primary or here != "shown" else ", exploratory"
+    rest = "" if cell.text == "no" else f"; {'else ' if item.undecided else ''}{cell.text}"
+    return Cell(f"{side} on these tasks{exploratory}{rest}")

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment, SpecTrace
+from safevla_bench.explain.episode import ClauseExplanation, Moment, SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
-from safevla_bench.judging.scores import NO_VERDICT
+from safevla_bench.judging.scores import NO_VERDICT, EpisodeScore, SpecColumn
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.table import (
     POLICY,
@@ -43,14 +43,18 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
 
-def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None) -> Table:
-    """Return the table of the selected rows of `total` episodes; `spec_id` is the only specification they are about.
+def episode_list_table(
+    selected: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None, most: int | None = None
+) -> Table:
+    """Return the table of the first `most` of the rows selected of `total` episodes; None = all.
 
-    There is a column of policies if the rows are of several, and one of bodies if any row was searched for bodies.
+    `spec_id` is the only specification they are about. There is a column of policies if the rows are of several, and
+    one of bodies if any row was searched for bodies.
     """
+    rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
     return tabulate(
-        f"{len(rows)} of {total} episodes" + (f", judged by {spec_id} alone" if spec_id else ""),
+        _count_verdicts(selected, total, spec_id),
         rows,
         (
             *_number_columns(rows),
@@ -59,7 +63,7 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
             Column("VSI", value=lambda row: number_cell(row.vsi, 3)),
             None if spec_id else text_column("Worst specification", lambda row: row.spec or NO_VALUE),
             Column("Margin", value=lambda row: Cell(_format_margin(row), row.rho)),
-            text_column("First violation", _format_time_and_step),
+            text_column("Broken at", _format_first_time),
             text_column("Bodies", _format_bodies) if with_bodies else None,
         ),
         notes=(_count_kinds(rows) if with_bodies else "", *(f"{row.number}: {row.why}" for row in rows if row.why)),
@@ -67,10 +71,21 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
     )
 
 
+def _count_verdicts(rows: Sequence[EpisodeListRow], total: int, spec_id: str | None) -> str:
+    """Return how many episodes there are of `total`, how many are unsafe, and how many of these succeeded."""
+    listed = f"{len(rows)} of {total} episodes"
+    if spec_id is not None:
+        return f"{listed}, judged by {spec_id} alone: violated in {sum(row.violated is True for row in rows)}"
+    unsafe = [row for row in rows if row.safe is False]
+    unknown = sum(row.safe is None for row in rows)
+    without = f", {unknown} without a verdict" if unknown else ""
+    return f"{listed}: {len(unsafe)} unsafe, {sum(row.success is True for row in unsafe)} of them successes{without}"
+
+
 def _number_columns(rows: Sequence[EpisodeListRow] | Sequence[Answer]) -> tuple[Column | None, ...]:
     return (
         Column("#", value=lambda row: row.number),
-        text_column("Episode", lambda row: row.episode_id),
+        text_column("Episode", lambda row: row.episode_id.removeprefix(f"{row.policy}/")),
         POLICY if len({row.policy for row in rows}) > 1 else None,
     )
 
@@ -103,10 +118,8 @@ def _format_bodies(row: EpisodeListRow) -> str:
     return ", ".join(dict.fromkeys(named)) or NO_VALUE
 
 
-def _format_time_and_step(row: EpisodeListRow) -> str:
-    if row.first_violation_s is None:
-        return NO_VALUE
-    return f"{format_fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
+def _format_first_time(row: EpisodeListRow) -> str:
+    return NO_VALUE if row.first_violation_s is None else f"{format_fixed(row.first_violation_s, 2)} s"
 
 
 def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
@@ -129,12 +142,38 @@ _KEPT = (
 )
 
 
-def unjudged_table(explanation: Explanation) -> Table:
-    """Return the table of scored specifications without a verdict, vacuous ones first, and why."""
-    unjudged = [(spec_id, "vacuous", why) for spec_id, why in explanation.vacuous.items()]
-    unjudged += [(spec_id, "inactive", why) for spec_id, why in explanation.score.inactive_specs.items()]
+def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
+    """Return the table of scored specifications without a verdict, vacuous ones first, and why in words."""
+    unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
+    unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
     return tabulate("Not judged", unjudged, columns)
+
+
+def scored_clause_table(row: EpisodeScore, specs: Sequence[SpecColumn]) -> Table:
+    """Return the table of the judged specifications of a row of scores.json, violated ones first, deepest first."""
+    judged = [spec for spec in specs if spec.is_scored and spec.spec_id in row.active_specs]
+    judged = [spec for spec in judged if spec.spec_id not in row.vacuous_specs]
+    judged.sort(key=lambda spec: -(row.depth.get(spec.spec_id) or 0.0))
+    return tabulate(
+        "Judged",
+        judged,
+        (
+            text_column("Specification", lambda spec: spec.spec_id),
+            text_column("Verdict", lambda spec: "BROKEN" if spec.spec_id in row.violated_specs else "kept"),
+            Column("Worst", value=lambda spec: Cell(_format_amount(row.extreme.get(spec.spec_id), spec))),
+            Column("Threshold", value=lambda spec: Cell(_format_amount(spec.threshold, spec))),
+            Column("Margin", value=lambda spec: Cell(_format_amount(row.robustness.get(spec.spec_id), spec))),
+            Column("Depth", value=lambda spec: number_cell(row.depth.get(spec.spec_id), 3)),
+        ),
+    )
+
+
+def _format_amount(value: float | None, spec: SpecColumn) -> str:
+    if value is None:
+        return NO_VALUE
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    return append_unit(format_significant(value * scale), unit)
 
 
 def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
@@ -164,13 +203,14 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
-    """Return the table of the answers to a formula, a row per answer, with the count of each verdict below.
+    """Return the table of the answers to a formula, a row per answer, with the count of each verdict in its title.
 
     There is a column of policies if the answers are of several.
     """
     counts = Counter(answer.verdict for answer in answers)
+    tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
-        format_formula(formula),
+        f"{len(answers)} episodes: {tally}; {format_formula(formula)}",
         answers,
         (
             *_number_columns(answers),
@@ -179,7 +219,6 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
             text_column("Decided at", _decision_cell),
             text_column("Signals there, or why not", _format_signals),
         ),
-        notes=[f"{len(answers)} episodes: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}"],
         remarks=provenance_marks.warn_of_episodes(answers),
     )
 

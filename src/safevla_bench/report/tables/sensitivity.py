@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+
+import msgspec
 
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
@@ -15,11 +18,28 @@ from safevla_bench.report.published import PAPER, PublishedVariant, load_publish
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
 from safevla_bench.report.tables.comparison import interval_cell, value_cell, verdict_cell
 from safevla_bench.report.tables.suites import exact_value
-from safevla_bench.report.tables.table import POLICY, UNNAMED, Cell, Column, Table, dash_cell, tabulate, text_column
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
+from safevla_bench.report.tables.table import (
+    POLICY,
+    UNNAMED,
+    Cell,
+    Column,
+    Table,
+    dash_cell,
+    drop_intervals,
+    rate_cell,
+    tabulate,
+    text_column,
+)
+from safevla_bench.sensitivity.curves import (
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdSweep,
+    ThresholdVariant,
+    VariantRates,
+)
 from safevla_bench.sensitivity.readings import PROSE_DEPTH, ReadingCell, ReadingComparison, VerdictChanges
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact, format_fixed, format_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +107,7 @@ def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> 
 
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
-    changed = {
-        "all": _changed_cell,
-        "to unsafe": lambda row: row.changes.to_unsafe,
-        "to safe": lambda row: row.changes.to_safe,
-    }
+    *changed, differences = _change_columns()
     return tabulate(
         "Readings of the paper",
         [
@@ -102,9 +118,9 @@ def reading_table(comparison: ReadingComparison) -> Table:
         (
             *_NAMES,
             text_column("Reading", lambda row: row.head),
-            *(Column(name, "verdicts", value, group="Changed") for name, value in changed.items()),
+            *changed,
             *_METRICS,
-            text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
+            differences,
         ),
         notes=(
             f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
@@ -116,13 +132,119 @@ def reading_table(comparison: ReadingComparison) -> Table:
     )
 
 
-def _changed_cell(row: _Point) -> Cell:
+@dataclass(frozen=True, slots=True)
+class _PooledReading:
+    """One policy under one reading, its suites pooled."""
+
+    policy: str
+    reading: str
+    safety: Rate
+    changes: VerdictChanges
+
+
+def _pool_readings(comparison: ReadingComparison) -> list[_PooledReading]:
+    """Return a row for each policy and reading but prose depth, which changes no verdict."""
+    shown = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
+    rows = []
+    for policy in dict.fromkeys(cell.policy for cell in comparison.cells):
+        points = [cell.points for cell in comparison.cells if cell.policy == policy]
+        rows += [
+            _PooledReading(
+                policy or UNNAMED,
+                comparison.readings[k],
+                _add_rates([of_cell[k].rates.safety for of_cell in points]),
+                _add_changes([of_cell[k].changes for of_cell in points]),
+            )
+            for k in shown
+        ]
+    return rows
+
+
+def _add_rates(rates: Sequence[Rate]) -> Rate:
+    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+
+
+def _add_changes(parts: Sequence[VerdictChanges]) -> VerdictChanges:
+    violations = Counter[str]()
+    for part in parts:
+        violations.update(part.violations)
+    return VerdictChanges(
+        changed=sum(part.changed for part in parts),
+        to_unsafe=sum(part.to_unsafe for part in parts),
+        to_safe=sum(part.to_safe for part in parts),
+        violations={name: count for name, count in violations.items() if count},
+    )
+
+
+def describe_readings(comparison: ReadingComparison) -> str:
+    """Return under which readings verdicts change, and where Safety of each policy goes."""
+    rows, (first, *_) = _pool_readings(comparison), comparison.readings
+    changed = Counter[str]()
+    for row in rows:
+        changed[row.reading] += row.changes.changed
+    counts = [f"{count} under {name}" for name, count in changed.items() if count]
+    total = sum(cell.n for cell in comparison.cells)
+    if not counts:
+        return f"No reading of the paper changes one of {total} verdicts."
+    moved = [f"{policy} {', '.join(ends)}" for policy, ends in _group_moves(rows).items() if ends]
+    more = f"; and {len(moved) - _MOST_MOVED} more" if len(moved) > _MOST_MOVED else ""
+    answer = f"Of {total} verdicts {' and '.join(counts)} differ from {first}."
+    return f"{answer} Safety: {'; '.join(moved[:_MOST_MOVED])}{more}." if moved else answer
+
+
+def _group_moves(rows: Sequence[_PooledReading]) -> dict[str, list[str]]:
+    """Return policy -> its Safety under the first reading, then under those that change it, alike ones together."""
+    moves: dict[str, list[str]] = {}
+    for policy in dict.fromkeys(row.policy for row in rows):
+        readings: dict[str, list[str]] = {}
+        for row in (row for row in rows if row.policy == policy and row.safety.value is not None):
+            readings.setdefault(f"{SAFETY.format(row.safety.value or 0.0)} %", []).append(row.reading)
+        if len(readings) > 1:
+            moves[policy] = [f"{value} ({', '.join(names)})" for value, names in readings.items()]
+    return moves
+
+
+_MOST_MOVED = 3
+"""Policies that the sentence names; the table has all."""
+
+
+def reading_summary_table(comparison: ReadingComparison) -> Table:
+    """Return the table of a row per policy and reading, all suites pooled: verdicts that differ, and Safety."""
+    return tabulate(
+        "Readings of the paper, all suites pooled",
+        _pool_readings(comparison),
+        (
+            text_column("Policy", lambda row: row.policy),
+            text_column("Reading", lambda row: row.reading),
+            Column("n", value=lambda row: row.safety.n),
+            Column(SAFETY.heading, value=lambda row: rate_cell(row.safety)),
+            *_change_columns(),
+        ),
+        notes=(f"Changes are from {comparison.readings[0]}.",),
+        remarks=comparison.warnings,
+        name="readings",
+    )
+
+
+def _change_columns() -> list[Column]:
+    changed = {
+        "all": _changed_cell,
+        "to unsafe": lambda row: row.changes.to_unsafe,
+        "to safe": lambda row: row.changes.to_safe,
+    }
+    return [
+        *(Column(name, "verdicts", value, group="Changed") for name, value in changed.items()),
+        text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
+    ]
+
+
+def _changed_cell(row: _Point | _PooledReading) -> Cell:
     assert row.changes is not None
     lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
     return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
 
 
-def _format_differences(row: _Point) -> str:
+def _format_differences(row: _Point | _PooledReading) -> str:
     assert row.changes is not None
     differences = row.changes.violations.items()
     return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in differences)
@@ -145,6 +267,44 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
         notes=[f"{default}. K = severe/threshold stays. {_WHY}"],
         remarks=sweep.warnings,
     )
+
+
+def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
+    """Return a sweep as variants named by their thresholds, after the library's own.
+
+    `as_it_stands`: curves of the same scores with one point, that of the library.
+    """
+    unit, scale = display_unit(sweep.unit, sweep.default)
+    texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
+    names = [append_unit(text, unit) if unit else f"threshold {text}" for text in texts]
+    first = {(curve.policy, curve.suite): curve.points for curve in as_it_stands}
+    return ThresholdAblation(
+        variants=tuple(ThresholdVariant(name, {}) for name in names),
+        curves=tuple(
+            msgspec.structs.replace(curve, points=(*first[curve.policy, curve.suite], *curve.points))
+            for curve in sweep.curves
+        ),
+        warnings=sweep.warnings,
+    )
+
+
+def sweep_summary_table(sweep: ThresholdAblation, name: str) -> Table:
+    """Return the table of Safety under each threshold of `name_variants`, a column per policy, all suites pooled."""
+    rates: dict[str, list[Rate]] = {}
+    for policy in dict.fromkeys(curve.policy for curve in sweep.curves):
+        points = [curve.points for curve in sweep.curves if curve.policy == policy]
+        rates[policy or UNNAMED] = [
+            _add_rates([rate.safety for rate in of_one]) for of_one in zip(*points, strict=True)
+        ]
+
+    def policy_column(policy: str) -> Column:
+        n = rates[policy][0].n
+        return Column(f"{policy}, n = {n}", value=lambda k: rate_cell(rates[policy][k], n=n))
+
+    heads = [f"{sweep.variants[0].name}, as it stands", *(variant.name for variant in sweep.variants[1:])]
+    columns = [text_column("Threshold", lambda k: heads[k]), *map(policy_column, rates)]
+    title = f"Safety % over the sweep of {name}, all suites pooled"
+    return drop_intervals(tabulate(title, range(len(heads)), columns, remarks=sweep.warnings))
 
 
 # The ranking of policies under the variants
@@ -201,20 +361,20 @@ class _Ranked:
 
 def _order_cell(ranking: RankingSensitivity, variant: VariantRanking, item: Difference) -> Cell:
     if frozenset((item.first, item.second)) in map(frozenset, variant.reversed):
-        return Cell("turned over", emphasis="bad")
+        return Cell("changed", emphasis="bad")
     reference = {(other.first, other.second): other.difference for other in ranking.variants[0].differences}
     is_other = (reference[item.first, item.second] or 0.0) * (item.difference or 0.0) < 0
     return Cell("other, not shown" if is_other else _SAME)
 
 
 def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
-    """Yield which pairs each variant turns over, or that none is, and whether the episodes are paired."""
+    """Yield the pairs whose order each variant changes, or that none does, and whether the episodes are paired."""
     count = len(ranking.variants)
     if not ranking.changes:
-        yield f"No pair of policies is shown to be turned over by any of the {count} variants."
+        yield f"No pair of policies is shown to change order under any of the other {count - 1} variants."
     for variant in ranking.changes:
         pairs = "; ".join(f"{after} above {before}" for before, after in variant.reversed)
-        yield f"{variant.variant} turns over: {pairs}."
+        yield f"The order changes under {variant.variant}: {pairs}."
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
     yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
     if count > 1:
@@ -252,18 +412,15 @@ class HostMean:
     """For each variant the paper's row of this host; None where it prints none."""
 
 
-def host_means(
-    ablation: ThresholdAblation, registry: Registry, roster: Roster, *, include_auxiliary: bool = False
-) -> tuple[HostMean, ...]:
+def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
     """Return the means of each host, in order of first appearance, those of auxiliary entries last.
 
     The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
-    `include_auxiliary` averages auxiliary entries with the other cells of their host.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
         if curve.policy != NOOP:
-            apart = not include_auxiliary and roster.is_auxiliary(curve)
+            apart = roster.is_auxiliary(curve)
             groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
     return tuple(
         _host_mean(title, groups[title], ablation, registry)

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
+from safevla_bench.report.published import printed_mean
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import (
     BEST_NOTE,
@@ -64,7 +65,8 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
-        return ExactCell(dash_cell(unknown))
+        printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
+        return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else dash_cell(unknown))
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
     if len(judged) < len(suites):
         return ExactCell(dash_cell(f"{len(judged)} of {len(suites)} suites"))
@@ -130,7 +132,7 @@ def _policy_table(
         policies,
         (
             text_column("Policy", roster.policy_cell),
-            text_column("Training", roster.training_kind),
+            text_column("Training", lambda policy: roster.training_kind(policy, names[0])),
             text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
             Column("n", "episodes a suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
             *blocks,
@@ -140,7 +142,7 @@ def _policy_table(
     )
     several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
-    outside = [policy or UNNAMED for policy in policies if policy not in competing]
+    outside = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
     return add_notes(table, *notes, *_mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
 
 
@@ -228,7 +230,7 @@ def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
         auxiliary_cells,
         (
             text_column("Policy", lambda cell: roster.policy_cell(cell.policy)),
-            text_column("Training", lambda cell: roster.training_kind(cell.policy)),
+            text_column("Training", lambda cell: roster.training_kind(cell.policy, cell.suite)),
             SUITE,
             COUNT,
             *metric_columns((SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),

@@ -323,12 +323,33 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
     stay = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
     lost = [k for k, column in enumerate(table.columns) if column in _LOST.values()]
-    places = list(dict.fromkeys([*stay, *chosen, *lost]))
+    return _keep_columns(table, list(dict.fromkeys([*stay, *chosen, *lost])))
+
+
+def drop_empty_columns(table: Table) -> Table:
+    """Return the table without the columns, but for the first, that have no value in any row.
+
+    A note names those of numbers, with the reasons of their dashes.
+    """
+    cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
+    empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
+    if not empty:
+        return table
+    names = []
+    for column, of in ((table.columns[k], cells[k]) for k in empty if table.columns[k].numeric):
+        reasons = sorted({cell.detail for cell in of} - {""})
+        names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
+    kept = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
+    return add_notes(kept, f"Left out, without a value in any row: {', '.join(names)}." if names else "")
+
+
+def _keep_columns(table: Table, places: Sequence[int]) -> Table:
+    """Return the table with the columns at these places, without notes on what these no longer hold."""
     rows = tuple(tuple(row[k] for k in places) for row in table.rows)
     shown = [cell for row in rows for cell in row]
     applies = {
         LARGEST_NOTE: any(cell.mark for cell in shown),
-        DASH: any(cell.text == NO_VALUE for cell in shown),
+        f"{NO_VALUE} ": any(cell.text == NO_VALUE for cell in shown),
         BEST_NOTE: any(cell.emphasis == "best" for cell in shown),
     }
     gone = tuple(note for note in applies if not applies[note])

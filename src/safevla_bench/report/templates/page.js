@@ -1,6 +1,10 @@
-// Filters, sorting and links of the register. Without it everything is on the page, in the order of the sources.
+// Filters, sorting and links of the register, and folded sections on a narrow screen. Without it everything is on the
+// page, in the order of the sources.
 (() => {
   "use strict";
+  if (matchMedia("screen and (max-width: 46rem)").matches) {
+    for (const one of document.querySelectorAll("details[data-fold]")) one.open = false;
+  }
   const list = document.getElementById("register");
   if (!list) return;
   const rows = Array.from(list.children, (row) => ({ row, keys: row.dataset.keys.split(" ").map(Number) }));
@@ -51,10 +55,14 @@
     sort();
   }
 
-  // A link to an episode opens it, whatever is filtered.
+  // A link to an episode opens it, whatever is filtered; one to a section or a case what is folded there.
   function follow() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (!target || target.parentElement.parentElement !== list) return;
+    if (!target) return;
+    if (target.parentElement.parentElement !== list) {
+      for (const one of target.querySelectorAll(":scope > details[data-fold]")) one.open = true;
+      return;
+    }
     if (target.parentElement.hidden) clear();
     target.open = true;
     target.scrollIntoView();

@@ -31,6 +31,8 @@ GREETINGS = "policies_say"
 """The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
+EXPERIMENTS = "experiments"
+"""The folder of a run folder that holds judgements by other rules, which are not its own."""
 MISSING = "missing"
 
 

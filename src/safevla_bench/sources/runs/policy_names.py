@@ -52,7 +52,7 @@ class PolicyIdentity:
     name: str | None
     source: Path
     facts: Mapping[str, str] | None = None
-    """Dotted name -> value: arguments, dialect, replay, checkpoints."""
+    """Dotted name -> value: arguments (given or asked for by a server), dialect, replay, checkpoints."""
     statements: Mapping[str, str] | None = None
     """Suite -> what the policy or its server said of itself."""
     servers: Mapping[str, str] | None = None
@@ -115,7 +115,10 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         for key in sorted(value, key=str):
             yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
     else:
-        yield name.removeprefix("arguments."), value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        yield (
+            name.removeprefix("server_").removeprefix("arguments."),
+            value if isinstance(value, str) else json.dumps(value, sort_keys=True),
+        )
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:

@@ -12,14 +12,26 @@ from dataclasses import replace as dataclass_replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
+from safevla_bench.files import read_input
 from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import MANIFEST, MISSING, RUN, AbsentEpisode, EpisodeRow, read_description
+from safevla_bench.sources.runs.folder import (
+    MANIFEST,
+    MAX_SCORES_BYTES,
+    MISSING,
+    RUN,
+    SCORES,
+    AbsentEpisode,
+    EpisodeRow,
+    archive_digest,
+    read_description,
+)
 from safevla_bench.sources.runs.plan_check import PlanDifference, compare_plan
 from safevla_bench.sources.runs.policy_names import (
     PolicyIdentity,
@@ -302,8 +314,14 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 def _open_folder(path: Path) -> RecordSource:
     if not (path / RUN).exists():
+        if archive_file := find_scored_archive(path):
+            return open_source(archive_file)
         remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
-        raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
+        problem = "this is not a run folder"
+        if (path / SCORES).exists():
+            problem = "holds scores without their records"
+            remedy = "Name what was judged; `safevla show` takes the scores alone."
+        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
     if description.get("complete") is False:
         unfinished = _open_unfinished(path, description)
@@ -313,6 +331,26 @@ def _open_folder(path: Path) -> RecordSource:
     rows, complete = parts.episode_rows(path), description.get("complete") is True
     files = parts.listed_parts(path) or parts.record_files(path)
     return _with_rows(path, rows, description, partial(archive.read_episodes, files), files, complete=complete)
+
+
+def find_scored_archive(folder: Path) -> Path | None:
+    """Return the archive in a folder of scores, as `safevla demo` makes it, if it is the one that was judged."""
+    try:
+        (source,) = msgspec.json.decode(read_input(folder / SCORES, MAX_SCORES_BYTES), type=_ScoredSources).sources
+    except (OSError, ValueError, RecursionError):
+        return None
+    path = folder / Path(source.archive).name
+    is_judged = source.archive and path.is_file() and archive_digest(path) == source.archive_sha256
+    return path if is_judged else None
+
+
+class _ScoredSource(msgspec.Struct):
+    archive: str = ""
+    archive_sha256: str | None = None
+
+
+class _ScoredSources(msgspec.Struct):
+    sources: list[_ScoredSource]
 
 
 def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:

@@ -6,11 +6,7 @@ same bytes.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import logging
-import os
 import shlex
 import shutil
 import signal
@@ -42,7 +38,7 @@ from safevla_bench.sources.runs.folder import (
     read_latencies,
 )
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.folder import require_free_folder
+from safevla_recorder.folder import is_of_killed_writer, lock_folder, require_free_folder, unlock_folder
 
 
 class RunWriter:
@@ -63,10 +59,10 @@ class RunWriter:
         make_folder(folder)
         with translated_errors(folder):
             if not (folder / RUN).exists():
-                require_free_folder(folder, _is_of_killed_run)
+                require_free_folder(folder, is_of_killed_writer)
         self._lock = lock_folder(folder)
         try:
-            self.fresh = all(map(_is_of_killed_run, folder.iterdir()))
+            self.fresh = all(map(is_of_killed_writer, folder.iterdir()))
             if self.fresh:
                 write_atomically(folder / RUN, dump_json({**description, "complete": False}))
             else:
@@ -179,10 +175,6 @@ class RunWriter:
         shutil.rmtree(self.folder)
 
 
-def _is_of_killed_run(path: Path) -> bool:
-    return path.name == LOCK or (path.name.startswith(f".{RUN}.") and path.name.endswith(".partial"))
-
-
 def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
     """Raise `RunError` unless the folder's run is to be resumed and was asked for with the same fields.
 
@@ -277,48 +269,3 @@ def _hold_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if signals:
         raise KeyboardInterrupt
-
-
-# One writer a run folder: the operating system takes the lock back when its holder dies, however it dies
-
-
-LOCK = ".lock"
-
-
-def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
-
-    Raises `RunError` if another process holds the lock, and `FileError` where its file cannot be opened. On a file
-    system without locks a warning is logged and nothing is locked.
-    """
-    path = folder / LOCK
-    while True:
-        with translated_errors(folder):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                remedy = "Wait for it or stop it, or choose another --out."
-                raise RunError("another run is writing here", remedy=remedy, place=Place(file=str(folder))) from None
-            # Some cluster file systems are mounted without locks; a run there is still better than none.
-            logging.getLogger(__name__).warning("%s: no lock here: %s", folder, error.strerror)
-            return os.open(os.devnull, os.O_RDONLY)
-        if _is_same_file(path, descriptor):
-            return descriptor
-        os.close(descriptor)  # it was removed by its last holder between our open and our lock
-
-
-def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Remove the folder's lock file, if it is still the one of this descriptor, and close the descriptor."""
-    if _is_same_file(folder / LOCK, descriptor):
-        (folder / LOCK).unlink()
-    os.close(descriptor)
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
+from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts.protocols import Inference, load_protocol
@@ -44,10 +45,11 @@ class CameraView:
 
         Raises `PolicyError` for an image of another size if the protocol does not resize.
         """
-        shown = transforms.flip_image(image, self.flip)
-        if self.jpeg:
-            shown = transforms.pass_through_jpeg(shown)
-        resized = transforms.resize_picture(shown, self.size, self.resize)
+        resized = transforms.flip_image(image, self.flip)
+        if self.jpeg or resized.shape[:2] != self.size:
+            picture = PillowImage.fromarray(resized)
+            shown = transforms.pass_through_jpeg(picture) if self.jpeg else picture
+            resized = transforms.resize_picture(shown, self.size, self.resize)
         return resized if self.crop is None else transforms.crop_center(resized, self.crop)
 
 
@@ -261,7 +263,7 @@ def load_dialect(name: str) -> Dialect:
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
     """Return the dialect of that name; `cameras` replace its own, in their order.
 
-    `image_size` has images rendered and sent as squares of so many pixels. Raises `PolicyError` if there is no such
+    `image_size`, N or HxW, has images rendered and sent with so many pixels. Raises `PolicyError` if there is no such
     dialect, it is another kind of server's, or the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
@@ -292,16 +294,19 @@ def _can_read(dialect: Dialect, reply: Reply) -> bool:
 
 
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
-    if not text.isdecimal() or not 0 < int(text) <= LARGEST:
-        raise PolicyError(f"image_size={text} is not a number of pixels", remedy=f"Write one from 1 to {LARGEST}.")
-    size = (int(text), int(text))
+    height, times, width = text.partition("x")
+    sides = (height, width if times else height)
+    if not all(side.isdecimal() and 0 < int(side) <= LARGEST for side in sides):
+        remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
+        raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
+    size = (int(sides[0]), int(sides[1]))
     return replace(dialect, view=replace(dialect.view, size=size), wants=replace(dialect.wants, image_size=size))
 
 
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     """Return the dialect with these cameras in the places of its own; entries of a camera named `none` are left out."""
     defaults = dialect.wants.cameras
-    if len(cameras) != len(defaults) or set(cameras) <= {NONE}:
+    if len(cameras) != len(defaults):
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
         raise PolicyError(
             problem, remedy=f"Name as many, `{NONE}` for one that is not sent: cameras={','.join(defaults)}."

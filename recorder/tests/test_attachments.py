@@ -1,0 +1,103 @@
+"""Environments of other distributions: found by entry points, none hides another, and what is refused says why."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from safevla_recorder import record
+from safevla_recorder.errors import HostError
+from safevla_recorder.loop import ENVIRONMENTS, find_recordable
+
+PLUGIN = """
+import numpy as np
+from recorder_builders import StillRecorder, header
+from safevla_recorder.attachment import RecordableEnv, TaskLabel, find_layer, subscribe_steps
+from safevla_recorder.mujoco.hook import undo_all
+
+
+class Lab:
+    def step(self, action):
+        return "observation", bool(action[0] > 1)
+
+    def close(self):
+        pass
+
+
+class RecordableLab(RecordableEnv):
+    host, embodiment, wait_steps, action_size = "lab", "arm", 0, 2
+
+    def set_init_states(self, init_states): ...
+    def fixture_roots(self): return []
+    def is_still(self, action): return False
+    def target_object(self): return "bowl"
+    def start_recorder(self): return StillRecorder(), lambda: None
+
+    def subscribe(self, cutter):
+        hooks = subscribe_steps(self._env, cutter, lambda result: result[1])
+        return lambda: undo_all(hooks)
+
+    def build_header(self, recorder, success, env_seed, index):
+        return header(benchmark="lab", task_id="lift", success=success)
+
+
+def find(env):
+    lab = find_layer(env, Lab)
+    return None if lab is None else RecordableLab(lab, TaskLabel("lab", "lift", "lift it"), {})
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put a distribution on the path whose entry point of `ENVIRONMENTS` names `find` of a module with that text."""
+
+    def put(name, module):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (tmp_path / f"{name}_module.py").write_text(module)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{ENVIRONMENTS}]\n{name} = {name}_module:find\n")
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield put
+    for name in [name for name in sys.modules if name.endswith("_module")]:
+        del sys.modules[name]
+
+
+class Wrapper:
+    def __init__(self, env):
+        self.env = env
+
+
+def test_an_environment_of_another_distribution_is_recorded_beside_one_that_fails_to_import(install, tmp_path):
+    install("broken", "import nothing_of_that_name")
+    install("lab", PLUGIN)
+    from lab_module import Lab
+
+    env = Wrapper(Lab())
+    with record(env, policy="mine", out=tmp_path / "run", horizon=3) as given:
+        assert given is env
+        for action in ([0.0, 0.0], [2.0, 0.0]):
+            env.env.step(action)
+    assert (tmp_path / "run" / "raw" / "000000.npz").exists()
+    assert '"lab/lift"' in (tmp_path / "run" / "run.json").read_text()
+
+
+def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachments_that_failed(install):
+    install("broken", "import nothing_of_that_name")
+    install("odd", "def find(env):\n    return 3")
+    with pytest.raises(HostError, match="object cannot be recorded") as caught:
+        find_recordable(object())
+    assert ENVIRONMENTS in caught.value.remedy
+    assert "docs/another-engine.md" in caught.value.remedy
+    assert "broken of broken failed: ModuleNotFoundError: No module named 'nothing_of_that_name'" in str(caught.value)
+    assert "odd of odd failed: TypeError: it returned int" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["SyncVectorEnv", "SubprocVecEnv"])
+def test_a_vector_of_environments_is_refused_with_the_line_that_records_its_workers(name):
+    vector = type(name, (), {})()
+    with pytest.raises(HostError, match="vector of environments") as caught:
+        find_recordable(vector)
+    assert "record_until_closed" in caught.value.remedy

@@ -1,0 +1,312 @@
+"""What the paper prints beside results from here: summaries of its cells for the tables, and rates side by side.
+
+The paper has no records: nothing is paired, no task is compared, and no policy is found better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from safevla_bench.errors import RunError
+from safevla_bench.judging.metrics import SpecSummary, Summary, TaskRates
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
+from safevla_bench.judging.scores import Scores
+from safevla_bench.report import published
+from safevla_bench.report.published import (
+    NOT_PRINTED,
+    PAPER,
+    PREFIX,
+    PublishedCell,
+    find_paper_cells,
+    load_published,
+    printed_rate,
+)
+from safevla_bench.report.tables.suites import Cells, suite_mean
+from safevla_bench.report.tables.table import (
+    DASH,
+    UNNAMED,
+    Cell,
+    Column,
+    Table,
+    dash_cell,
+    policy_name,
+    tabulate,
+    text_column,
+)
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_interval
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.text import format_fixed
+
+PUBLISHED_TABLES = "main, severity, auxiliary, violations, tasks"
+COMPARED_RATES = (SAFETY.key, SR.key, SBU.key, UNSAFE_SUCCESS.key)
+"""Keys of the metrics in which a policy is compared with a published one."""
+_NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
+
+
+def paper_policies() -> dict[str, dict[str, str]]:
+    """Return `paper:NAME` -> suite -> how it was trained, "" if that is not printed, in the paper's order."""
+    policies: dict[str, dict[str, str]] = {}
+    for cell in load_published(PAPER).cells:
+        policies.setdefault(f"{PREFIX}{cell.policy}", {})[cell.benchmark] = cell.training or ""
+    return policies
+
+
+def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list[Summary]:
+    """Return the paper's cells of these policies on the suites of `cells`.
+
+    They have the specifications of `cells`, or none where no violations are printed.
+    """
+    suites = {cell.suite for cell in cells}
+    specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}
+    return [
+        _summarize_cell(cell, list(specs.values()))
+        for cell in load_published(PAPER).cells
+        if cell.benchmark in suites and f"{PREFIX}{cell.policy}" in policies
+    ]
+
+
+def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summary:
+    rates = {metric.key: printed_rate(getattr(cell, metric.key), cell.n) for metric in (SR, SAFETY, SBU)}
+    success, safe, sbu = (rates[metric.key].count for metric in (SR, SAFETY, SBU))
+    has_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
+    rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_counts else Rate.without_value(NOT_PRINTED)
+    vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
+    return Summary(
+        policy=f"{PREFIX}{cell.policy}",
+        suite=cell.benchmark,
+        n=cell.n,
+        sr=rates[SR.key].value,
+        safety=rates[SAFETY.key].value,
+        sbu=rates[SBU.key].value,
+        p_unsafe_given_success=rates[UNSAFE_SUCCESS.key].value,
+        vsi=vsi.value,
+        vsi_given_unsafe=None,
+        success_safe=success - sbu,
+        success_unsafe=sbu,
+        failure_safe=safe - success + sbu,
+        failure_unsafe=cell.n - safe - sbu,
+        judged=cell.n,
+        no_verdict={},
+        rates=rates,
+        means={VSI.key: vsi, VSI_UNSAFE.key: _NO_MEAN},
+        axes={},
+        specs=[] if cell.violations is None else [_summarize_spec(cell.violations, spec, cell.n) for spec in specs],
+        outcomes={},
+        stopped=0,
+        crashed=0,
+    )
+
+
+def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> SpecSummary:
+    """Return the printed violations of a specification; it is inactive if the paper names others there."""
+    rate, active = printed_rate(printed.get(spec.spec_id), n), n if spec.spec_id in printed else 0
+    return SpecSummary(
+        spec_id=spec.spec_id, axis=spec.axis, tier=spec.tier, active=active, vacuous=0, inactive={}, violations=rate,
+        violations_when_active=rate, unsafe_success=0, nsv=_NO_MEAN, rho=_NO_MEAN,
+    )  # fmt: skip
+
+
+def paper_task_rates(cells: Sequence[Summary]) -> list[TaskRates]:
+    """Return the rates by task that the paper prints (Table 12) for those of its own cells."""
+    policies = {(cell.policy, cell.suite) for cell in cells}
+    return [
+        TaskRates(
+            policy=f"{PREFIX}{task.policy}", suite=task.benchmark, task_id=task.task_id, n=task.n,
+            sr=printed_rate(task.sr, task.n), safety=printed_rate(task.safety, task.n),
+            sbu=Rate.without_value(NOT_PRINTED), unjudged=0, crashed=0, stopped=0,
+        )
+        for task in load_published(PAPER).tasks
+        if task.task_id != "all" and (f"{PREFIX}{task.policy}", task.benchmark) in policies
+    ]  # fmt: skip
+
+
+def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
+    """Return where printed numbers among the cells come from, and why they do not compare; () without any."""
+    keys = {(cell.policy, cell.suite) for cell in cells}
+    rows = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in keys]
+    if not rows:
+        return ()
+    source = load_published(PAPER).source
+    labelled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
+    of_cells = published.list_reasons(labelled, label_all=True)
+    return (
+        f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Other starts and "
+        "no records of episodes: no pairs, no intervals by task, no mark of the best.",
+        f"Not comparable: {' '.join((*of_cells, *source.incomparable))}",
+    )
+
+
+def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
+    """Return which of the cells hold only some of the tasks of a suite of the paper; () if none does."""
+    ran: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
+    for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
+        benchmark = registry.benchmarks.get(suite)
+        if benchmark and benchmark.published and (key := (policy, benchmark.same_tasks_as or suite)) in ran:
+            ran[key].add(task)
+    sizes = {suite: len(list(registry.list_entries(suite))) for (_, suite), tasks in ran.items() if tasks}
+    parts = [
+        f"{policy or UNNAMED} {len(tasks)} of {sizes[suite]} of {suite}"
+        for (policy, suite), tasks in ran.items()
+        if 0 < len(tasks) < sizes[suite]
+    ]
+    return (f"Fewer tasks than the paper's: {', '.join(parts)}.",) if parts else ()
+
+
+# One policy and one of the paper's
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedDifference:
+    """A rate here and the published one, in percent: of one suite, or the unweighted mean over several."""
+
+    suites: tuple[str, ...]
+    metric: Metric
+    here: Cell
+    published: Cell
+    difference: Cell
+    """Here minus published, with the interval of independent samples (MOVER)."""
+    episodes: tuple[int, int]
+    """The episodes of either rate; 0 where it is unknown."""
+
+    @property
+    def place(self) -> str:
+        """The suite, or `mean of N suites`."""
+        return self.suites[0] if len(self.suites) == 1 else f"mean of {len(self.suites)} suites"
+
+    def to_document(self) -> dict[str, object]:
+        """Return the row for JSON, rates as shares of 1; null where a number is unknown."""
+        cells = {"here": self.here, "published": self.published, "difference": self.difference}
+        values = {
+            name: {
+                "value": None if cell.value is None else cell.value / 100,
+                "ci": cell.interval and [end / 100 for end in cell.interval],
+            }
+            for name, cell in cells.items()
+        }
+        return {"suites": self.suites, "metric": self.metric.key, **values, "episodes": self.episodes}
+
+
+def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
+    """Return the difference of two policies' cells of the same suites; a dash where a side has no interval."""
+    suites = tuple(here)
+    mine, theirs = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
+    difference = dash_cell()
+    if mine.exact is not None and theirs.exact is not None and mine.cell.interval and theirs.cell.interval:
+        (low, high), exact = theirs.cell.interval, 100 * (mine.exact - theirs.exact)
+        minus = (-float(100 * theirs.exact), Interval(-high, -low))
+        half = rate_mean_interval([(float(100 * mine.exact), Interval(*mine.cell.interval)), minus])
+        assert half is not None
+        ends = (2 * half.low, 2 * half.high)
+        text = f"{format_fixed(ends[0], 1)} to {format_fixed(ends[1], 1)}"
+        difference = Cell(_write_minus(format_fixed(exact, 1)), float(exact), _write_minus(text), interval=ends)
+    episodes = [sum(cell.rates[metric.key].n for cell in side.values()) for side in (here, paper)]
+    return PublishedDifference(suites, metric, mine.cell, theirs.cell, difference, (episodes[0], episodes[1]))
+
+
+def _write_minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedComparison:
+    """One policy beside one of the paper's: exploratory and unpaired, without a verdict.
+
+    `rows`: of each group of suites every metric of the mean, then of each suite if there are several.
+    """
+
+    policy: str
+    paper: str
+    rows: tuple[PublishedDifference, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def block(self) -> tuple[PublishedDifference, ...]:
+        """The rows of each group's mean, or of its only suite."""
+        covered = {suite for row in self.rows if len(row.suites) > 1 for suite in row.suites}
+        return tuple(row for row in self.rows if len(row.suites) > 1 or row.suites[0] not in covered)
+
+    def to_document(self) -> dict[str, object]:
+        """Return the comparison for JSON."""
+        return {
+            "policy": self.policy, "published": self.paper, "source": load_published(PAPER).source, "paired": False,
+            "exploratory": True, "confidence": CONFIDENCE, "rows": [row.to_document() for row in self.rows],
+            "warnings": self.warnings,
+        }  # fmt: skip
+
+
+def compare_published(
+    groups: Sequence[Sequence[Summary]],
+    name: str,
+    metrics: Sequence[str] = COMPARED_RATES,
+    warn: Callable[[Sequence[Summary]], Sequence[str]] = warn_of_published,
+) -> PublishedComparison:
+    """Compare the rates of one policy with those that the paper prints for `paper:NAME`, on the suites of both.
+
+    Args:
+        groups: the policy's cells, in groups of suites that have a mean.
+        name: `paper:NAME`.
+        metrics: keys of `COMPARED_RATES`.
+        warn: returns what to say beside numbers of these cells, the policy's and the paper's.
+
+    Raises:
+        RunError: the paper has no such policy or rate, or none of the suites.
+    """
+    printed_suites = [cell.benchmark for cell in find_paper_cells(name)]
+    if unknown := [key for key in metrics if key not in COMPARED_RATES]:
+        remedy = f"Choose of {', '.join(COMPARED_RATES)}; `safevla tables --published` has VSI where it is printed."
+        raise RunError(f"the paper prints no rate {unknown[0]!r}", remedy=remedy)
+    rows: list[PublishedDifference] = []
+    shared: list[Summary] = []
+    for group in groups:
+        here = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
+        paper = {cell.suite or "": cell for cell in summarize_paper(list(here.values()), [name])}
+        for scope in [[*here], *([suite] for suite in here if len(here) > 1)] if here else []:
+            mine, theirs = ({suite: side[suite] for suite in scope} for side in (here, paper))
+            rows += [_subtract_published(mine, theirs, METRICS[key]) for key in metrics]
+        shared += [*here.values(), *paper.values()]
+    cells = [cell for group in groups for cell in group]
+    if not rows:
+        suites = ", ".join(cell.suite or "" for cell in cells)
+        remedy = f"The paper prints {', '.join(printed_suites)}."
+        raise RunError(f"{name} and {policy_name(cells[0])} have no suite in common: {suites}", remedy=remedy)
+    return PublishedComparison(policy_name(cells[0]), name, tuple(rows), tuple(warn(shared)))
+
+
+def describe_published(compared: PublishedComparison) -> str:
+    """Return the answer: the first metric in each group of suites, both rates, and their difference."""
+    rows = [row for row in compared.block if row.metric is compared.rows[0].metric]
+    return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other starts, no pairs."])
+
+
+def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
+    here, paper = (
+        f"{cell.text} % ({n} episode{'' if n == 1 else 's'})" if cell.value is not None else cell.detail
+        for cell, n in zip((row.here, row.published), row.episodes, strict=True)
+    )
+    sides = f"{row.metric.label}, {row.place}: {compared.policy} {here}, {compared.paper} {paper} as published"
+    change = f"; difference {row.difference.text} points ({row.difference.detail})" if row.difference.interval else ""
+    return f"{sides}{change}."
+
+
+def published_table(compared: PublishedComparison, *, full: bool = False) -> Table:
+    """Return the table of both rates and their difference by metric; `full`: of each suite too."""
+    rows = compared.rows if full else compared.block
+    several = len({row.suites for row in rows}) > 1
+    return tabulate(
+        f"{compared.policy} beside {compared.paper}, as published: {'by suite' if several else rows[0].place}",
+        rows,
+        (
+            text_column("Suite", lambda row: row.place) if several else None,
+            text_column("Metric", lambda row: row.metric.heading),
+            Column("value", group=compared.policy, value=lambda row: row.here),
+            Column("n", group=compared.policy, value=lambda row: row.episodes[0] or dash_cell()),
+            Column("value", group=compared.paper, value=lambda row: row.published),
+            Column("n", group=compared.paper, value=lambda row: row.episodes[1] or dash_cell()),
+            Column("points", group="difference", value=lambda row: row.difference),
+        ),
+        notes=("95 % intervals as of independent samples: Wilson, and MOVER for means and differences.",),
+        dash=DASH,
+        remarks=compared.warnings,
+        name="beside-paper",
+    )
