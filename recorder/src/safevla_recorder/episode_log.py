@@ -206,6 +206,16 @@ class EpisodeLog(Generic[Row]):
             self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
 
 
+class RecordedEpisode(Protocol):
+    """An episode that a `RunWriter` writes: what a recorder holds, or one of many worlds that has ended."""
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+
+
 class LogReader(Generic[Row]):
     """What every recorder tells of its episode so far; each method raises `HostError` if none has begun."""
 
