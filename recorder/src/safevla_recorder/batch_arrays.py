@@ -29,7 +29,7 @@ class BatchArrays:
         tensor = next((sample for sample in samples if is_on_device(sample)), None)
         self._worlds = worlds
         self._chosen: Sequence[int] | None = None
-        self.xp: Any = np if tensor is None else sys.modules[type(tensor).__module__.partition(".")[0]]
+        self.xp: Any = np if tensor is None else sys.modules["torch"]
         self._options = {"dtype": self.xp.float64, **({} if tensor is None else {"device": tensor.device})}
 
     def choose(self, worlds: Sequence[int]) -> BatchArrays:
