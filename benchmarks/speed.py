@@ -39,6 +39,8 @@ from safevla_bench.stl.formula import Formula, format_formula, signal_names
 from safevla_bench.stl.robustness import judge_formula
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import registry
+from safevla_recorder.batch_recorder import BatchRecorder
+from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODES, RECORDS = 20_000, 300
@@ -241,6 +243,49 @@ def reports() -> Iterator[Row]:
     yield Row("report of 2,000 episodes : scoring them", ratio, 2, reason=reason)
 
 
+def many_worlds(worlds: int = 512, steps: int = 200) -> Iterator[Row]:
+    """Control steps of five substeps; one world in `steps` ends with each, becomes a `Recording`, and begins again."""
+    bodies = {**dict.fromkeys(("left", "right"), "robot"), "table": "furniture", "box": "target"}
+    bodies.update({f"toy_{k}": "bystander" for k in range(4)})
+    scene = SceneMap({name: name for name in bodies}, bodies, 0.01, (("left",), ("right",)), forces=("net_force_n",))
+    pairs = [(one, other) for one in ("left", "right", "table") for other in ("box", "toy_0", "toy_1", "toy_2")]
+    rng = np.random.default_rng(0)
+    place, turn = (rng.normal(size=(worlds, size)).astype(np.float32) for size in (3, 4))
+    told = {"poses": {name: (place, turn) for name in list(bodies)[3:]}, "eef": (place, turn), "state": place}
+    force = rng.normal(size=(worlds, len(pairs), 3)).astype(np.float32) * (np.arange(len(pairs)) % 2)[:, None]
+    torques, action = (rng.normal(size=(worlds, 7)).astype(np.float32) for _ in range(2))
+    recorder, ends = BatchRecorder(scene, pairs, num_envs=worlds), rng.integers(steps, size=worlds)
+    recorder.begin(force, torques_nm=torques, **told)
+
+    def record(numbers: range) -> None:
+        for number in numbers:
+            for _ in range(5):
+                recorder.substep(force, torques)
+            for episode in recorder.step(action, done=ends == number % steps, **told):
+                episode.build_recording({})
+            recorder.begin(force, torques_nm=torques, env_ids=ends == number % steps, **told)
+
+    record(range(steps))
+    times = [cpu_seconds(lambda first=first: record(range(first, first + 50))) for first in range(0, 2 * steps, 50)]
+    told_one = {"poses": {name: (place[0], turn[0]) for name in told["poses"]}, "eef": (place[0], turn[0])}
+    contacts, alone = (
+        [(*pair, vector) for pair, vector in zip(pairs, force[0], strict=True)][1::2],
+        EpisodeRecorder(scene),
+    )
+    alone.begin(contacts, torques_nm=torques[0], state=place[0], **told_one)
+
+    def record_alone() -> None:
+        for _ in range(steps):
+            for _ in range(5):
+                alone.substep(contacts, torques[0])
+            alone.step(action[0], state=place[0], **told_one)
+
+    one = 1e6 * min(cpu_seconds(record_alone) for _ in range(3)) / steps
+    what = f"microseconds of BatchRecorder for a control step of one of {worlds} worlds : 1 µs"
+    measured = f"{len(pairs)} pairs, five substeps, five bodies; {one:.0f} for EpisodeRecorder"
+    yield Row(what, 1e6 * min(times) / 50 / worlds, 5, measured=measured)
+
+
 def workers() -> Iterator[Row]:
     what, free = "one worker : two workers, LIBERO", max(0.0, (os.cpu_count() or 1) - os.getloadavg()[0])
     if free < 2:
@@ -270,6 +315,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "intervals": intervals,
     "starting": starting,
     "reports": reports,
+    "worlds": many_worlds,
     "client": lambda: (Row(**row) for row in client_latency.rows()),
 }
 INTRODUCTION = """# Benchmarks

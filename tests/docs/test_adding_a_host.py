@@ -118,3 +118,64 @@ def test_the_loop_of_the_page_is_recorded_by_the_recorder_alone_and_judged(reque
     episodes = json.loads((tmp_path / "runs" / "push" / "scores.json").read_text())["episodes"]
     assert len(episodes) == 10
     assert "max_contact_force_under_200N" in episodes[0]["active_specs"]
+
+
+MANY_WORLDS = """
+import sys
+from types import ModuleType, SimpleNamespace
+import numpy as np
+
+sys.modules["safevla_bench"] = None
+
+class Worlds:
+    sim_freq, control_freq = 100, 20
+    num_envs = 64
+
+    def __init__(self):
+        self.unwrapped = self.scene = self
+        self.agent = SimpleNamespace(finger1_link="left", finger2_link="right", tcp=SimpleNamespace(pose=self.pose()))
+        self.cube = SimpleNamespace(pose=self.pose())
+        self.table_scene = SimpleNamespace(table="table")
+        self.action_space = SimpleNamespace(sample=lambda: np.ones((64, 4), dtype=np.float32))
+
+    def pose(self):
+        return SimpleNamespace(p=np.zeros((64, 3), dtype=np.float32), q=np.tile(np.float32([1, 0, 0, 0]), (64, 1)))
+
+    def reset(self, seed):
+        self.steps = 0
+
+    def _after_simulation_step(self):
+        raise AssertionError("nothing is recorded before an episode")
+
+    def step(self, action):
+        self.steps += 1
+        for _ in range(5):
+            self._after_simulation_step()
+        ended = self.steps >= 4 + np.arange(64) % 5
+        return None, None, ended, np.zeros(64, dtype=bool), {"success": np.arange(64) % 2 == 0}
+
+    def get_pairwise_contact_forces(self, one, other):
+        strength = {"left": 300.0, "right": 4.0}.get(one, 0.0) if other is self.cube else 0.0
+        return np.full((64, 3), strength, dtype=np.float32) * (np.arange(64)[:, None] % 4 == 0)
+
+for name in ("gymnasium", "mani_skill", "mani_skill.envs", "torch"):
+    sys.modules[name] = ModuleType(name)
+sys.modules["gymnasium"].make = lambda name, **options: Worlds()
+sys.modules["torch"].stack, sys.modules["torch"].ones_like = np.stack, np.ones_like
+"""
+"""A stand-in for ManiSkill and torch."""
+
+
+def test_the_loop_over_many_worlds_of_the_page_is_recorded_and_judged(request, tmp_path, monkeypatch):
+    root = request.config.rootpath
+    page = (root / "docs" / "another-engine.md").read_text(encoding="utf-8")
+    loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    (tmp_path / "push.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    environment = {**os.environ, "PYTHONPATH": str(root / "recorder" / "src")}
+    subprocess.run([sys.executable, "-c", MANY_WORLDS + loop], cwd=tmp_path, env=environment, check=True)
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line(["score", "runs/many", "--rules", "push.toml"]) == 0
+    episodes = json.loads((tmp_path / "runs" / "many" / "scores.json").read_text())["episodes"]
+    assert len(episodes) == 128
+    unsafe = [episode for episode in episodes if "max_contact_force_under_200N" in episode["violated_specs"]]
+    assert len(unsafe) == 32

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 from safevla_recorder.version import __version__
 
 if TYPE_CHECKING:
+    from safevla_recorder.batch_recorder import BatchRecorder
     from safevla_recorder.loop import record, record_until_closed
     from safevla_recorder.recorder import EpisodeRecorder, SceneMap
     from safevla_recorder.run_writer import RunWriter
 
-__all__ = ["EpisodeRecorder", "RunWriter", "SceneMap", "__version__", "record", "record_until_closed"]
-_MODULES = {"EpisodeRecorder": "recorder", "SceneMap": "recorder", "RunWriter": "run_writer"}
+__all__ = ["BatchRecorder", "EpisodeRecorder", "RunWriter", "SceneMap", "__version__", "record", "record_until_closed"]
+_MODULES = {
+    "BatchRecorder": "batch_recorder",
+    "EpisodeRecorder": "recorder",
+    "SceneMap": "recorder",
+    "RunWriter": "run_writer",
+}
 
 
 def __getattr__(name: str) -> object:

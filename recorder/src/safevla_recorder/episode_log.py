@@ -61,6 +61,28 @@ def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashabl
     return np.array([number.get(member, 0) for member in members], dtype=np.int64)
 
 
+def assemble_recording(
+    geoms: GeomMap,
+    header: Mapping[str, object],
+    records: int,
+    contacts: ContactList | None,
+    gripped: NDArray[np.int64] | None,
+    channels: Mapping[str, object],
+) -> Recording:
+    """Return an episode whose further fields are `channels`. Without finger groups grips are None."""
+    gripped = gripped if geoms.fingers is not None else None
+    forces = None if contacts is None else geoms.forces
+    return Recording(
+        header={"forces": forces, "torque_source": geoms.torque_source, **header},
+        roles=geoms.roles,
+        records=records,
+        contacts=contacts,
+        gripper_contact=None if gripped is None else np.not_equal(gripped, NOTHING),
+        gripped=gripped,
+        **channels,  # type: ignore[arg-type]  # each is a field of `Recording`
+    )
+
+
 class EpisodeLog(Generic[Row]):
     """Records of one episode: a row each, whose channels are made when they are asked for.
 
@@ -152,19 +174,8 @@ class EpisodeLog(Generic[Row]):
         gripped: NDArray[np.int64] | None,
         action: Floats | None,
     ) -> Recording:
-        """Return rows, contacts and gripped bodies as a `Recording`; without finger groups, grips are None."""
-        gripped = gripped if self._geoms.fingers is not None else None
-        forces = None if contacts is None else self._geoms.forces
-        return Recording(
-            header={"forces": forces, "torque_source": self._geoms.torque_source, **header},
-            roles=self._geoms.roles,
-            records=len(rows),
-            contacts=contacts,
-            gripper_contact=None if gripped is None else np.not_equal(gripped, NOTHING),
-            gripped=gripped,
-            action=action,
-            **self._build_channels(rows),  # type: ignore[arg-type]  # each is a field of `Recording`
-        )
+        channels = {**self._build_channels(rows), "action": action}
+        return assemble_recording(self._geoms, header, len(rows), contacts, gripped, channels)
 
     def decode_pending(self) -> None:
         """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
@@ -193,6 +204,16 @@ class EpisodeLog(Generic[Row]):
             self._gripped.append(np.full(len(ends), NOTHING, dtype=np.int64))
         else:
             self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
+
+
+class RecordedEpisode(Protocol):
+    """An episode that a `RunWriter` writes: what a recorder holds, or one of many worlds that has ended."""
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
 
 
 class LogReader(Generic[Row]):

@@ -179,8 +179,8 @@ class EpisodeRecorder(LogReader[_Reading]):
         self._require_whole()
         self._is_whole = False  # until this substep is taken
         torques = _floats(torques_nm)
-        _check_substep("contacts", contacts is not None, self._has_contacts)
-        _check_substep("torques", torques is not None, "torques" in self._families)
+        check_substep("contacts", contacts is not None, self._has_contacts)
+        check_substep("torques", torques is not None, "torques" in self._families)
         if torques is not None and torques.shape != self._families["torques"]:
             problem = f"a substep has torques of the shape {torques.shape}, and record 0 {self._families['torques']}"
             raise HostError(problem, remedy="Tell the same joints of every substep.")
@@ -276,7 +276,8 @@ class _ContactBuffer:
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
-def _check_substep(name: str, is_told: bool, is_expected: bool) -> None:
+def check_substep(name: str, is_told: bool, is_expected: bool) -> None:
+    """Raise `HostError` if a substep has what record 0 has not, or the other way round."""
     if is_told != is_expected:
         problem = (
             f"a substep has {'' if is_told else 'no '}{name}, and record 0 has {'them' if is_expected else 'none'}"

@@ -16,7 +16,7 @@ from safevla_recorder.episode import (
     check_recorded_numbers,
 )
 from safevla_recorder.episode_cutter import RecordedRow
-from safevla_recorder.episode_log import LogReader
+from safevla_recorder.episode_log import RecordedEpisode
 from safevla_recorder.errors import FileError, Place, RecordError, RunError
 from safevla_recorder.folder import (
     RUN,
@@ -112,11 +112,12 @@ class RunWriter:
         """Return whether the folder has an episode of that id, crashed ones included."""
         return episode_id in self._folder.episode_ids
 
-    def write(self, recorder: LogReader[Any], *, reason: str | None = None, **header: object) -> str:
+    def write(self, recorder: RecordedEpisode, *, reason: str | None = None, **header: object) -> str:
         """Write the episode that a recorder holds, and return its id.
 
         Args:
-            recorder: an `EpisodeRecorder`, or MuJoCo's `Recorder`, between two control steps.
+            recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
+                `BatchRecorder.step` returns.
             reason: why the episode was stopped or its action invalid.
             header: the episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without an `episode_id` the

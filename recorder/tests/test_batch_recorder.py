@@ -1,0 +1,227 @@
+"""Many worlds in one recorder: the law of one world for each, and errors that name the world."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batch_builders import HEADER, Recorders
+from safevla_recorder import batch_arrays
+from safevla_recorder.batch_recorder import BatchRecorder
+from safevla_recorder.errors import HostError
+from safevla_recorder.recorder import SceneMap
+
+ROLES = {
+    **{"block": "target", "can": "bystander", "door": "furniture", "frame": "furniture"},
+    **{"left": "robot", "right": "robot", "link": "robot", "table": "furniture"},
+}
+PAIRS = [
+    ("left", "block"), ("block", "right"), ("table", "block"), ("left", "right"), ("can", "left"), ("right", "can"),
+    ("link", "left"), ("door", "frame"), ("can", "table"), ("link", "table"),
+]  # fmt: skip
+WORLDS = 3
+
+
+def scene(**changes):
+    fields = {
+        "shapes": {name: name for name in ROLES},
+        "roles": ROLES,
+        "substep_s": 0.01,
+        "fingers": (("left",), ("right",)),
+        "fixtures": [("door", "frame")],
+        "forces": ("net_force_n",),
+    }
+    return SceneMap(**{**fields, **changes})
+
+
+def poses(rows=WORLDS):
+    return {"block": (np.zeros((rows, 3)), np.ones((rows, 4)))}
+
+
+def forces(value=0.0):
+    return np.full((WORLDS, len(PAIRS)), value)
+
+
+def begun(**begin):
+    recorder = BatchRecorder(scene(), PAIRS, num_envs=WORLDS)
+    recorder.begin(forces(), **{"poses": poses(), **begin})
+    return recorder
+
+
+def step(recorder, done=(False,) * WORLDS, **changes):
+    return recorder.step(np.zeros((WORLDS, 2)), **{"done": np.array(done), "poses": poses(), **changes})
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.booleans(), st.integers(1, 25))
+def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vectors, steps):
+    """Forces that come and go, of whichever pairs; episodes that end and begin at any step; blocks of four rows."""
+    rng = np.random.default_rng(seed)
+    size = (WORLDS, len(PAIRS), 3) if are_vectors else (WORLDS, len(PAIRS))
+    recorders = Recorders(scene(apart_substeps=apart, torque_source="other"), PAIRS, WORLDS)
+
+    def draw():
+        touching = rng.uniform(size=(WORLDS, len(PAIRS))) < rng.choice([0.3, 0.8])
+        readings = [
+            {
+                "poses": {
+                    name: (rng.normal(size=3), quat) for name, quat in (("can", None), ("block", rng.normal(size=4)))
+                },
+                "eef": (rng.normal(size=3), None),
+                "state": rng.normal(size=2),
+            }
+            for _ in range(WORLDS)
+        ]
+        force = rng.choice([0.5, 2.0, 3.0], size=size) * (touching[..., None] if are_vectors else touching)
+        return force, rng.normal(size=(WORLDS, 2)), readings
+
+    with patch.object(batch_arrays, "_BLOCK", 4):
+        recorders.begin(range(WORLDS), *draw())
+        for _ in range(steps):
+            for _ in range(rng.integers(1, 4)):
+                recorders.substep(*draw()[:2])
+            done = rng.uniform(size=WORLDS) < 0.15
+            recorders.step(rng.normal(size=(WORLDS, 4)), draw()[2], done)
+            recorders.begin(np.flatnonzero(done), *draw())
+        recorders.end()
+    recorders.assert_same()
+
+
+def test_what_is_not_told_is_not_recorded_and_what_is_declared_is_named():
+    recorder = BatchRecorder(scene(fingers=None), (), num_envs=2)
+    recorder.begin(None, poses={}, state=np.zeros((2, 1)))
+    recorder.substep()
+    recorder.step([[0.0], [0.0]], poses={}, state=np.ones((2, 1)), done=[False, False])
+    (first, second) = (episode.build_recording(HEADER) for episode in recorder.end())
+    assert (first.contacts, first.body_pos_m, first.gripped, first.extra) == (None, None, None, {})
+    assert second.sim_state.tolist() == [[0.0], [1.0]]
+    (recording, *_) = (episode.build_recording(HEADER) for episode in begun().end())
+    assert recording.records == 1
+    assert len(recording.contacts.a) == 0
+    assert ("link", "table") in recording.extra["header"]["declared_pairs"]
+
+
+def test_rows_that_no_episode_needs_are_used_again():
+    recorder = begun()
+    for number in range(1, 1000):
+        recorder.substep(forces(1.0))
+        done = np.arange(WORLDS) == number % 7
+        assert len(step(recorder, done)) == done.sum()
+        recorder.begin(forces(), poses=poses(), env_ids=done)
+    assert len(recorder._timeline._blocks) <= 2
+
+
+def test_a_world_whose_numbers_are_not_finite_loses_its_episode_alone():
+    recorder = begun()
+    force = forces(2.0)
+    force[1, 4] = np.nan
+    recorder.substep(force)
+    recorder.substep(forces(2.0))
+    with pytest.raises(HostError, match=r"worlds 1: a number of the peak of the net forces.*\n.*`active` false there"):
+        step(recorder)
+    with pytest.raises(HostError, match="world 1 is in no episode"):
+        step(recorder)
+    ended = step(recorder, done=[True] * WORLDS, active=[True, False, True])
+    assert [(episode.world, episode.build_recording(HEADER).records) for episode in ended] == [(0, 2), (2, 2)]
+    recorder.begin(forces(), poses=poses(), env_ids=[1])
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, 1e101])
+def test_a_world_cannot_begin_with_a_number_that_no_record_may_have(wrong):
+    force = forces()
+    force[2, 0] = wrong
+    recorder = begun()
+    with pytest.raises(HostError, match="worlds 2: a number of the peak of the net forces"):
+        recorder.begin(force, poses=poses(), env_ids=[0, 2])
+    assert [episode.world for episode in recorder.end()] == [1]
+    nowhere = {"block": (np.full((WORLDS, 3), np.inf), np.ones((WORLDS, 4)))}
+    with pytest.raises(HostError, match="worlds 0, 1, 2: a number of body_pos_m"):
+        recorder.begin(forces(), poses=nowhere)
+
+
+def test_worlds_that_have_not_begun_are_left_out_only_where_they_are_said_to_be():
+    recorder = BatchRecorder(scene(), PAIRS, num_envs=WORLDS)
+    with pytest.raises(HostError, match="no world has begun"):
+        recorder.substep(forces())
+    recorder.begin(forces(), poses=poses(), env_ids=[0, 2])
+    recorder.substep(forces(1.0))
+    with pytest.raises(HostError, match="world 1 is in no episode"):
+        step(recorder)
+    with pytest.raises(HostError, match="world 2 is in an episode"):
+        step(recorder, active=[True, False, False])
+    assert step(recorder, done=[True] * WORLDS, active=[True, False, True])[1].world == 2
+
+
+def test_after_a_refused_substep_every_world_begins_again():
+    recorder = begun()
+    with pytest.raises(HostError, match=r"the shape is \[3, 4\]\n.*\[3, 10\], or \[3, 10, 3\]"):
+        recorder.substep(np.zeros((WORLDS, 4)))
+    with pytest.raises(HostError, match="world 0 is in no episode"):
+        step(recorder)
+    assert recorder.end() == []
+    recorder.begin(forces(), poses=poses())
+    recorder.substep(forces())
+    assert step(recorder) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda recorder: step(recorder), "no physics substep was recorded"),
+        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "a substep has torques"),
+        (lambda recorder: recorder.substep(), "10 pairs are declared, and no net forces are told"),
+        (lambda recorder: recorder.substep(forces() * 1j), "the net forces: not an array of real numbers"),
+        (lambda recorder: recorder.substep([[1.0], [2.0, 3.0]]), "the net forces: not an array of real numbers"),
+        (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "cup has a pose and no role"),
+        (lambda recorder: recorder.begin(forces(), poses=poses(2)), r"the position of block: the shape is \[2, 3\]"),
+        (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[3]), r"env_ids: \[3\] are not worlds"),
+        (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[1, 1]), "are not worlds"),
+        (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "the pose of block: not as in record 0"),
+        (
+            lambda recorder: recorder.begin(forces(), poses=poses(), state=np.zeros((3, 1)), env_ids=[1]),
+            "sim_state: not as in record 0",
+        ),
+    ],
+)
+def test_what_is_told_otherwise_than_in_record_0_is_an_error_that_names_it(call, problem):
+    with pytest.raises(HostError, match=problem):
+        call(begun())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"done": [False]}, r"done: the shape is \[1\]"),
+        ({"active": [[True] * 3]}, r"active: the shape is \[1, 3\]"),
+        ({"poses": {"block": (np.zeros((WORLDS, 3)), None)}}, "the pose of block: not as in record 0"),
+        ({"eef": (np.zeros((WORLDS, 3)), None)}, "eef_pos_m: not as in record 0"),
+    ],
+)
+def test_a_step_that_was_refused_can_be_made_again(wrong, problem):
+    recorder = begun()
+    recorder.substep(forces(1.0))
+    with pytest.raises(HostError, match=problem):
+        step(recorder, **wrong)
+    with pytest.raises(HostError, match="in the middle of a control step"):
+        recorder.begin(forces(), poses=poses(), env_ids=[0])
+    ended = step(recorder, done=[True] * 3, active=[False, True, True])
+    assert [episode.build_recording(HEADER).contacts.force_n.max() for episode in ended] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pairs", "problem"),
+    [
+        ({"forces": ("force_n",)}, PAIRS, 'forces are .*force_n.*\n.*"net_force_n"'),
+        ({}, [*PAIRS, ("block", "left")], r"the pair \('block', 'left'\) is of one body, or of two"),
+        ({}, [("left", "left")], "is of one body"),
+        ({}, [("left", "shelf")], "the shape 'shelf' is not in the scene"),
+        ({}, [("left", "block"), ("right", "can")], "no body is in a pair with both finger groups"),
+    ],
+)
+def test_pairs_that_cannot_be_are_an_error(changes, pairs, problem):
+    with pytest.raises(HostError, match=problem):
+        BatchRecorder(scene(**changes), pairs, num_envs=2)
