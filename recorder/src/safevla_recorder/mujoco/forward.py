@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+from safevla_recorder.mujoco.hook import undo_all, wrap_method
 
 if TYPE_CHECKING:
     import mujoco
@@ -39,6 +39,17 @@ _libc = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
+def skip_repeated_stages(simulation: Any) -> ForwardDynamics | None:
+    """Make robosuite's `MjSim` compute only what may have changed, in `forward` and `step`, until `undo`. None, and
+    nothing is hooked, if somebody has replaced these methods, whose calls would be lost, or if MuJoCo is too old.
+    """
+    import mujoco
+
+    if {"forward", "step"} & set(vars(simulation)) or not hasattr(mujoco, "mj_getState"):
+        return None
+    return ForwardDynamics(simulation)
+
+
 class ForwardDynamics:
     """The forward dynamics of one simulation.
 
@@ -47,82 +58,84 @@ class ForwardDynamics:
     Under other integrators than Euler's, with callbacks, plugins or flexible bodies, every call is MuJoCo's own.
     """
 
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
-        """Keep the simulation; nothing is computed."""
+    def __init__(self, simulation: Any) -> None:
+        """Hook `forward` and `step`; nothing is computed."""
         import mujoco
 
-        self._mujoco, self._model, self._data = mujoco, model, data
-        kinds = mujoco.mjtState
-        self._spec = sum(int(getattr(kinds, f"mjSTATE_{name}", 0)) for name in _INPUTS)
+        self._mujoco, self._simulation = mujoco, simulation
+        self._model, self._data = model, data = simulation.model._model, simulation.data._data
+        self._spec = sum(int(getattr(mujoco.mjtState, f"mjSTATE_{name}", 0)) for name in _INPUTS)
         self._state = np.empty(mujoco.mj_stateSize(model, self._spec))
         self._skipped = int(mujoco.mjtStage.mjSTAGE_VEL)
         self._callbacks = [getattr(mujoco, f"get_mjcb_{name}") for name in _CALLBACKS]
-        self._inputs: bytes | None = None  # of the last full call; None = it must not be built upon
+        self._time_s, self._inputs = 0.0, b""  # of the last full call; no inputs = it must not be built upon
         self._counts = (0, 0)
+        self._is_trusted = False
         outputs = [getattr(data, name) for name in _OUTPUTS if hasattr(data, name)]
         self._memory = _MemoryCopy([*_model_spans(model), *_join_spans(outputs)])
+        wrappers = {"forward": self._forward, "step": self._step}
+        self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
+        self._own = {name: vars(simulation)[name] for name in wrappers}
 
-    def forward(self) -> None:
-        """Compute the forward dynamics as `mj_forward` does."""
+    def undo(self) -> None:
+        """Give the simulation its methods back."""
+        undo_all(self._hooks)
+
+    def trust(self, code_between: bool) -> None:
+        """Compare the state alone from now on, not the memory, if `code_between` two calls is known to write to nothing
+        else, and no hook of others is called there.
+        """
+        step = vars(self._simulation).get("step")
+        while getattr(step, "is_only_after", False):
+            step = step.__wrapped__  # type: ignore[union-attr]
+        is_outermost = step is self._own["step"] and vars(self._simulation).get("forward") is self._own["forward"]
+        self._is_trusted = code_between and is_outermost and self._is_supported()
+        if not self._is_trusted:
+            self._inputs = b""
+
+    def _forward(self, full_forward: Callable[[], object]) -> None:
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._skipped, 0)
+            return
+        full_forward()
+        if self._is_trusted:
+            self._time_s, self._inputs = self._data.time, self._read_inputs()
         else:
-            self._mujoco.mj_forward(self._model, self._data)
-            self._inputs = self._read_inputs() if self._is_supported() else None
+            self._time_s, self._inputs = self._data.time, self._read_inputs() if self._is_supported() else b""
             self._counts = self._data.ncon, self._data.nefc
             self._memory.take()
 
-    def step(self, full_step: Callable[[], object]) -> None:
-        """Advance by one substep as `mj_step` does, which is `full_step`."""
+    def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
         functions, model, data = self._mujoco, self._model, self._data
         functions.mj_checkPos(model, data)
         functions.mj_checkVel(model, data)
-        if not self._is_unchanged():
-            full_step()
-            return
-        functions.mj_forwardSkip(model, data, self._skipped, 0)
-        functions.mj_checkAcc(model, data)
-        functions.mj_Euler(model, data)
+        if self._is_unchanged():
+            functions.mj_forwardSkip(model, data, self._skipped, 0)
+            functions.mj_checkAcc(model, data)
+            functions.mj_Euler(model, data)
+        else:
+            full_step(*args, **kwargs)
+        self._inputs = b""
 
     def _is_supported(self) -> bool:
         kinds, options, model = self._mujoco.mjtEnableBit, self._model.opt, self._model
         is_euler = options.integrator == self._mujoco.mjtIntegrator.mjINT_EULER
         flags = int(options.enableflags) & ~int(getattr(kinds, "mjENBL_MULTICCD", 0))
-        return bool(is_euler and not flags and not model.nplugin and not getattr(model, "nflex", 0))
+        is_plain = not model.nplugin and not getattr(model, "nflex", 0) and not self._has_callbacks()
+        return bool(is_euler and not flags and is_plain)
+
+    def _has_callbacks(self) -> bool:
+        return any(callback() for callback in self._callbacks)
 
     def _is_unchanged(self) -> bool:
-        return (
-            self._inputs is not None
-            and self._inputs == self._read_inputs()
-            and self._counts == (self._data.ncon, self._data.nefc)
-            and self._memory.is_current()
-            and not any(callback() for callback in self._callbacks)
-        )
+        if not self._inputs or self._data.time != self._time_s or self._inputs != self._read_inputs():
+            return False
+        counts = self._data.ncon, self._data.nefc
+        return self._is_trusted or (counts == self._counts and self._memory.is_current() and not self._has_callbacks())
 
     def _read_inputs(self) -> bytes:
         self._mujoco.mj_getState(self._model, self._data, self._state, self._spec)
         return self._state.tobytes()
-
-
-def skip_repeated_stages(simulation: Any) -> Undo:
-    """Make robosuite's `MjSim` compute only what may have changed, in `forward` and `step`; return what undoes it.
-
-    Does nothing if somebody has replaced these methods, whose calls would be lost, or if MuJoCo is too old.
-    """
-    import mujoco
-
-    if {"forward", "step"} & set(vars(simulation)) or not hasattr(mujoco, "mj_getState"):
-        return lambda: None
-    dynamics = ForwardDynamics(simulation.model._model, simulation.data._data)
-
-    def step(original: Callable[..., object], *args: object, **kwargs: object) -> None:
-        dynamics.step(lambda: original(*args, **kwargs))
-
-    hooks = [
-        wrap_method(simulation, "forward", lambda original: dynamics.forward()),
-        wrap_method(simulation, "step", step),
-    ]
-    return lambda: undo_all(hooks)
 
 
 class _MemoryCopy:

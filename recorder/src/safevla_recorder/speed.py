@@ -1,0 +1,282 @@
+"""The same bits, faster: a robosuite environment without what it computes more than once.
+
+Between two actions robosuite runs its controllers once a substep, and each time looks names up, reads limits, copies
+jacobians and asks every observable whether it is to be sampled. Here the first substep of a control step is robosuite's
+own, and the others do the same arithmetic on the same numbers in the same order, with what the first looked up. It
+applies to the methods of robosuite 1.4 and 1.5 that are named below; where a class or somebody's hook has others, they
+are called.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_recorder.attachment import find_layer
+from safevla_recorder.episode import Floats
+from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.forward import ForwardDynamics, skip_repeated_stages
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+
+_VERSIONS = ("1.4.", "1.5.")
+_KNOWN = {
+    "_pre_action": (
+        "robosuite.environments.robot_env.RobotEnv",
+        "libero.libero.envs.bddl_base_domain.BDDLBaseDomain",
+    ),
+    "_update_observables": ("robosuite.environments.base.MujocoEnv",),
+    "control": (
+        "robosuite.robots.single_arm.SingleArm",
+        "robosuite.robots.fixed_base_robot.FixedBaseRobot",
+        "robosuite.robots.wheeled_robot.WheeledRobot",
+    ),
+    "grip_action": ("robosuite.robots.manipulator.Manipulator",),
+    "run_composite": ("robosuite.controllers.composite.composite_controller.CompositeController",),
+    "update": ("robosuite.controllers.base_controller.Controller", "robosuite.controllers.parts.controller.Controller"),
+}
+"""Method -> the classes whose definition of it is what this module does faster."""
+
+
+def speed_up(env: object) -> Undo:
+    """Make a robosuite environment step faster, with the same bits, until what this returns is called::
+
+        speed_up(env)
+
+    States, observations, rewards and records are those of the environment alone; about 0.6 of LIBERO's CPU time where
+    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine.
+
+    Args:
+        env: a LIBERO environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one.
+
+    Raises:
+        HostError: there is none in it, or it is of another robosuite.
+    """
+    base = sys.modules.get("robosuite.environments.base")
+    domain = find_layer(env, base.MujocoEnv) if base is not None else None
+    if domain is None:
+        problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be sped up"
+        raise HostError(problem, remedy="Pass an environment of robosuite, LIBERO or RoboCasa, or a wrapper of one.")
+    version = str(sys.modules["robosuite"].__version__)
+    if not version.startswith(_VERSIONS):
+        raise HostError(f"robosuite {version} cannot be sped up", remedy="Only 1.4 and 1.5 are known here.")
+    return _SpeedUp(domain).undo
+
+
+class _SpeedUp:
+    """Hooks on one environment, and on the simulation that its last reset has made."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._dynamics: ForwardDynamics | None = None
+        self._robots: list[_Robot] | None = None  # of the running control step; None = robosuite's own substeps
+        self._hooks = [
+            wrap_method(env, "_initialize_sim", self._initialize),
+            wrap_method(env, "_destroy_sim", self._destroy),
+        ]
+        if _is_known(env, "_pre_action") and _is_known(env, "_update_observables"):
+            self._hooks.append(wrap_method(env, "_pre_action", self._act))
+            self._hooks.append(wrap_method(env, "_update_observables", self._observe))
+        self._own_action = vars(env).get("_pre_action")
+        self._observables: list[Any] | None = None  # of the running control step; None = not looked up
+        self._attach()
+
+    def undo(self) -> None:
+        self._release()
+        undo_all(self._hooks)
+
+    def _attach(self) -> None:
+        if self._env.sim is not None:
+            self._dynamics = skip_repeated_stages(self._env.sim)
+
+    def _release(self) -> None:
+        if self._dynamics is not None:
+            self._dynamics.undo()
+        self._dynamics, self._robots = None, None
+
+    def _initialize(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        self._release()
+        result = original(*args, **kwargs)
+        self._attach()
+        return result
+
+    def _destroy(self, original: Callable[[], object]) -> object:
+        self._release()  # or the old model would be kept beside the new
+        return original()
+
+    def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
+        if policy_step:
+            self._robots, self._observables = _find_robots(self._env), None
+            if self._dynamics is not None:
+                is_own = vars(self._env).get("_pre_action") is self._own_action
+                self._dynamics.trust(is_own and self._robots is not None)
+        if policy_step or self._robots is None:
+            original(action, policy_step)
+            return
+        first = 0
+        for robot in self._robots:
+            robot.control(action[first : first + robot.size])
+            first += robot.size
+
+    def _observe(self, original: Callable[..., object], force: bool = False) -> None:
+        """Update the observables; of those that need no sample now, only the time since their last."""
+        env = self._env
+        if force or self._observables is None:
+            original(force)
+            kind = sys.modules["robosuite.utils.observables"].Observable
+            observables = list(env._observables.values())
+            if all(type(each) is kind and "update" not in vars(each) for each in observables):
+                self._observables = observables
+            return
+        step_s, cache = env.model_timestep, env._obs_cache
+        for observable in self._observables:
+            passed_s = observable._time_since_last_sample + step_s
+            if not observable._sampled or passed_s >= observable._sampling_timestep:
+                observable.update(timestep=step_s, obs_cache=cache)
+            elif observable._enabled:
+                observable._time_since_last_sample = passed_s
+
+
+def _is_known(owner: object, method: str, name: str = "") -> bool:
+    """Return whether an object's method is one of `_KNOWN`, under `name` if another, that nobody has replaced."""
+    defined = getattr(type(owner), method, None)
+    place = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
+    known = (f"{kind}.{method}" for kind in _KNOWN[name or method])
+    return method not in vars(owner) and place in known
+
+
+def _find_robots(env: Any) -> list[_Robot] | None:
+    """Return the robots in the form that repeats a control step's substeps; None if one of them has other methods."""
+    robots = [_find_robot(env.sim, robot) for robot in env.robots]
+    return None if None in robots else robots  # type: ignore[return-value]
+
+
+def _find_robot(simulation: Any, robot: Any) -> _Robot | None:
+    composite = getattr(robot, "composite_controller", None)
+    controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
+    if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
+        return None
+    if composite is not None:
+        return _Robot15(robot) if _is_known(composite, "run_controller", "run_composite") else None
+    return _Robot14(robot) if _is_known(robot, "grip_action") else None
+
+
+def _is_own(controller: Any) -> bool:
+    replaced = {"run_controller", "set_goal", "update"} & set(vars(controller))
+    return type(controller).__module__.startswith("robosuite.") and not replaced
+
+
+class _Robot:
+    """One robot in the substeps of a control step after the first."""
+
+    def __init__(self, robot: Any, controllers: Sequence[Any]) -> None:
+        self._robot, self._ctrl = robot, robot.sim.data._data.ctrl
+        self._limits = robot.sim.model._model.actuator_ctrlrange
+        self._readers = [_Reader(each) for each in controllers if _is_known(each, "update")]
+        self.size = int(robot.action_dim)
+
+    def control(self, action: Floats) -> None:
+        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        raise NotImplementedError
+
+
+class _Robot14(_Robot):
+    """robosuite 1.4: an arm under one controller, and its gripper."""
+
+    def __init__(self, robot: Any) -> None:
+        super().__init__(robot, [robot.controller])
+        self._arm = np.array(robot._ref_joint_actuator_indexes)
+        self._low, self._high = robot.torque_limits
+        self._has_gripper = bool(robot.has_gripper)
+        if self._has_gripper:
+            self._fingers = np.array(robot._ref_joint_gripper_actuator_indexes)
+            limits = self._limits[self._fingers]
+            self._middle, self._half = 0.5 * (limits[:, 1] + limits[:, 0]), 0.5 * (limits[:, 1] - limits[:, 0])
+
+    def control(self, action: Floats) -> None:
+        robot, controller = self._robot, self._robot.controller
+        for reader in self._readers:
+            reader.update_14()
+        robot.torques = controller.run_controller().clip(self._low, self._high)
+        if self._has_gripper:
+            opening = robot.gripper.format_action(action[controller.control_dim :])
+            self._ctrl[self._fingers] = self._middle + self._half * opening
+        self._ctrl[self._arm] = robot.torques
+
+
+class _Robot15(_Robot):
+    """robosuite 1.5: parts under a composite controller."""
+
+    def __init__(self, robot: Any) -> None:
+        enabled = robot._enabled_parts
+        parts = robot.composite_controller.part_controllers
+        super().__init__(robot, [part for name, part in parts.items() if enabled.get(name, False)])
+        self._actuators: Mapping[str, NDArray[np.intp]] = {
+            name: np.array(robot._ref_actuators_indexes_dict[name], dtype=np.intp) for name in parts
+        }
+        ranges = {name: self._limits[index] for name, index in self._actuators.items()}
+        self._ranges = {name: (limits[:, 0].copy(), limits[:, 1].copy()) for name, limits in ranges.items()}
+
+    def control(self, action: Floats) -> None:
+        robot = self._robot
+        for reader in self._readers:
+            reader.update_15()
+        for name, applied in robot.composite_controller.run_controller(robot._enabled_parts).items():
+            self._ctrl[self._actuators[name]] = applied.clip(*self._ranges[name])
+
+
+class _Reader:
+    """Reads what a controller follows: its joints, mass matrix, and its site with velocities and jacobians."""
+
+    def __init__(self, controller: Any) -> None:
+        import mujoco
+
+        self._functions, self._controller = mujoco, controller
+        simulation = controller.sim
+        self._model, self._data = model, data = simulation.model._model, simulation.data._data
+        self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
+        self._mass, self._jacobian = np.empty((model.nv, model.nv)), np.empty((6, model.nv))
+        name = controller.eef_name if hasattr(controller, "eef_name") else controller.ref_name
+        self._site = simulation.model.site_name2id(name) if isinstance(name, str) else None
+        if self._site is not None:
+            self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
+
+    def update_14(self) -> None:
+        controller = self._controller
+        controller.sim.forward()
+        full = self._read_site()
+        controller.ee_pos, controller.ee_ori_mat = self._pos.copy(), self._mat.copy()
+        controller.ee_pos_vel, controller.ee_ori_vel = self._velocities()
+        controller.J_pos, controller.J_ori = np.asfortranarray(full[:3]), np.asfortranarray(full[3:])
+        controller.J_full = full
+        self._read_joints()
+
+    def update_15(self) -> None:
+        controller = self._controller
+        if controller.num_ref_sites > 1 or not controller.lite_physics:
+            return  # its own `update` will do it
+        if self._site is not None:
+            full = self._read_site()
+            controller.ref_pos[:], controller.ref_ori_mat[:, :] = self._pos, self._mat
+            controller.ref_pos_vel[:], controller.ref_ori_vel[:] = self._velocities()
+            controller.J_pos[:, :], controller.J_ori[:, :], controller.J_full[:, :] = full[:3], full[3:], full
+        self._read_joints()
+
+    def _read_site(self) -> Floats:
+        """Return the jacobian of the site by the controller's joints, [6, J], column by column as robosuite has it."""
+        jacobian = self._jacobian
+        self._functions.mj_jacSite(self._model, self._data, jacobian[:3], jacobian[3:], self._site)
+        return np.asfortranarray(jacobian.take(self._dofs, axis=1))
+
+    def _velocities(self) -> tuple[Floats, Floats]:
+        qvel = self._data.qvel
+        return np.dot(self._jacobian[:3], qvel), np.dot(self._jacobian[3:], qvel)
+
+    def _read_joints(self) -> None:
+        controller, data, dofs = self._controller, self._data, self._dofs
+        controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
+        self._functions.mj_fullM(self._model, self._mass, data.qM)
+        controller.mass_matrix = np.asfortranarray(self._mass.take(dofs, axis=0).take(dofs, axis=1))
+        controller.new_update = False
