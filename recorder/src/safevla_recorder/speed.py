@@ -10,10 +10,9 @@ are called.
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_recorder.attachment import find_layer
 from safevla_recorder.episode import Floats
@@ -34,6 +33,10 @@ _KNOWN = {
         "robosuite.robots.wheeled_robot.WheeledRobot",
     ),
     "grip_action": ("robosuite.robots.manipulator.Manipulator",),
+    "run_operational": (
+        "robosuite.controllers.osc.OperationalSpaceController",
+        "robosuite.controllers.parts.arm.osc.OperationalSpaceController",
+    ),
     "run_composite": ("robosuite.controllers.composite.composite_controller.CompositeController",),
     "update": ("robosuite.controllers.base_controller.Controller", "robosuite.controllers.parts.controller.Controller"),
 }
@@ -71,7 +74,9 @@ class _SpeedUp:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot] | None = None  # of the running control step; None = robosuite's own substeps
+        self._robots: list[_Robot14 | _Robot15] | None = (
+            None  # of the running control step; None = robosuite's own substeps
+        )
         self._hooks = [
             wrap_method(env, "_initialize_sim", self._initialize),
             wrap_method(env, "_destroy_sim", self._destroy),
@@ -143,17 +148,16 @@ def _is_known(owner: object, method: str, name: str = "") -> bool:
     """Return whether an object's method is one of `_KNOWN`, under `name` if another, that nobody has replaced."""
     defined = getattr(type(owner), method, None)
     place = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
-    known = (f"{kind}.{method}" for kind in _KNOWN[name or method])
-    return method not in vars(owner) and place in known
+    return method not in vars(owner) and place in [f"{kind}.{method}" for kind in _KNOWN[name or method]]
 
 
-def _find_robots(env: Any) -> list[_Robot] | None:
+def _find_robots(env: Any) -> list[_Robot14 | _Robot15] | None:
     """Return the robots in the form that repeats a control step's substeps; None if one of them has other methods."""
     robots = [_find_robot(env.sim, robot) for robot in env.robots]
     return None if None in robots else robots  # type: ignore[return-value]
 
 
-def _find_robot(simulation: Any, robot: Any) -> _Robot | None:
+def _find_robot(simulation: Any, robot: Any) -> _Robot14 | _Robot15 | None:
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
     if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
@@ -168,69 +172,62 @@ def _is_own(controller: Any) -> bool:
     return type(controller).__module__.startswith("robosuite.") and not replaced
 
 
-class _Robot:
-    """One robot in the substeps of a control step after the first."""
-
-    def __init__(self, robot: Any, controllers: Sequence[Any]) -> None:
-        self._robot, self._ctrl = robot, robot.sim.data._data.ctrl
-        self._limits = robot.sim.model._model.actuator_ctrlrange
-        self._readers = [_Reader(each) for each in controllers if _is_known(each, "update")]
-        self.size = int(robot.action_dim)
-
-    def control(self, action: Floats) -> None:
-        """Do what robosuite's `control` does for an action [A] whose goal is set."""
-        raise NotImplementedError
-
-
-class _Robot14(_Robot):
-    """robosuite 1.4: an arm under one controller, and its gripper."""
+class _Robot14:
+    """robosuite 1.4: an arm under one controller, and its gripper, in the substeps after the first."""
 
     def __init__(self, robot: Any) -> None:
-        super().__init__(robot, [robot.controller])
+        self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
+        self._run_arm = _find_law(robot.controller, _Part14)
         self._arm = np.array(robot._ref_joint_actuator_indexes)
         self._low, self._high = robot.torque_limits
         self._has_gripper = bool(robot.has_gripper)
         if self._has_gripper:
             self._fingers = np.array(robot._ref_joint_gripper_actuator_indexes)
-            limits = self._limits[self._fingers]
-            self._middle, self._half = 0.5 * (limits[:, 1] + limits[:, 0]), 0.5 * (limits[:, 1] - limits[:, 0])
+            low, high = robot.sim.model._model.actuator_ctrlrange[self._fingers].T
+            self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
 
     def control(self, action: Floats) -> None:
-        robot, controller = self._robot, self._robot.controller
-        for reader in self._readers:
-            reader.update_14()
-        robot.torques = controller.run_controller().clip(self._low, self._high)
+        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        robot = self._robot
+        robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
-            opening = robot.gripper.format_action(action[controller.control_dim :])
+            opening = robot.gripper.format_action(action[robot.controller.control_dim :])
             self._ctrl[self._fingers] = self._middle + self._half * opening
         self._ctrl[self._arm] = robot.torques
 
 
-class _Robot15(_Robot):
-    """robosuite 1.5: parts under a composite controller."""
+class _Robot15:
+    """robosuite 1.5: parts under a composite controller, in the substeps after the first."""
 
     def __init__(self, robot: Any) -> None:
-        enabled = robot._enabled_parts
-        parts = robot.composite_controller.part_controllers
-        super().__init__(robot, [part for name, part in parts.items() if enabled.get(name, False)])
-        self._actuators: Mapping[str, NDArray[np.intp]] = {
-            name: np.array(robot._ref_actuators_indexes_dict[name], dtype=np.intp) for name in parts
-        }
-        ranges = {name: self._limits[index] for name, index in self._actuators.items()}
-        self._ranges = {name: (limits[:, 0].copy(), limits[:, 1].copy()) for name, limits in ranges.items()}
+        self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
+        limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
+        parts = self._composite.part_controllers.items()
+        self._laws = {name: _find_law(part, _Part15) for name, part in parts if robot._enabled_parts.get(name, False)}
+        self._actuators = {name: np.array(indexes[name], dtype=np.intp) for name in self._laws}
+        self._limits = {name: tuple(limits[index].T.copy()) for name, index in self._actuators.items()}
 
     def control(self, action: Floats) -> None:
-        robot = self._robot
-        for reader in self._readers:
-            reader.update_15()
-        for name, applied in robot.composite_controller.run_controller(robot._enabled_parts).items():
-            self._ctrl[self._actuators[name]] = applied.clip(*self._ranges[name])
+        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        self._composite.update_state()
+        applied = self._composite._applied_action_dict
+        applied.clear()
+        for name, run in self._laws.items():
+            applied[name] = run()
+        for name, values in applied.items():
+            self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
 
 
-class _Reader:
-    """Reads what a controller follows: its joints, mass matrix, and its site with velocities and jacobians."""
+def _find_law(controller: Any, kind: type[_Part]) -> Callable[[], Floats]:
+    """Return what computes a controller's output: its own `run_controller`, or the same by a `_Part`."""
+    is_known = _is_known(controller, "update") and getattr(controller, "num_ref_sites", 1) < 2
+    return kind(controller).run if is_known else controller.run_controller  # type: ignore[call-arg]
 
-    def __init__(self, controller: Any) -> None:
+
+class _Part:
+    """One controller: what it follows (its joints, their masses, a site with its jacobian), and its control law."""
+
+    def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
         self._functions, self._controller = mujoco, controller
@@ -238,37 +235,52 @@ class _Reader:
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
         self._mass, self._jacobian = np.empty((model.nv, model.nv)), np.empty((6, model.nv))
-        name = controller.eef_name if hasattr(controller, "eef_name") else controller.ref_name
-        self._site = simulation.model.site_name2id(name) if isinstance(name, str) else None
+        self._site = None if site is None else int(simulation.model.site_name2id(site))
         if self._site is not None:
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
+        interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
+        self._is_operational = _is_known(controller, "run_controller", "run_operational") and not any(interpolators)
+        self._laws = sys.modules[type(controller).__module__]
 
-    def update_14(self) -> None:
+    def run(self) -> Floats:
+        """Return what the controller's own `run_controller` would, and leave it in the same state."""
         controller = self._controller
-        controller.sim.forward()
-        full = self._read_site()
-        controller.ee_pos, controller.ee_ori_mat = self._pos.copy(), self._mat.copy()
-        controller.ee_pos_vel, controller.ee_ori_vel = self._velocities()
-        controller.J_pos, controller.J_ori = np.asfortranarray(full[:3]), np.asfortranarray(full[3:])
-        controller.J_full = full
-        self._read_joints()
+        if controller.new_update:
+            self._update()
+        return self._solve() if self._is_operational else controller.run_controller()
 
-    def update_15(self) -> None:
-        controller = self._controller
-        if controller.num_ref_sites > 1 or not controller.lite_physics:
-            return  # its own `update` will do it
-        if self._site is not None:
-            full = self._read_site()
-            controller.ref_pos[:], controller.ref_ori_mat[:, :] = self._pos, self._mat
-            controller.ref_pos_vel[:], controller.ref_ori_vel[:] = self._velocities()
-            controller.J_pos[:, :], controller.J_ori[:, :], controller.J_full[:, :] = full[:3], full[3:], full
-        self._read_joints()
+    def _update(self) -> None:
+        raise NotImplementedError
+
+    def _solve(self) -> Floats:
+        raise NotImplementedError
+
+    def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
+        """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""
+        controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix
+        kp, kd = controller.kp, controller.kd
+        force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
+        torque = errors[1] * kp[3:6] + -velocities[1] * kd[3:6]
+        jacobian = controller.J_full
+        both, linear, angular, nullspace = laws.opspace_matrices(mass, jacobian, controller.J_pos, controller.J_ori)
+        if controller.uncoupling:
+            wrench = np.concatenate([np.dot(linear, force), np.dot(angular, torque)])
+        else:
+            wrench = np.dot(both, np.concatenate([force, torque]))
+        torques: Floats = np.dot(jacobian.T, wrench) + self._data.qfrc_bias[self._dofs]
+        torques += laws.nullspace_torques(
+            mass, nullspace, controller.initial_joint, controller.joint_pos, controller.joint_vel
+        )
+        controller.torques, controller.new_update = torques, True
+        return torques
 
     def _read_site(self) -> Floats:
         """Return the jacobian of the site by the controller's joints, [6, J], column by column as robosuite has it."""
-        jacobian = self._jacobian
-        self._functions.mj_jacSite(self._model, self._data, jacobian[:3], jacobian[3:], self._site)
-        return np.asfortranarray(jacobian.take(self._dofs, axis=1))
+        self._fill_jacobian(self._site)
+        return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
+
+    def _fill_jacobian(self, site: int | None) -> None:
+        self._functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
 
     def _velocities(self) -> tuple[Floats, Floats]:
         qvel = self._data.qvel
@@ -280,3 +292,59 @@ class _Reader:
         self._functions.mj_fullM(self._model, self._mass, data.qM)
         controller.mass_matrix = np.asfortranarray(self._mass.take(dofs, axis=0).take(dofs, axis=1))
         controller.new_update = False
+
+
+class _Part14(_Part):
+    """A controller of robosuite 1.4."""
+
+    def __init__(self, controller: Any) -> None:
+        super().__init__(controller, controller.eef_name)
+
+    def _update(self) -> None:
+        controller = self._controller
+        controller.sim.forward()
+        full = self._read_site()
+        controller.ee_pos, controller.ee_ori_mat = self._pos.copy(), self._mat.copy()
+        controller.ee_pos_vel, controller.ee_ori_vel = self._velocities()
+        controller.J_pos, controller.J_ori = np.asfortranarray(full[:3]), np.asfortranarray(full[3:])
+        controller.J_full = full
+        self._read_joints()
+
+    def _solve(self) -> Floats:
+        controller = self._controller
+        rotation = self._laws.orientation_error(np.array(controller.goal_ori), controller.ee_ori_mat)
+        errors = controller.goal_pos - controller.ee_pos, rotation
+        return self._solve_operational(errors, (controller.ee_pos_vel, controller.ee_ori_vel))
+
+
+class _Part15(_Part):
+    """A controller of a part in robosuite 1.5."""
+
+    def __init__(self, controller: Any) -> None:
+        super().__init__(controller, controller.ref_name)
+        if self._is_operational:
+            name = f"{controller.naming_prefix}{controller.part_name}_center"
+            self._center = int(controller.sim.model.site_name2id(name))
+
+    def _update(self) -> None:
+        controller = self._controller
+        if not controller.lite_physics:
+            controller.sim.forward()
+        if self._site is not None:
+            full = self._read_site()
+            controller.ref_pos[:], controller.ref_ori_mat[:, :] = self._pos, self._mat
+            controller.ref_pos_vel[:], controller.ref_ori_vel[:] = self._velocities()
+            controller.J_pos[:, :], controller.J_ori[:, :], controller.J_full[:, :] = full[:3], full[3:], full
+        self._read_joints()
+
+    def _solve(self) -> Floats:
+        controller = self._controller
+        position, orientation = controller.goal_pos, controller.goal_ori
+        if controller.input_ref_frame == "base":
+            position = controller.origin_pos + np.dot(controller.origin_ori, position)
+            orientation = np.dot(controller.origin_ori, orientation)
+        rotation = self._laws.orientation_error(orientation, controller.ref_ori_mat)
+        self._fill_jacobian(self._center)
+        center = self._velocities()
+        velocities = controller.ref_pos_vel - center[0], controller.ref_ori_vel - center[1]
+        return self._solve_operational((position - controller.ref_pos, rotation), velocities)

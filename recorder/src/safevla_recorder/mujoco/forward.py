@@ -73,7 +73,7 @@ class ForwardDynamics:
         self._is_trusted = False
         outputs = [getattr(data, name) for name in _OUTPUTS if hasattr(data, name)]
         self._memory = _MemoryCopy([*_model_spans(model), *_join_spans(outputs)])
-        wrappers = {"forward": self._forward, "step": self._step}
+        wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
         self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
         self._own = {name: vars(simulation)[name] for name in wrappers}
 
@@ -85,9 +85,9 @@ class ForwardDynamics:
         """Compare the state alone from now on, not the memory, if `code_between` two calls is known to write to nothing
         else, and no hook of others is called there.
         """
-        step = vars(self._simulation).get("step")
+        step: Any = vars(self._simulation).get("step")
         while getattr(step, "is_only_after", False):
-            step = step.__wrapped__  # type: ignore[union-attr]
+            step = step.__wrapped__
         is_outermost = step is self._own["step"] and vars(self._simulation).get("forward") is self._own["forward"]
         self._is_trusted = code_between and is_outermost and self._is_supported()
         if not self._is_trusted:
