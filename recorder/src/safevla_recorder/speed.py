@@ -37,6 +37,9 @@ _KNOWN = {
         "robosuite.controllers.osc.OperationalSpaceController",
         "robosuite.controllers.parts.arm.osc.OperationalSpaceController",
     ),
+    "run_gripper": ("robosuite.controllers.parts.gripper.simple_grip.SimpleGripController",),
+    "update_gripper": ("robosuite.controllers.parts.gripper.gripper_controller.GripperController",),
+    "update_state": ("robosuite.controllers.composite.composite_controller.CompositeController",),
     "run_composite": ("robosuite.controllers.composite.composite_controller.CompositeController",),
     "update": ("robosuite.controllers.base_controller.Controller", "robosuite.controllers.parts.controller.Controller"),
 }
@@ -204,12 +207,15 @@ class _Robot15:
         limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
         parts = self._composite.part_controllers.items()
         self._laws = {name: _find_law(part, _Part15) for name, part in parts if robot._enabled_parts.get(name, False)}
+        arms = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
+        follows = _is_known(self._composite, "update_state") and all(getattr(arm, "has_center", False) for arm in arms)
+        self._update_state: Callable[[], object] = (lambda: None) if follows else self._composite.update_state
         self._actuators = {name: np.array(indexes[name], dtype=np.intp) for name in self._laws}
         self._limits = {name: tuple(limits[index].T.copy()) for name, index in self._actuators.items()}
 
     def control(self, action: Floats) -> None:
         """Do what robosuite's `control` does for an action [A] whose goal is set."""
-        self._composite.update_state()
+        self._update_state()
         applied = self._composite._applied_action_dict
         applied.clear()
         for name, run in self._laws.items():
@@ -218,10 +224,31 @@ class _Robot15:
             self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
 
 
-def _find_law(controller: Any, kind: type[_Part]) -> Callable[[], Floats]:
-    """Return what computes a controller's output: its own `run_controller`, or the same by a `_Part`."""
+def _find_law(controller: Any, kind: Callable[[Any], _Part]) -> Callable[[], Floats]:
+    """Return what computes a controller's output: its own `run_controller`, or one that does the same."""
+    if _is_known(controller, "run_controller", "run_gripper") and _is_known(controller, "update", "update_gripper"):
+        return controller.run_controller if controller.interpolator else _Gripper15(controller).run
     is_known = _is_known(controller, "update") and getattr(controller, "num_ref_sites", 1) < 2
-    return kind(controller).run if is_known else controller.run_controller  # type: ignore[call-arg]
+    return kind(controller).run if is_known else controller.run_controller
+
+
+class _Gripper15:
+    """The controller of a gripper in robosuite 1.5, whose goal is set."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller, self._data = controller, controller.sim.data._data
+        self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
+        low, high = np.asarray(controller.actuator_min), np.asarray(controller.actuator_max)
+        self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
+
+    def run(self) -> Floats:
+        """Return the fingers' speeds, and leave the controller as its own `run_controller` does."""
+        controller = self._controller
+        controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
+        goal = np.array(controller.goal_qvel)
+        controller.vels = self._middle + self._half * goal if controller.use_action_scaling else goal
+        controller.new_update = True
+        return controller.vels  # type: ignore[no-any-return]
 
 
 class _Part:
@@ -322,9 +349,12 @@ class _Part15(_Part):
 
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
-        if self._is_operational:
+        self.has_center = self._is_operational
+        """Whether it follows the site about which its frame is, as `update_state` of a composite controller does."""
+        if self.has_center:
             name = f"{controller.naming_prefix}{controller.part_name}_center"
-            self._center = int(controller.sim.model.site_name2id(name))
+            self._center = center = int(controller.sim.model.site_name2id(name))
+            self._origin = self._data.site_xpos[center], self._data.site_xmat[center].reshape(3, 3)
 
     def _update(self) -> None:
         controller = self._controller
@@ -339,6 +369,7 @@ class _Part15(_Part):
 
     def _solve(self) -> Floats:
         controller = self._controller
+        controller.update_origin(self._origin[0].copy(), self._origin[1].copy())
         position, orientation = controller.goal_pos, controller.goal_ori
         if controller.input_ref_frame == "base":
             position = controller.origin_pos + np.dot(controller.origin_ori, position)
