@@ -8,14 +8,16 @@ from safevla_recorder.version import __version__
 
 if TYPE_CHECKING:
     from safevla_recorder.loop import record, record_until_closed
+    from safevla_recorder.mujoco.speed import speed_up
 
-__all__ = ["__version__", "record", "record_until_closed"]
+__all__ = ["__version__", "record", "record_until_closed", "speed_up"]
 
 
 def __getattr__(name: str) -> object:
-    """Return `record` or `record_until_closed`, imported on first use; raise `AttributeError` for another name."""
-    if name not in ("record", "record_until_closed"):
+    """Return one of the functions of `__all__`, imported on first use; raise `AttributeError` for another name."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from safevla_recorder import loop
+    from safevla_recorder.mujoco import speed
 
-    return getattr(loop, name)
+    return getattr(speed if name == "speed_up" else loop, name)
