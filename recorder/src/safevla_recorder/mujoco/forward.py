@@ -68,9 +68,10 @@ class ForwardDynamics:
         self._state = np.empty(mujoco.mj_stateSize(model, self._spec))
         self._skipped = int(mujoco.mjtStage.mjSTAGE_VEL)
         self._callbacks = [getattr(mujoco, f"get_mjcb_{name}") for name in _CALLBACKS]
-        self._time_s, self._inputs = 0.0, b""  # of the last full call; no inputs = it must not be built upon
-        self._counts = (0, 0)
-        self._is_trusted = False
+        self._may_trust = self._is_trusted = False
+        self._expects_trust = False  # whether the next full call is that of a substep like the last
+        self._is_usable = self._is_kept = False  # whether there was a full call, and memory is kept to compare with
+        self._time_s, self._inputs, self._counts = 0.0, b"", (0, 0)  # of that call
         outputs = [getattr(data, name) for name in _OUTPUTS if hasattr(data, name)]
         self._memory = _MemoryCopy([*_model_spans(model), *_join_spans(outputs)])
         wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
@@ -82,27 +83,29 @@ class ForwardDynamics:
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Compare the state alone from now on, not the memory, if `code_between` two calls is known to write to nothing
-        else, and no hook of others is called there.
+        """Compare nothing but the time until the substep ends if `code_between` its calls is known to write to controls
+        alone, and no hook of others is called there.
         """
         step: Any = vars(self._simulation).get("step")
         while getattr(step, "is_only_after", False):
             step = step.__wrapped__
         is_outermost = step is self._own["step"] and vars(self._simulation).get("forward") is self._own["forward"]
-        self._is_trusted = code_between and is_outermost and self._is_supported()
-        if not self._is_trusted:
-            self._inputs = b""
+        self._may_trust = self._is_trusted = code_between and is_outermost and self._is_supported()
+
+    def trust_again(self) -> None:
+        """Do as the last `trust`, in another substep of the same control step."""
+        self._is_trusted = self._may_trust
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._skipped, 0)
             return
         full_forward()
-        if self._is_trusted:
-            self._time_s, self._inputs = self._data.time, self._read_inputs()
-        else:
-            self._time_s, self._inputs = self._data.time, self._read_inputs() if self._is_supported() else b""
-            self._counts = self._data.ncon, self._data.nefc
+        self._time_s, self._is_usable = self._data.time, True
+        self._is_kept = not self._expects_trust and self._is_supported()
+        self._expects_trust = False
+        if self._is_kept:
+            self._inputs, self._counts = self._read_inputs(), (self._data.ncon, self._data.nefc)
             self._memory.take()
 
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
@@ -115,7 +118,7 @@ class ForwardDynamics:
             functions.mj_Euler(model, data)
         else:
             full_step(*args, **kwargs)
-        self._inputs = b""
+        self._expects_trust, self._is_trusted, self._is_usable = self._is_trusted, False, False
 
     def _is_supported(self) -> bool:
         kinds, options, model = self._mujoco.mjtEnableBit, self._model.opt, self._model
@@ -128,10 +131,16 @@ class ForwardDynamics:
         return any(callback() for callback in self._callbacks)
 
     def _is_unchanged(self) -> bool:
-        if not self._inputs or self._data.time != self._time_s or self._inputs != self._read_inputs():
+        if not self._is_usable or self._data.time != self._time_s:
             return False
-        counts = self._data.ncon, self._data.nefc
-        return self._is_trusted or (counts == self._counts and self._memory.is_current() and not self._has_callbacks())
+        has_time = self._time_s > 0  # it tells that MuJoCo has reset an unstable state
+        return (self._is_trusted and has_time) or (
+            self._is_kept
+            and self._inputs == self._read_inputs()
+            and self._counts == (self._data.ncon, self._data.nefc)
+            and self._memory.is_current()
+            and not self._has_callbacks()
+        )
 
     def _read_inputs(self) -> bytes:
         self._mujoco.mj_getState(self._model, self._data, self._state, self._spec)

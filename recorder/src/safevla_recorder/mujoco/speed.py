@@ -89,6 +89,7 @@ class _SpeedUp:
             self._hooks.append(wrap_method(env, "_update_observables", self._observe))
         self._own_action = vars(env).get("_pre_action")
         self._observables: list[Any] | None = None  # of the running control step; None = not looked up
+        self._parts: dict[Any, _Part] = {}  # by controller
         self._attach()
 
     def undo(self) -> None:
@@ -103,6 +104,7 @@ class _SpeedUp:
         if self._dynamics is not None:
             self._dynamics.undo()
         self._dynamics, self._robots = None, None
+        self._parts.clear()
 
     def _initialize(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
         self._release()
@@ -116,10 +118,12 @@ class _SpeedUp:
 
     def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
-            self._robots, self._observables = _find_robots(self._env), None
+            self._robots, self._observables = _find_robots(self._env, self._parts), None
             if self._dynamics is not None:
                 is_own = vars(self._env).get("_pre_action") is self._own_action
                 self._dynamics.trust(is_own and self._robots is not None)
+        elif self._dynamics is not None:
+            self._dynamics.trust_again()
         if policy_step or self._robots is None:
             original(action, policy_step)
             return
@@ -154,20 +158,20 @@ def _is_known(owner: object, method: str, name: str = "") -> bool:
     return method not in vars(owner) and place in [f"{kind}.{method}" for kind in _KNOWN[name or method]]
 
 
-def _find_robots(env: Any) -> list[_Robot14 | _Robot15] | None:
+def _find_robots(env: Any, parts: dict[Any, _Part]) -> list[_Robot14 | _Robot15] | None:
     """Return the robots in the form that repeats a control step's substeps; None if one of them has other methods."""
-    robots = [_find_robot(env.sim, robot) for robot in env.robots]
+    robots = [_find_robot(env.sim, robot, parts) for robot in env.robots]
     return None if None in robots else robots  # type: ignore[return-value]
 
 
-def _find_robot(simulation: Any, robot: Any) -> _Robot14 | _Robot15 | None:
+def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot14 | _Robot15 | None:
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
     if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
         return None
     if composite is not None:
-        return _Robot15(robot) if _is_known(composite, "run_controller", "run_composite") else None
-    return _Robot14(robot) if _is_known(robot, "grip_action") else None
+        return _Robot15(robot, parts) if _is_known(composite, "run_controller", "run_composite") else None
+    return _Robot14(robot, parts) if _is_known(robot, "grip_action") else None
 
 
 def _is_own(controller: Any) -> bool:
@@ -178,9 +182,9 @@ def _is_own(controller: Any) -> bool:
 class _Robot14:
     """robosuite 1.4: an arm under one controller, and its gripper, in the substeps after the first."""
 
-    def __init__(self, robot: Any) -> None:
+    def __init__(self, robot: Any, parts: dict[Any, _Part]) -> None:
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
-        self._run_arm = _find_law(robot.controller, _Part14)
+        self._run_arm = _find_law(robot.controller, _Part14, parts)
         self._arm = np.array(robot._ref_joint_actuator_indexes)
         self._low, self._high = robot.torque_limits
         self._has_gripper = bool(robot.has_gripper)
@@ -202,11 +206,11 @@ class _Robot14:
 class _Robot15:
     """robosuite 1.5: parts under a composite controller, in the substeps after the first."""
 
-    def __init__(self, robot: Any) -> None:
+    def __init__(self, robot: Any, parts: dict[Any, _Part]) -> None:
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
-        parts = self._composite.part_controllers.items()
-        self._laws = {name: _find_law(part, _Part15) for name, part in parts if robot._enabled_parts.get(name, False)}
+        own, enabled = self._composite.part_controllers, robot._enabled_parts
+        self._laws = {name: _find_law(own[name], _Part15, parts) for name in own if enabled.get(name, False)}
         arms = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
         follows = _is_known(self._composite, "update_state") and all(getattr(arm, "has_center", False) for arm in arms)
         self._update_state: Callable[[], object] = (lambda: None) if follows else self._composite.update_state
@@ -224,12 +228,14 @@ class _Robot15:
             self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
 
 
-def _find_law(controller: Any, kind: Callable[[Any], _Part]) -> Callable[[], Floats]:
-    """Return what computes a controller's output: its own `run_controller`, or one that does the same."""
+def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
+    """Return what computes a controller's output: its own `run_controller`, or one of `parts`, new ones among them."""
     if _is_known(controller, "run_controller", "run_gripper") and _is_known(controller, "update", "update_gripper"):
         return controller.run_controller if controller.interpolator else _Gripper15(controller).run
     is_known = _is_known(controller, "update") and getattr(controller, "num_ref_sites", 1) < 2
-    return kind(controller).run if is_known else controller.run_controller
+    if is_known and controller not in parts:
+        parts[controller] = kind(controller)
+    return parts[controller].run if is_known else controller.run_controller
 
 
 class _Gripper15:

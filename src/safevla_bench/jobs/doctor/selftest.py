@@ -85,8 +85,9 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Say that an episode of random actions is the same where the simulator's own code runs alone; "" if `env` leaves out
-    nothing. Raises `HostError` if it is another one.
+    """Say that an episode of random actions is the same where the simulator's code runs alone; "" if it does anyway.
+
+    Raises `HostError` if it is another one.
     """
     if not isinstance(env, FastEnv):
         return ""
