@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy
+import steps
 from ratio import Row, compared, cpu_seconds, printed, seconds
 from scipy.stats import bootstrap
 
@@ -263,6 +264,7 @@ def workers() -> Iterator[Row]:
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "workers": workers,  # first: the others' own load would be taken for that of strangers
     "rollouts": lambda: (Row(**row) for row in rollout.rows()),
+    "steps": steps.rows,
     "clauses": clauses,
     "archives": archives,
     "folders": run_folders,
@@ -277,7 +279,9 @@ INTRODUCTION = """# Benchmarks
 Written by `make bench`. Each figure is the ratio of two measurements of one run, `left : right`, taken in turn on the
 same machine: of CPU time on all threads, except for rollouts, which are timed by the clock on the wall. What recording
 adds to a simulator's step is measured by `benchmarks/recording.py`, how far `--dry-run` is off by
-`benchmarks/costs.py --check`.
+`benchmarks/costs.py --check`. Control steps of other hosts are measured in their environments by
+`benchmarks/steps.py --host`: 0.62 of robosuite's own code (0.62 to 0.68 over three tasks; target 0.7) and 0.79 of
+RoboCasa's (stand-in assets; target 0.7, **missed**: `mj_step1`, which repeats nothing, is most of it).
 How often intervals and tests are right is measured by `benchmarks/interval_coverage.py`: [comparing.md](comparing.md).
 """
 
