@@ -99,7 +99,7 @@ def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
     if full is None or short is None or compare_records(full, short)[0]:
         problem = "an episode that leaves out what the simulator repeats differs from the full one"
         raise HostError(problem, remedy=f"Set {FAST}=no, and tell us the versions above.")
-    return ", the same bits without what the simulator repeats"
+    return ", the same bits as in full"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
