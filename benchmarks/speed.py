@@ -280,7 +280,7 @@ Written by `make bench`. Each figure is the ratio of two measurements of one run
 same machine: of CPU time on all threads, except for rollouts, which are timed by the clock on the wall. What recording
 adds to a simulator's step is measured by `benchmarks/recording.py`, how far `--dry-run` is off by
 `benchmarks/costs.py --check`. Control steps of other hosts are measured in their environments by
-`benchmarks/steps.py --host`: 0.62 of robosuite's own code (0.62 to 0.68 over three tasks; target 0.7) and 0.79 of
+`benchmarks/steps.py --host`: 0.64 of robosuite's own code (0.61 to 0.70 over three tasks; target 0.7) and 0.82 of
 RoboCasa's (stand-in assets; target 0.7, **missed**: `mj_step1`, which repeats nothing, is most of it).
 How often intervals and tests are right is measured by `benchmarks/interval_coverage.py`: [comparing.md](comparing.md).
 """

@@ -26,7 +26,7 @@ TASKS = {
 }
 TARGETS = {"libero": 0.6, "robosuite": 0.7, "robocasa": 0.7}
 REASONS = {
-    "libero": "kinematics and collisions once, and three solutions of the constraints",
+    "libero": "kinematics and collisions once, and three solutions of the constraints, are most of it",
     "robosuite": "the control law and the physics are most of it",
     "robocasa": "`mj_step1`, which repeats nothing, is most of it: over a thousand geoms",
 }

@@ -133,6 +133,21 @@ def test_an_environment_with_an_action_of_its_own_keeps_it(env):
     assert len(calls) == 2 * 25 * (10 + STEPS)
 
 
+def test_a_method_of_another_source_is_called(env, monkeypatch):
+    law, calls = type(env.env.robots[0].controller), []
+    original = law.run_controller
+
+    def run_controller(controller):
+        calls.append(controller)
+        return original(controller)
+
+    full = run(env)
+    run_controller.__module__, run_controller.__qualname__ = original.__module__, original.__qualname__
+    monkeypatch.setattr(law, "run_controller", run_controller)
+    assert first_difference(full, run_fast(env)) is None
+    assert len(calls) == 25 * (10 + STEPS)
+
+
 def test_records_of_a_fast_block_are_those_of_a_plain_one(env, tmp_path):
     for name in ("plain", "fast"):
         with safevla_recorder.record(env, policy="p", out=tmp_path / name, horizon=STEPS, fast=name == "fast"):

@@ -9,7 +9,10 @@ are called.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import sys
+from functools import lru_cache
 from typing import Any, Callable
 
 import numpy as np
@@ -22,28 +25,28 @@ from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
 _KNOWN = {
-    "_pre_action": (
-        "robosuite.environments.robot_env.RobotEnv",
-        "libero.libero.envs.bddl_base_domain.BDDLBaseDomain",
-    ),
-    "_update_observables": ("robosuite.environments.base.MujocoEnv",),
-    "control": (
-        "robosuite.robots.single_arm.SingleArm",
-        "robosuite.robots.fixed_base_robot.FixedBaseRobot",
-        "robosuite.robots.wheeled_robot.WheeledRobot",
-    ),
-    "grip_action": ("robosuite.robots.manipulator.Manipulator",),
-    "run_operational": (
-        "robosuite.controllers.osc.OperationalSpaceController",
-        "robosuite.controllers.parts.arm.osc.OperationalSpaceController",
-    ),
-    "run_gripper": ("robosuite.controllers.parts.gripper.simple_grip.SimpleGripController",),
-    "update_gripper": ("robosuite.controllers.parts.gripper.gripper_controller.GripperController",),
-    "update_state": ("robosuite.controllers.composite.composite_controller.CompositeController",),
-    "run_composite": ("robosuite.controllers.composite.composite_controller.CompositeController",),
-    "update": ("robosuite.controllers.base_controller.Controller", "robosuite.controllers.parts.controller.Controller"),
+    "libero.libero.envs.bddl_base_domain.BDDLBaseDomain._pre_action": "402e79a8355b",
+    "robosuite.controllers.base_controller.Controller.update": "61bc7ed6db46",
+    "robosuite.controllers.composite.composite_controller.CompositeController.run_controller": "4f392ada85fe",
+    "robosuite.controllers.composite.composite_controller.CompositeController.update_state": "962ffdf11570",
+    "robosuite.controllers.osc.OperationalSpaceController.run_controller": "3d66f1234743",
+    "robosuite.controllers.parts.arm.osc.OperationalSpaceController.run_controller": "44859dc62f34",
+    "robosuite.controllers.parts.controller.Controller.update": "1d667c1efb74",
+    "robosuite.controllers.parts.gripper.gripper_controller.GripperController.update": "13db3d3cea06",
+    "robosuite.controllers.parts.gripper.simple_grip.SimpleGripController.run_controller": "627e9dd74c7f",
+    "robosuite.environments.base.MujocoEnv._update_observables": "20faacb48a32",
+    "robosuite.environments.robot_env.RobotEnv._pre_action": "ea00772eeb69",
+    "robosuite.robots.fixed_base_robot.FixedBaseRobot.control": "53fd661fe45f",
+    "robosuite.robots.manipulator.Manipulator.grip_action": "7488124ad7ce",
+    "robosuite.robots.single_arm.SingleArm.control": "34820bee4470",
+    "robosuite.robots.wheeled_robot.WheeledRobot.control": "f5ae79fa5603",
+    "robosuite.utils.binding_utils.MjSim.forward": "a5df75e11027",
+    "robosuite.utils.binding_utils.MjSim.step": "08b03c6c979a",
+    "robosuite.utils.observables.Observable.update": "c4bf0658c7e8",
 }
-"""Method -> the classes whose definition of it is what this module does faster."""
+"""Method that this module does faster -> the beginning of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. Where a
+version has another source, it is called.
+"""
 
 
 def speed_up(env: object) -> Undo:
@@ -97,8 +100,9 @@ class _SpeedUp:
         undo_all(self._hooks)
 
     def _attach(self) -> None:
-        if self._env.sim is not None:
-            self._dynamics = skip_repeated_stages(self._env.sim)
+        simulation = self._env.sim
+        if simulation is not None and all(_is_known(simulation, method) for method in ("forward", "step")):
+            self._dynamics = skip_repeated_stages(simulation)
 
     def _release(self) -> None:
         if self._dynamics is not None:
@@ -137,9 +141,10 @@ class _SpeedUp:
         env = self._env
         if force or self._observables is None:
             original(force)
-            kind = sys.modules["robosuite.utils.observables"].Observable
             observables = list(env._observables.values())
-            if all(type(each) is kind and "update" not in vars(each) for each in observables):
+            one_of_each = {type(each): each for each in observables}.values()
+            is_plain = not any("update" in vars(each) for each in observables)
+            if is_plain and all(_is_known(each, "update", "Observable") for each in one_of_each):
                 self._observables = observables
             return
         step_s, cache = env.model_timestep, env._obs_cache
@@ -151,11 +156,20 @@ class _SpeedUp:
                 observable._time_since_last_sample = passed_s
 
 
-def _is_known(owner: object, method: str, name: str = "") -> bool:
-    """Return whether an object's method is one of `_KNOWN`, under `name` if another, that nobody has replaced."""
+def _is_known(owner: object, method: str, kind: str = "") -> bool:
+    """Return whether an object's method is one of `_KNOWN` that nobody has replaced, of the class `kind` if given."""
     defined = getattr(type(owner), method, None)
-    place = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
-    return method not in vars(owner) and place in [f"{kind}.{method}" for kind in _KNOWN[name or method]]
+    name = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
+    is_named = method not in vars(owner) and name in _KNOWN and (not kind or name.endswith(f".{kind}.{method}"))
+    return is_named and _source_digest(defined) == _KNOWN[name]
+
+
+@lru_cache(maxsize=None)
+def _source_digest(function: Any) -> str:
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
+    except (OSError, TypeError):  # there is no source
+        return ""
 
 
 def _find_robots(env: Any, parts: dict[Any, _Part]) -> list[_Robot14 | _Robot15] | None:
@@ -170,7 +184,7 @@ def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot1
     if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
         return None
     if composite is not None:
-        return _Robot15(robot, parts) if _is_known(composite, "run_controller", "run_composite") else None
+        return _Robot15(robot, parts) if _is_known(composite, "run_controller") else None
     return _Robot14(robot, parts) if _is_known(robot, "grip_action") else None
 
 
@@ -230,9 +244,9 @@ class _Robot15:
 
 def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
     """Return what computes a controller's output: its own `run_controller`, or one of `parts`, new ones among them."""
-    if _is_known(controller, "run_controller", "run_gripper") and _is_known(controller, "update", "update_gripper"):
+    if _is_known(controller, "run_controller", "SimpleGripController") and _is_known(controller, "update"):
         return controller.run_controller if controller.interpolator else _Gripper15(controller).run
-    is_known = _is_known(controller, "update") and getattr(controller, "num_ref_sites", 1) < 2
+    is_known = _is_known(controller, "update", "Controller") and getattr(controller, "num_ref_sites", 1) < 2
     if is_known and controller not in parts:
         parts[controller] = kind(controller)
     return parts[controller].run if is_known else controller.run_controller
@@ -272,7 +286,9 @@ class _Part:
         if self._site is not None:
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
         interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
-        self._is_operational = _is_known(controller, "run_controller", "run_operational") and not any(interpolators)
+        self._is_operational = _is_known(controller, "run_controller", "OperationalSpaceController") and not any(
+            interpolators
+        )
         self._laws = sys.modules[type(controller).__module__]
 
     def run(self) -> Floats:
