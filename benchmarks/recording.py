@@ -56,6 +56,7 @@ class Recorded:
     def __init__(self, suite: str, index: int, wants: Wants) -> None:
         host = LiberoHost()
         self.env = host.make(host.tasks(suite)[index], wants)
+        self.env.run_fast(False)  # beside LIBERO's own step
 
     def reset(self) -> None:
         self.env.reset(SEED)

@@ -44,6 +44,7 @@ def measured(name: str, index: int, steps: int) -> str:
     task = next(task for task in host.tasks("robocasa-365") if task.task_id == name)
     recorded, plain = (host.make(task, Wants()) for _ in range(2))
     for env in (recorded, plain):
+        env.run_fast(False)  # beside RoboCasa's own step
         env.reset(EpisodeSeed(index, env_seed=7, wait_steps=10))
     plain._detach()
     with_it, without = [], []

@@ -15,6 +15,7 @@ from safevla_recorder.errors import HostError, RunError, SafevlaError
 from safevla_recorder.folder import facts_of_the_day, open_folder
 from safevla_recorder.libero import find_libero
 from safevla_recorder.mujoco.hook import wrap_method
+from safevla_recorder.mujoco.speed import speed_up
 from safevla_recorder.robocasa import find_robocasa
 from safevla_recorder.simulator_versions import warn_once
 
@@ -39,6 +40,7 @@ def record(
     privileged: bool = False,
     worker: int | str | None = None,
     goal: Sequence[str] | None = None,
+    fast: bool = False,
 ) -> Iterator[Env]:
     """Record every episode that your own loop runs in `env`, into the run folder `out`::
 
@@ -72,6 +74,7 @@ def record(
             episodes' ids, so that the folders can be judged together.
         goal: what success asks for, of a RoboCasa task whose goal is not known, such as `("in", "obj", "container")`:
             what is put somewhere is the target; or `("open", "drawer")`: the fixture that the goal moves.
+        fast: whether to step faster until the block ends, with the same bits, as `speed_up` does.
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa; says why.
@@ -94,6 +97,7 @@ def record(
     )
     folder = open_folder(Path(out), recordable, rules, facts_of_the_day())
     cutter = EpisodeCutter(recordable, rules, lambda: folder.take_number(policy, recordable.task), folder.write_episode)
+    slow_down = speed_up(env) if fast else None
     unsubscribe = recordable.subscribe(cutter)
     complete = False
     try:
@@ -107,6 +111,8 @@ def record(
         raise
     finally:
         unsubscribe()
+        if slow_down is not None:
+            slow_down()
         folder.close_block(complete=complete)
 
 

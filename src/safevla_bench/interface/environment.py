@@ -60,6 +60,17 @@ class SelectiveEnv(Protocol):
         """
 
 
+@runtime_checkable
+class FastEnv(Protocol):
+    """A method that an environment offers beside `HostEnv` if it steps faster than the simulator's own code does."""
+
+    def run_fast(self, wanted: bool) -> None:
+        """Say whether episodes from the next reset on are to leave out what the simulator repeats; the default is yes.
+
+        The records are the same, bit for bit.
+        """
+
+
 class Host(Protocol):
     """A simulator benchmark: its suites, its tasks, its environments."""
 

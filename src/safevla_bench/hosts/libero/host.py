@@ -134,6 +134,7 @@ class LiberoEnv(RobosuiteEnv):
         states = None if seed.drawn or replayed else self._init_states
         state: Floats | None = None if states is None else states[seed.init_state_index]
         self._stop_recording()
+        self._set_speed()
         domain = self._env.env
         domain.object_property_initializers.clear()
         self._open_gate(is_seen=state is None and replayed is None and not seed.wait_steps)

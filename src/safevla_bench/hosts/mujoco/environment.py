@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,11 +42,14 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
 from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.speed import speed_up
 
 if TYPE_CHECKING:
     import mujoco
 
 CONTROL_STEP_S = 0.05
+FAST = "SAFEVLA_FAST"
+"""Environment variable: `no` runs robosuite's own code alone, and leaves out nothing that it repeats."""
 _CHATTER = (
     "No private macro file found",
     "It is recommended to use a private macro",
@@ -205,6 +209,19 @@ class RobosuiteEnv(MujocoEnv):
         self._gate = CameraGate(wants.image_size)
         self._privileged: ScenePrivileged | None = None
         self._env: Any = None
+        self._is_fast = os.environ.get(FAST) != "no"
+        self._slow_down: Undo | None = None
+
+    def run_fast(self, wanted: bool) -> None:
+        self._is_fast = wanted
+
+    def _set_speed(self) -> None:
+        """Speed robosuite's environment up or slow it down, as `run_fast` has said; before its reset."""
+        if self._is_fast and self._slow_down is None:
+            self._slow_down = speed_up(self._robosuite())
+        elif not self._is_fast and self._slow_down is not None:
+            self._slow_down()
+            self._slow_down = None
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the observation and the benchmark's own success.
@@ -250,7 +267,8 @@ class RobosuiteEnv(MujocoEnv):
         the reset's if `is_seen`.
         """
         self.close()
-        self._env = make()
+        self._env, self._slow_down = make(), None
+        self._set_speed()
         self._open_gate(is_seen=is_seen)
         return self._env
 

@@ -13,15 +13,18 @@ import sys
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
+from safevla_bench.hosts.mujoco.environment import FAST
 from safevla_bench.hosts.protocols import load_protocol
+from safevla_bench.interface.environment import FastEnv, HostEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
+from safevla_bench.jobs.verify.replays import compare_records
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.policies.builtin import Noop
+from safevla_bench.policies.builtin import Noop, Random
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import plan_episodes
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.trajectory.batch import Batch
 
 STEPS = 30
@@ -72,12 +75,31 @@ def run_test_episode(host: str) -> str:
     try:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
         result = run_episode(env, Noop(), planned)
+        speed = _check_speed(env, planned)
     finally:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":
         raise HostError(last_line(result.reason or ""), remedy=f"The whole story:\n{result.reason}")
     judged = _describe_scores(result.batch, host)
-    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}"
+    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}{speed}"
+
+
+def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
+    """Say that an episode of random actions is the same where the simulator's code runs alone; "" if it does anyway.
+
+    Raises `HostError` if it is another one.
+    """
+    if not isinstance(env, FastEnv):
+        return ""
+    batches = []
+    for fast in (False, True):
+        env.run_fast(fast)
+        batches.append(run_episode(env, Random(), planned).batch)
+    full, short = batches
+    if full is None or short is None or compare_records(full, short)[0]:
+        problem = "an episode that leaves out what the simulator repeats differs from the full one"
+        raise HostError(problem, remedy=f"Set {FAST}=no, and tell us the versions above.")
+    return ", the same bits as in full"
 
 
 def _describe_scores(batch: Batch, host: str) -> str:

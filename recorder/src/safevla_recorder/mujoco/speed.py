@@ -1,0 +1,403 @@
+"""The same bits, faster: a robosuite environment without what it computes more than once.
+
+Between two actions robosuite runs its controllers once a substep, and each time looks names up, reads limits, copies
+jacobians and asks every observable whether it is to be sampled. Here the first substep of a control step is robosuite's
+own, and the others do the same arithmetic on the same numbers in the same order, with what the first looked up. It
+applies to the methods of robosuite 1.4 and 1.5 that are named below; where a class or somebody's hook has others, they
+are called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from functools import lru_cache
+from typing import Any, Callable
+
+import numpy as np
+
+from safevla_recorder.attachment import find_layer
+from safevla_recorder.episode import Floats
+from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.forward import ForwardDynamics, skip_repeated_stages
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
+
+_VERSIONS = ("1.4.", "1.5.")
+_KNOWN = {
+    "libero.libero.envs.bddl_base_domain.BDDLBaseDomain._pre_action": "402e79a8355b",
+    "robosuite.controllers.base_controller.Controller.update": "61bc7ed6db46",
+    "robosuite.controllers.composite.composite_controller.CompositeController.run_controller": "4f392ada85fe",
+    "robosuite.controllers.composite.composite_controller.CompositeController.update_state": "962ffdf11570",
+    "robosuite.controllers.osc.OperationalSpaceController.run_controller": "3d66f1234743",
+    "robosuite.controllers.parts.arm.osc.OperationalSpaceController.run_controller": "44859dc62f34",
+    "robosuite.controllers.parts.controller.Controller.update": "1d667c1efb74",
+    "robosuite.controllers.parts.gripper.gripper_controller.GripperController.update": "13db3d3cea06",
+    "robosuite.controllers.parts.gripper.simple_grip.SimpleGripController.run_controller": "627e9dd74c7f",
+    "robosuite.environments.base.MujocoEnv._update_observables": "20faacb48a32",
+    "robosuite.environments.robot_env.RobotEnv._pre_action": "ea00772eeb69",
+    "robosuite.robots.fixed_base_robot.FixedBaseRobot.control": "53fd661fe45f",
+    "robosuite.robots.manipulator.Manipulator.grip_action": "7488124ad7ce",
+    "robosuite.robots.single_arm.SingleArm.control": "34820bee4470",
+    "robosuite.robots.wheeled_robot.WheeledRobot.control": "f5ae79fa5603",
+    "robosuite.utils.binding_utils.MjSim.forward": "a5df75e11027",
+    "robosuite.utils.binding_utils.MjSim.step": "08b03c6c979a",
+    "robosuite.utils.observables.Observable.update": "c4bf0658c7e8",
+}
+"""Method that this module does faster -> the beginning of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. Where a
+version has another source, it is called.
+"""
+
+
+def speed_up(env: object) -> Undo:
+    """Make a robosuite environment step faster, with the same bits, until what this returns is called::
+
+        speed_up(env)
+
+    States, observations, rewards and records are those of the environment alone; about 0.6 of LIBERO's CPU time where
+    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine.
+
+    Args:
+        env: a LIBERO environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one.
+
+    Raises:
+        HostError: there is none in it, or it is of another robosuite.
+    """
+    base = sys.modules.get("robosuite.environments.base")
+    domain = find_layer(env, base.MujocoEnv) if base is not None else None
+    if domain is None:
+        problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be sped up"
+        raise HostError(problem, remedy="Pass an environment of robosuite, LIBERO or RoboCasa, or a wrapper of one.")
+    version = str(sys.modules["robosuite"].__version__)
+    if not version.startswith(_VERSIONS):
+        raise HostError(f"robosuite {version} cannot be sped up", remedy="Only 1.4 and 1.5 are known here.")
+    return _SpeedUp(domain).undo
+
+
+class _SpeedUp:
+    """Hooks on one environment, and on the simulation that its last reset has made."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._dynamics: ForwardDynamics | None = None
+        self._robots: list[_Robot14 | _Robot15] | None = (
+            None  # of the running control step; None = robosuite's own substeps
+        )
+        self._hooks = [
+            wrap_method(env, "_initialize_sim", self._initialize),
+            wrap_method(env, "_destroy_sim", self._destroy),
+        ]
+        if _is_known(env, "_pre_action") and _is_known(env, "_update_observables"):
+            self._hooks.append(wrap_method(env, "_pre_action", self._act))
+            self._hooks.append(wrap_method(env, "_update_observables", self._observe))
+        self._own_action = vars(env).get("_pre_action")
+        self._observables: list[Any] | None = None  # of the running control step; None = not looked up
+        self._parts: dict[Any, _Part] = {}  # by controller
+        self._attach()
+
+    def undo(self) -> None:
+        self._release()
+        undo_all(self._hooks)
+
+    def _attach(self) -> None:
+        simulation = self._env.sim
+        if simulation is not None and all(_is_known(simulation, method) for method in ("forward", "step")):
+            self._dynamics = skip_repeated_stages(simulation)
+
+    def _release(self) -> None:
+        if self._dynamics is not None:
+            self._dynamics.undo()
+        self._dynamics, self._robots = None, None
+        self._parts.clear()
+
+    def _initialize(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        self._release()
+        result = original(*args, **kwargs)
+        self._attach()
+        return result
+
+    def _destroy(self, original: Callable[[], object]) -> object:
+        self._release()  # or the old model would be kept beside the new
+        return original()
+
+    def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
+        if policy_step:
+            self._robots, self._observables = _find_robots(self._env, self._parts), None
+            if self._dynamics is not None:
+                is_own = vars(self._env).get("_pre_action") is self._own_action
+                self._dynamics.trust(is_own and self._robots is not None)
+        elif self._dynamics is not None:
+            self._dynamics.trust_again()
+        if policy_step or self._robots is None:
+            original(action, policy_step)
+            return
+        first = 0
+        for robot in self._robots:
+            robot.control(action[first : first + robot.size])
+            first += robot.size
+
+    def _observe(self, original: Callable[..., object], force: bool = False) -> None:
+        """Update the observables; of those that need no sample now, only the time since their last."""
+        env = self._env
+        if force or self._observables is None:
+            original(force)
+            observables = list(env._observables.values())
+            one_of_each = {type(each): each for each in observables}.values()
+            is_plain = not any("update" in vars(each) for each in observables)
+            if is_plain and all(_is_known(each, "update", "Observable") for each in one_of_each):
+                self._observables = observables
+            return
+        step_s, cache = env.model_timestep, env._obs_cache
+        for observable in self._observables:
+            passed_s = observable._time_since_last_sample + step_s
+            if not observable._sampled or passed_s >= observable._sampling_timestep:
+                observable.update(timestep=step_s, obs_cache=cache)
+            elif observable._enabled:
+                observable._time_since_last_sample = passed_s
+
+
+def _is_known(owner: object, method: str, kind: str = "") -> bool:
+    """Return whether an object's method is one of `_KNOWN` that nobody has replaced, of the class `kind` if given."""
+    defined = getattr(type(owner), method, None)
+    name = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
+    is_named = method not in vars(owner) and name in _KNOWN and (not kind or name.endswith(f".{kind}.{method}"))
+    return is_named and _source_digest(defined) == _KNOWN[name]
+
+
+@lru_cache(maxsize=None)
+def _source_digest(function: Any) -> str:
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
+    except (OSError, TypeError):  # there is no source
+        return ""
+
+
+def _find_robots(env: Any, parts: dict[Any, _Part]) -> list[_Robot14 | _Robot15] | None:
+    """Return the robots in the form that repeats a control step's substeps; None if one of them has other methods."""
+    robots = [_find_robot(env.sim, robot, parts) for robot in env.robots]
+    return None if None in robots else robots  # type: ignore[return-value]
+
+
+def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot14 | _Robot15 | None:
+    composite = getattr(robot, "composite_controller", None)
+    controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
+    if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
+        return None
+    if composite is not None:
+        return _Robot15(robot, parts) if _is_known(composite, "run_controller") else None
+    return _Robot14(robot, parts) if _is_known(robot, "grip_action") else None
+
+
+def _is_own(controller: Any) -> bool:
+    replaced = {"run_controller", "set_goal", "update"} & set(vars(controller))
+    return type(controller).__module__.startswith("robosuite.") and not replaced
+
+
+class _Robot14:
+    """robosuite 1.4: an arm under one controller, and its gripper, in the substeps after the first."""
+
+    def __init__(self, robot: Any, parts: dict[Any, _Part]) -> None:
+        self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
+        self._run_arm = _find_law(robot.controller, _Part14, parts)
+        self._arm = np.array(robot._ref_joint_actuator_indexes)
+        self._low, self._high = robot.torque_limits
+        self._has_gripper = bool(robot.has_gripper)
+        if self._has_gripper:
+            self._fingers = np.array(robot._ref_joint_gripper_actuator_indexes)
+            low, high = robot.sim.model._model.actuator_ctrlrange[self._fingers].T
+            self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
+
+    def control(self, action: Floats) -> None:
+        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        robot = self._robot
+        robot.torques = self._run_arm().clip(self._low, self._high)
+        if self._has_gripper:
+            opening = robot.gripper.format_action(action[robot.controller.control_dim :])
+            self._ctrl[self._fingers] = self._middle + self._half * opening
+        self._ctrl[self._arm] = robot.torques
+
+
+class _Robot15:
+    """robosuite 1.5: parts under a composite controller, in the substeps after the first."""
+
+    def __init__(self, robot: Any, parts: dict[Any, _Part]) -> None:
+        self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
+        limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
+        own, enabled = self._composite.part_controllers, robot._enabled_parts
+        self._laws = {name: _find_law(own[name], _Part15, parts) for name in own if enabled.get(name, False)}
+        arms = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
+        follows = _is_known(self._composite, "update_state") and all(getattr(arm, "has_center", False) for arm in arms)
+        self._update_state: Callable[[], object] = (lambda: None) if follows else self._composite.update_state
+        self._actuators = {name: np.array(indexes[name], dtype=np.intp) for name in self._laws}
+        self._limits = {name: tuple(limits[index].T.copy()) for name, index in self._actuators.items()}
+
+    def control(self, action: Floats) -> None:
+        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        self._update_state()
+        applied = self._composite._applied_action_dict
+        applied.clear()
+        for name, run in self._laws.items():
+            applied[name] = run()
+        for name, values in applied.items():
+            self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
+
+
+def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
+    """Return what computes a controller's output: its own `run_controller`, or one of `parts`, new ones among them."""
+    if _is_known(controller, "run_controller", "SimpleGripController") and _is_known(controller, "update"):
+        return controller.run_controller if controller.interpolator else _Gripper15(controller).run
+    is_known = _is_known(controller, "update", "Controller") and getattr(controller, "num_ref_sites", 1) < 2
+    if is_known and controller not in parts:
+        parts[controller] = kind(controller)
+    return parts[controller].run if is_known else controller.run_controller
+
+
+class _Gripper15:
+    """The controller of a gripper in robosuite 1.5, whose goal is set."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller, self._data = controller, controller.sim.data._data
+        self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
+        low, high = np.asarray(controller.actuator_min), np.asarray(controller.actuator_max)
+        self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
+
+    def run(self) -> Floats:
+        """Return the fingers' speeds, and leave the controller as its own `run_controller` does."""
+        controller = self._controller
+        controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
+        goal = np.array(controller.goal_qvel)
+        controller.vels = self._middle + self._half * goal if controller.use_action_scaling else goal
+        controller.new_update = True
+        return controller.vels  # type: ignore[no-any-return]
+
+
+class _Part:
+    """One controller: what it follows (its joints, their masses, a site with its jacobian), and its control law."""
+
+    def __init__(self, controller: Any, site: str | None) -> None:
+        import mujoco
+
+        self._functions, self._controller = mujoco, controller
+        simulation = controller.sim
+        self._model, self._data = model, data = simulation.model._model, simulation.data._data
+        self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
+        self._mass, self._jacobian = np.empty((model.nv, model.nv)), np.empty((6, model.nv))
+        self._site = None if site is None else int(simulation.model.site_name2id(site))
+        if self._site is not None:
+            self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
+        interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
+        self._is_operational = _is_known(controller, "run_controller", "OperationalSpaceController") and not any(
+            interpolators
+        )
+        self._laws = sys.modules[type(controller).__module__]
+
+    def run(self) -> Floats:
+        """Return what the controller's own `run_controller` would, and leave it in the same state."""
+        controller = self._controller
+        if controller.new_update:
+            self._update()
+        return self._solve() if self._is_operational else controller.run_controller()
+
+    def _update(self) -> None:
+        raise NotImplementedError
+
+    def _solve(self) -> Floats:
+        raise NotImplementedError
+
+    def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
+        """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""
+        controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix
+        kp, kd = controller.kp, controller.kd
+        force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
+        torque = errors[1] * kp[3:6] + -velocities[1] * kd[3:6]
+        jacobian = controller.J_full
+        both, linear, angular, nullspace = laws.opspace_matrices(mass, jacobian, controller.J_pos, controller.J_ori)
+        if controller.uncoupling:
+            wrench = np.concatenate([np.dot(linear, force), np.dot(angular, torque)])
+        else:
+            wrench = np.dot(both, np.concatenate([force, torque]))
+        torques: Floats = np.dot(jacobian.T, wrench) + self._data.qfrc_bias[self._dofs]
+        torques += laws.nullspace_torques(
+            mass, nullspace, controller.initial_joint, controller.joint_pos, controller.joint_vel
+        )
+        controller.torques, controller.new_update = torques, True
+        return torques
+
+    def _read_site(self) -> Floats:
+        """Return the jacobian of the site by the controller's joints, [6, J], column by column as robosuite has it."""
+        self._fill_jacobian(self._site)
+        return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
+
+    def _fill_jacobian(self, site: int | None) -> None:
+        self._functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
+
+    def _velocities(self) -> tuple[Floats, Floats]:
+        qvel = self._data.qvel
+        return np.dot(self._jacobian[:3], qvel), np.dot(self._jacobian[3:], qvel)
+
+    def _read_joints(self) -> None:
+        controller, data, dofs = self._controller, self._data, self._dofs
+        controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
+        self._functions.mj_fullM(self._model, self._mass, data.qM)
+        controller.mass_matrix = np.asfortranarray(self._mass.take(dofs, axis=0).take(dofs, axis=1))
+        controller.new_update = False
+
+
+class _Part14(_Part):
+    """A controller of robosuite 1.4."""
+
+    def __init__(self, controller: Any) -> None:
+        super().__init__(controller, controller.eef_name)
+
+    def _update(self) -> None:
+        controller = self._controller
+        controller.sim.forward()
+        full = self._read_site()
+        controller.ee_pos, controller.ee_ori_mat = self._pos.copy(), self._mat.copy()
+        controller.ee_pos_vel, controller.ee_ori_vel = self._velocities()
+        controller.J_pos, controller.J_ori = np.asfortranarray(full[:3]), np.asfortranarray(full[3:])
+        controller.J_full = full
+        self._read_joints()
+
+    def _solve(self) -> Floats:
+        controller = self._controller
+        rotation = self._laws.orientation_error(np.array(controller.goal_ori), controller.ee_ori_mat)
+        errors = controller.goal_pos - controller.ee_pos, rotation
+        return self._solve_operational(errors, (controller.ee_pos_vel, controller.ee_ori_vel))
+
+
+class _Part15(_Part):
+    """A controller of a part in robosuite 1.5."""
+
+    def __init__(self, controller: Any) -> None:
+        super().__init__(controller, controller.ref_name)
+        self.has_center = self._is_operational
+        """Whether it follows the site about which its frame is, as `update_state` of a composite controller does."""
+        if self.has_center:
+            name = f"{controller.naming_prefix}{controller.part_name}_center"
+            self._center = center = int(controller.sim.model.site_name2id(name))
+            self._origin = self._data.site_xpos[center], self._data.site_xmat[center].reshape(3, 3)
+
+    def _update(self) -> None:
+        controller = self._controller
+        if not controller.lite_physics:
+            controller.sim.forward()
+        if self._site is not None:
+            full = self._read_site()
+            controller.ref_pos[:], controller.ref_ori_mat[:, :] = self._pos, self._mat
+            controller.ref_pos_vel[:], controller.ref_ori_vel[:] = self._velocities()
+            controller.J_pos[:, :], controller.J_ori[:, :], controller.J_full[:, :] = full[:3], full[3:], full
+        self._read_joints()
+
+    def _solve(self) -> Floats:
+        controller = self._controller
+        controller.update_origin(self._origin[0].copy(), self._origin[1].copy())
+        position, orientation = controller.goal_pos, controller.goal_ori
+        if controller.input_ref_frame == "base":
+            position = controller.origin_pos + np.dot(controller.origin_ori, position)
+            orientation = np.dot(controller.origin_ori, orientation)
+        rotation = self._laws.orientation_error(orientation, controller.ref_ori_mat)
+        self._fill_jacobian(self._center)
+        center = self._velocities()
+        velocities = controller.ref_pos_vel - center[0], controller.ref_ori_vel - center[1]
+        return self._solve_operational((position - controller.ref_pos, rotation), velocities)
