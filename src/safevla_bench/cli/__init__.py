@@ -51,7 +51,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Compare": {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
-        "gate": ("check", "Pass or fail a run by its numbers, for continuous integration."),
+        "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
         "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
         "figures": ("pictures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     },

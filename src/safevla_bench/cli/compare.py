@@ -13,7 +13,6 @@ import msgspec
 
 from safevla_bench.cli import options, rules
 from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
@@ -303,7 +302,7 @@ def sensitivity_command(
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     if answer and not full:
         click.echo("Every suite, variant and pair of policies: --full. One threshold: --sweep NAME=LOW:HIGH:COUNT.")
-    print_missing(judged)
+    rules.print_missing(judged)
     for sentence in [
         *judged.describe_policies(),
         *judged.describe_limits(),

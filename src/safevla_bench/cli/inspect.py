@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.browse import RunServer, RunSite, start_server
-from safevla_bench.jobs.evaluation.outputs import render_episode_report
 from safevla_bench.judging.judged import Judged
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.specs.spec import Axis
+
+if TYPE_CHECKING:
+    from safevla_bench.jobs.browse import RunServer
 
 _KINDS_EPILOG = "\n".join(
     ["\b", "Kinds of bodies:", *(f"  {kind:25} {meaning}" for kind, meaning in KIND_MEANINGS.items())]
@@ -102,7 +101,7 @@ def episodes_command(
     else:
         total = len(judged.scores) + len(judged.scores.absent)
         click.echo(render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
-        print_missing(judged)
+        rules.print_missing(judged)
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -168,6 +167,8 @@ def show_command(
 
 
 def _write_page(judged: Judged, index: int, page: Path) -> None:
+    from safevla_bench.jobs.evaluation.outputs import render_episode_report
+
     with show_status("drawing"):
         html, missing = render_episode_report(judged, index)
         write_atomically(page, html)
@@ -208,6 +209,8 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     and nothing is written. Only this machine can reach the server, and only files of these runs are sent. Ctrl-C ends
     it.
     """
+    from safevla_bench.jobs.browse import RunSite, start_server
+
     site = RunSite(folder)
     for line in site.describe_maker():
         echo(f"note: {line}", err=True)
@@ -223,6 +226,8 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 
 def _open_browser(address: str, server: RunServer) -> None:
+    import webbrowser
+
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     is_open = False
     with suppress(webbrowser.Error, OSError):

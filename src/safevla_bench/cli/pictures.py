@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from safevla_bench import hosts
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_frame_progress
-from safevla_bench.cli.score import print_missing, print_warnings
+from safevla_bench.cli.score import print_warnings
 from safevla_bench.compare.series import SeriesComparison
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain.episode import select_unsafe_successes, select_worst
@@ -326,7 +326,7 @@ def figures_command(
         target.write("series", draw, "SR, Safety, SBU and VSI along the series")
         _print_series(compared)
     print_warnings(judged)
-    print_missing(judged)
+    rules.print_missing(judged)
     count = (len(which) + len(requests) + series) * len(forms)
     echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")
 

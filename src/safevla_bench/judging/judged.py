@@ -27,6 +27,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
 
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
 
 @dataclass(frozen=True)
 class JudgedSource:
