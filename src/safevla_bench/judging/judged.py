@@ -187,6 +187,10 @@ class Judged:
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""
+        return self._summaries
+
+    @cached_property
+    def _summaries(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:

@@ -212,6 +212,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
             *judged.describe_forces(),
             *judged.describe_registrations(),
         ],
+        summarized=judged.summarize_scores(),
     )
 
 
