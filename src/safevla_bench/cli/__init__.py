@@ -53,7 +53,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
         "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
         "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
-        "figures": ("pictures", "Draw figures of judged episodes as SVG, PDF or PNG."),
+        "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     },
     "Publish": {
         "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
