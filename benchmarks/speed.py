@@ -232,6 +232,14 @@ def starting() -> Iterator[Row]:
     yield Row("safevla --help : python -c pass", ratio, 8)
     ratio = compared(python("-c", "import safevla_bench"), python("-c", "import numpy"), 15)
     yield Row("import safevla_bench : import numpy", ratio, 2)
+    with tempfile.TemporaryDirectory() as parent:
+        run, out = (str(Path(parent) / name) for name in ("run", "out"))
+        made.run_folder(Path(run), 24)
+        asked = (("score", 16, "--out", out), ("episodes", 5), ("show", 5, "1"), ("gate", 5, "--min-safety", "0.1"))
+        for command, target, *words in asked:
+            judging = python("-m", "safevla_bench", command, run, *words)
+            ratio = compared(judging, python("-c", "import numpy, pyarrow"), 7)
+            yield Row(f"safevla {command} of 24 episodes : import numpy, pyarrow", ratio, target)
 
 
 def reports() -> Iterator[Row]:
@@ -327,7 +335,7 @@ same machine: of CPU time on all threads, except for rollouts, which are timed b
 `benchmarks/recording.py` measures what recording adds to a simulator's step, `benchmarks/costs.py --check` how far
 `--dry-run` is off, `benchmarks/interval_coverage.py` how often intervals and tests err ([statistics](statistics.md)).
 `benchmarks/steps.py --host` measures control steps of other hosts in their environments: 0.64 of robosuite's own code
-(target 0.7), 0.82 of RoboCasa's (stand-in assets; target 0.7, **missed**: most of it is `mj_step1`, which repeats nothing).
+(target 0.7), 0.82 of RoboCasa's (stand-ins; target 0.7, **missed**: most of it is `mj_step1`, which repeats nothing).
 """
 
 

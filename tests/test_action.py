@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from safevla_bench.cli.check import gate_command
+from safevla_bench.cli.gate import gate_command
 from safevla_bench.cli.score import score_command
 from safevla_bench.jobs.demo import unpack_archive
 

@@ -15,7 +15,8 @@ from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, table_material
+from safevla_bench.jobs.evaluation.outputs import table_material
+from safevla_bench.judging.judged import INTERRUPTED
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import model_card

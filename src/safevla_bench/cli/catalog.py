@@ -14,7 +14,6 @@ from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
-from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sensitivity import calibration
@@ -274,6 +273,8 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
 
 def _propose_tags(paths: Sequence[Path], form: str) -> None:
     """Print proposals of tags for LIBERO's tasks: TOML that --rules reads, or JSON where `form` is "json"."""
+    from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
+
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
     if form == "json":

@@ -13,7 +13,6 @@ import msgspec
 
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
@@ -302,7 +301,7 @@ def sensitivity_command(
         return
     echo(f"{answer}\n")
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
-    print_missing(judged)
+    rules.print_missing(judged)
     for sentence in [
         *judged.describe_policies(),
         *judged.describe_limits(),

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.browse import RunServer, RunSite, start_server
-from safevla_bench.jobs.evaluation.outputs import render_episode_report
 from safevla_bench.judging.judged import Judged, ScoresFile
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, terminal
@@ -32,6 +28,9 @@ from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES
 from safevla_bench.sources.runs.sources import find_scored_archive
 from safevla_bench.specs.spec import Axis
+
+if TYPE_CHECKING:
+    from safevla_bench.jobs.browse import RunServer
 
 _KINDS_EPILOG = "\n".join(
     ["\b", "Kinds of bodies:", *(f"  {kind:25} {meaning}" for kind, meaning in KIND_MEANINGS.items())]
@@ -108,7 +107,7 @@ def episodes_command(
         total, most = len(judged.scores) + len(judged.scores.absent), limit or _MOST_LISTED
         table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=most)
         click.echo(render_text(table), nl=False)
-        print_missing(judged)
+        rules.print_missing(judged)
         if len(shown) > len(table.rows):
             click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
         if shown:
@@ -216,6 +215,8 @@ def _show_scores(folder: Path, episode: str, ruleset: Ruleset, form: str) -> Non
 
 
 def _write_page(judged: Judged, index: int, page: Path) -> None:
+    from safevla_bench.jobs.evaluation.outputs import render_episode_report
+
     with show_status("drawing"):
         html, missing = render_episode_report(judged, index)
         write_atomically(page, html)
@@ -257,6 +258,8 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     and nothing is written. Only this machine can reach the server, and only files of these runs are sent. Ctrl-C ends
     it.
     """
+    from safevla_bench.jobs.browse import RunSite, start_server
+
     site = RunSite(folder)
     for line in site.describe_maker():
         echo(f"note: {line}", err=True)
@@ -272,6 +275,8 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 
 def _open_browser(address: str, server: RunServer) -> None:
+    import webbrowser
+
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     is_open = False
     with suppress(webbrowser.Error, OSError):

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce, wraps
 from math import isnan
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 from click.core import ParameterSource
 
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import require_source
 from safevla_bench.text import escape_controls
+
+if TYPE_CHECKING:
+    from safevla_bench.jobs.verify import AuditPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -248,6 +250,12 @@ sources_argument = click.argument("sources", nargs=-1, required=True, type=Sourc
 optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
 
 
+def _plan_audit(context: click.Context, values: Mapping[str, int]) -> AuditPlan | None:
+    from safevla_bench.jobs.verify import AuditPlan
+
+    return AuditPlan(values["audit"], values["audit_seed"]) if values["audit"] else None
+
+
 audit_options = option_group(
     [
         option("--audit K", "Play K episodes of each policy again, chosen when the archive is finished.",
@@ -256,7 +264,7 @@ audit_options = option_group(
                "not given.", type=NATURAL, default=lambda: secrets.randbelow(10**15), show_default=False),
     ],
     "audit",
-    lambda context, values: AuditPlan(values["audit"], values["audit_seed"]) if values["audit"] else None,
+    _plan_audit,
 )  # fmt: skip
 """The options of `AuditPlan`; None where no episode is to be played."""
 

@@ -6,18 +6,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 
 from safevla_bench.cli import echo
 from safevla_bench.judging.scores import NO_VERDICT, verdict_word
-from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver, open_observers
-from safevla_bench.rollout.episode import EpisodeOutcome, Observer
-from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.text import escape_controls
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver
+    from safevla_bench.rollout.episode import EpisodeOutcome, Observer
+    from safevla_bench.rollout.plan import PlannedEpisode
 
 _BAR_WIDTH = 12
 """So narrow that count, remaining time and rates fit beside it into 80 columns."""
@@ -32,6 +35,8 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda what: None
         return
+    from rich.console import Console
+
     with Console(stderr=True).status(what) as status:
         yield lambda what: status.update(escape_controls(what))
 
@@ -45,6 +50,9 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("starting", total=total)
@@ -60,6 +68,8 @@ def track_run(
     A tracker that fails later prints a warning on stderr and does not end the run. Raises `RunError` where a tracker
     cannot begin.
     """
+    from safevla_bench.publishing.tracking import open_observers
+
     trackers = open_observers(names, folder, config, scorer, lambda text: echo(f"warning: {text}", err=True))
     try:
         yield trackers
@@ -77,12 +87,17 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
     if not sys.stderr.isatty():
         yield EpisodeLines(scorer)
         return
+    from rich.console import Console
+
     with make_progress(Console(stderr=True)) as progress:
         yield RunProgressBar(progress, scorer)
 
 
 def make_progress(console: Console) -> Progress:
     """Return a progress bar that vanishes at its end: count, bar, remaining time, then as much of the text as fits."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
     cut = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return Progress(
         MofNCompleteColumn(),

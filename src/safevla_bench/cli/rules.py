@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
+import pyarrow as pa
 
+from safevla_bench.cli import echo
 from safevla_bench.cli.options import (
     FILE,
     JUDGING,
@@ -25,6 +29,8 @@ from safevla_bench.cli.options import (
 )
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
+from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
+from safevla_bench.judging.judged import INTERRUPTED, Judged
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
@@ -32,7 +38,6 @@ from safevla_bench.tasks.file_formats import RegistryFile
 from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
-    from safevla_bench.judging.judged import Judged
     from safevla_bench.judging.registration import Registration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,6 +105,7 @@ def judge_options(command: F) -> F:
 
     @wraps(command)
     def with_judge(*args: Any, **settings: Any) -> Any:
+        _hide_pandas()
         library, files, changes = (settings.pop(name) for name in ("library", "rule_files", "changes"))
         run_command = settings.get("run_command")
         sources = list(settings.get("sources", ())) if run_command is None else [run_command.out]
@@ -115,6 +121,24 @@ def judge_options(command: F) -> F:
         return command(*args, ruleset=ruleset, **settings)
 
     return add_options(with_judge, _JUDGE_OPTIONS)  # type: ignore[no-any-return]
+
+
+def _hide_pandas() -> None:
+    """Have pyarrow take pandas for missing: it would import it for its first array, which takes half a second.
+
+    Anybody may still import pandas, and pyarrow does where it makes a data frame.
+    """
+    finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _refuse_pandas(name: str, *where: object) -> None:
+    if name == "pandas":
+        raise ImportError(name)
 
 
 def judged_sources(command: F) -> F:
@@ -212,6 +236,21 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
     text = f"note: judged as by its maker, by {recipe.describe()}"
     click.echo("\n".join(escape_controls(line) for line in text.split("\n")), err=True)
     return recipe.load()
+
+
+def print_missing(judged: Judged) -> None:
+    """Print which parts of the sources are not among the judged episodes, and what registrations say of the runs.
+
+    Nothing where all was judged and nothing is registered.
+    """
+    if judged.interrupted_run_count:
+        click.echo(INTERRUPTED)
+    if was_stopped_early(judged):
+        click.echo(STOPPED_EARLY)
+    for sentence in judged.describe_registrations():
+        echo(sentence)
+    if judged.left_out:
+        click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
 @command("help")

@@ -18,8 +18,7 @@ from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, write_outputs
-from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
+from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
@@ -155,27 +154,12 @@ def print_scores(judged: Judged) -> None:
     print_warnings(judged)
     if judged.ruleset.is_ablation:
         click.echo(ABLATED)
-    print_missing(judged)
+    rules.print_missing(judged)
 
 
 def _cells_table(judged: Judged) -> Table:
     cells, total = judged.summarize_scores()
     return headline_table(cells, total, privileged=judged.privileged)
-
-
-def print_missing(judged: Judged) -> None:
-    """Print which parts of the sources are not among the judged episodes, and what registrations say of the runs.
-
-    Nothing where all was judged and nothing is registered.
-    """
-    if judged.interrupted_run_count:
-        click.echo(INTERRUPTED)
-    if was_stopped_early(judged):
-        click.echo(STOPPED_EARLY)
-    for sentence in judged.describe_registrations():
-        echo(sentence)
-    if judged.left_out:
-        click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
 def print_warnings(judged: Judged) -> None:

@@ -24,7 +24,6 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.timeline import Timeline, build_timeline
 from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
 from safevla_bench.publishing import leaderboards, model_card, submission
-from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.render.latex import LatexLayout
 from safevla_bench.report.tables import catalog
@@ -334,6 +333,8 @@ def board_command(
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
+    from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
+
     runs, ruleset = sources.paths, sources.ruleset
     folder = options.choose_output(out, runs, "board")
     check_folder(folder)

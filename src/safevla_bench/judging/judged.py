@@ -29,6 +29,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
 
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
 
 @dataclass(frozen=True)
 class JudgedSource:
@@ -201,6 +203,10 @@ class Judged:
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""
+        return self._summaries
+
+    @cached_property
+    def _summaries(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from math import floor, isfinite, log10
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -120,6 +119,8 @@ def write_line(
 
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font file of matplotlib in that size, so that pictures look alike on every machine."""
+    import matplotlib
+
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from safevla_bench.judging.metrics import aggregate, cells
+from safevla_bench.judging.metrics import Summary, aggregate, cells
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report import render, sections
@@ -37,6 +37,7 @@ def render_page(
     album: Album = _EMPTY,
     replays: Replays = _NO_REPLAYS,
     remarks: Sequence[str] = (),
+    summarized: tuple[Sequence[Summary], Summary] | None = None,
 ) -> str:
     """Return the report of some scores as one HTML page; nothing is written.
 
@@ -52,8 +53,9 @@ def render_page(
         album: pictures of episodes.
         replays: episodes in three dimensions.
         remarks: what applies to all numbers of the page, each as one sentence.
+        summarized: the cells and the total of `scores`, if they are known.
     """
-    summaries, total = cells(scores), aggregate(scores)
+    summaries, total = summarized or (cells(scores), aggregate(scores))
     marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
     violations = analysis.bodies.violations if analysis.bodies else None

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.scores import ACTIVE, Scores
@@ -184,10 +183,12 @@ def quantile_interval(
     tasks for any distribution (H. A. David and H. N. Nagaraja, Order Statistics, 7.1). From 30 tasks on the interval is
     widened to that of resampled tasks, as other tasks may differ.
     """
+    from scipy.special import bdtr
+
     ordered, n = np.sort(values), len(values)
     tail = (1.0 - confidence) / 2
-    first = int(stats.binom.ppf(tail, n, quantile))
-    last = int(stats.binom.ppf(1.0 - tail, n, quantile)) + 1
+    chances = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
+    first, last = np.searchsorted(chances, [tail, 1.0 - tail]) + [0, 1]
     low = float(ordered[first - 1]) if first >= 1 else -math.inf
     high = float(ordered[last - 1]) if last <= n else math.inf
     names = sorted(set(tasks))

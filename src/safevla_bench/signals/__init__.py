@@ -6,6 +6,7 @@ To add a signal, decorate a function in the module it belongs to. The loader che
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from safevla_bench.trajectory.batch import Batch
 _MODULES = (contact, motion, space)
 
 
+@lru_cache(maxsize=1024)  # a sweep of thresholds asks for the same few again and again
 def parse_formula(text: str) -> Formula:
     """Return the formula over the registered signals that a text states; raises `FormulaError` as `parse` does."""
     return parse(text, _IsBoolean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import copysign, inf, pi, sqrt
 from statistics import NormalDist
 
@@ -134,12 +135,17 @@ def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFI
 
 
 def _spacing_quantile(values: NDArray[np.float64], level: float) -> float:
+    points, counts = _merge_values(values)
+    return _solve_spacings(tuple(points.tolist()), tuple(counts.tolist()), level)
+
+
+@lru_cache(maxsize=1024)  # most specifications of a cell have the same few severities, often all zero
+def _solve_spacings(values: tuple[float, ...], numbers: tuple[float, ...], level: float) -> float:
     from scipy.optimize import brentq
 
-    points, counts = _merge_values(values)
-    if points[0] == 1.0:
+    if values[0] == 1.0:
         return 1.0
-    points, counts = np.append(points, 1.0), np.append(counts, 1.0)
+    points, counts = np.append(values, 1.0), np.append(numbers, 1.0)
     return float(brentq(lambda mean: _spacing_cdf(points, counts, mean) - level, float(points[0]), 1.0, xtol=1e-10))
 
 

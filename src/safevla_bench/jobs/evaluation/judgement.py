@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,7 +18,6 @@ from safevla_bench.compare.policy_results import (
     make_names_unique,
     split_by_policy,
 )
-from safevla_bench.compare.series import SeriesComparison, compare_series
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
@@ -26,14 +26,16 @@ from safevla_bench.judging.registration import REGISTERED, parse_registration
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.rollout.ray_scoring import score_on_cluster
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES, read_description
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
+
+if TYPE_CHECKING:
+    from safevla_bench.compare.series import SeriesComparison
+    from safevla_bench.rollout.ray_cluster import RayCluster
 
 
 def judge(
@@ -55,7 +57,11 @@ def judge(
         RecordError: a log's mapping cannot be read.
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
-    clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
+    clustered = None
+    if cluster is not None:
+        from safevla_bench.rollout.ray_scoring import score_on_cluster
+
+        clustered = score_on_cluster(sources, ruleset, cluster)
     try:
         records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
     except UnknownTaskError as error:
@@ -267,6 +273,8 @@ def compare_runs_in_order(judged: Judged) -> SeriesComparison:
 
     Raises what `compare_series` raises.
     """
+    from safevla_bench.compare.series import compare_series
+
     return compare_series(_split_judged(judged), intervals=judged.scores.intervals, protocols=judged.protocols)
 
 

@@ -23,16 +23,12 @@ from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
-from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
+from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, describe_maker
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.pictures.rendering import build_replay3d, open_stage
-from safevla_bench.publishing.board.own_results import OwnResults
-from safevla_bench.publishing.board.page import report_path
-from safevla_bench.publishing.board.site import render_site, select_policy
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
 from safevla_bench.report.analysis import analyse_scores
@@ -87,7 +83,6 @@ _SCORES_SCHEMA = pa.schema(
         ("simulator", pa.map_(pa.string(), pa.string())),
     ]
 )
-INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
@@ -217,6 +212,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
             *judged.describe_forces(),
             *judged.describe_registrations(),
         ],
+        summarized=judged.summarize_scores(),
     )
 
 
@@ -249,6 +245,8 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
 
 def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
     """Return the replay of an episode, made in its simulator; else the reason why it cannot be made here."""
+    from safevla_bench.pictures.rendering import build_replay3d, open_stage
+
     ends = np.cumsum([len(places) for places in judged.records.places])
     folder = judged.records.sources[int((ends <= index).sum())].path
     record = judged.records.read_episodes([index])
@@ -338,6 +336,10 @@ def build_board(
 
     Raises what `judge` raises, and `RunError` for an ablation.
     """
+    from safevla_bench.publishing.board.own_results import OwnResults
+    from safevla_bench.publishing.board.page import report_path
+    from safevla_bench.publishing.board.site import render_site, select_policy
+
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)

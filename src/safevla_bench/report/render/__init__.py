@@ -14,16 +14,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from safevla_bench.report.render.latex import LatexLayout, render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_text
 from safevla_bench.report.tables.table import Table, group_spans
 from safevla_bench.text import escape_controls, shorten_name
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @cache
@@ -32,6 +34,8 @@ def template_environment() -> Environment:
 
     A name that a template uses and is not given raises jinja2's `UndefinedError` when the template is rendered.
     """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("safevla_bench.report"),
         autoescape=True,

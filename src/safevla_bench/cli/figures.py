@@ -1,0 +1,175 @@
+"""`safevla figures`: drawings of the numbers of recorded episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import click
+from matplotlib.figure import Figure
+
+from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli.score import print_warnings
+from safevla_bench.compare.series import SeriesComparison
+from safevla_bench.errors import RunError
+from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.jobs.evaluation.judgement import compare_runs_in_order, make_rescorer
+from safevla_bench.judging.judged import Judged
+from safevla_bench.report import figures as drawing
+from safevla_bench.report.figures.curves import draw_series, draw_sweep
+from safevla_bench.report.figures.style import COLUMN, Page
+from safevla_bench.report.figures.tradeoff import TradeoffLayout
+from safevla_bench.report.render.text import render_text
+from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.sensitivity.curves import SweepRequest, parse_sweep, sweep_threshold
+
+
+def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+    """Return a click callback that parses comma-separated names of a known set, each once, in the order given."""
+
+    def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        unknown = [name for name in names if name not in choices]
+        if unknown or not names:
+            wrong = f"{unknown[0]!r} is none of them" if unknown else "name at least one"
+            raise click.BadParameter(f"{wrong}: {', '.join(choices)}", context, parameter)
+        return names
+
+    return split_names
+
+
+_WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
+_EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
+
+
+@options.command(
+    "figures",
+    epilog=_EPILOG,
+    common="--out --which --format --layout --width --font-size --no-title --progress --sweep --series",
+)
+@options.sources_argument
+@options.out_option("DIR", "Where to write; else figures/ of the one run.")
+@options.option(
+    "--which NAMES",
+    "Which figures, with commas between; all by default.",
+    callback=_parse_names(_WHICH),
+    default=",".join(_WHICH),
+    show_default=False,
+)
+@options.option(
+    "--format FORMS", "forms", "Which forms, with commas between.", callback=_parse_names(_FORMS), default="svg,pdf,png"
+)
+@options.option(
+    "--layout",
+    "Tradeoff, series: a panel for each suite, or a policy's suites added up; tradeoff, cells: all policies and "
+    "suites on one panel with one frontier: Figure 2.",
+    type=click.Choice(["suites", "pooled", "cells"]),
+    default="suites",
+)
+@options.option(
+    "--width INCHES",
+    "Width of the figures; the default is a column of a two-column paper.",
+    default=COLUMN.width_in,
+    type=options.Range(1, 20),
+)
+@options.option("--font-size POINTS", "Size of their text.", default=COLUMN.font_pt, type=options.Range(4, 20))
+@options.flag("--no-title", "Leave titles out: a paper's caption says it.")
+@options.flag("--progress", "Onset: percent of each episode instead of seconds.")
+@options.repeatable(
+    "--sweep NAME=GRID",
+    "sweeps",
+    "Also Safety and SBU over the thresholds of a family, as `safevla sensitivity --sweep` takes it.",
+)
+@options.flag(
+    "--series",
+    "Also SR, Safety, SBU and VSI against the last number in each policy's name, such as 1000=runs/a 2000=runs/b "
+    "or careful-step-20k; runs named alike but for it make one series.",
+)
+@options.option("--across TEXT", "Series: what the numbers are, such as 'Training steps'.", default="")
+@rules.judged_sources
+def figures_command(
+    sources: rules.JudgedSources,
+    out: Path | None,
+    which: tuple[str, ...],
+    forms: tuple[drawing.FigureFormat, ...],
+    layout: TradeoffLayout,
+    width: float,
+    font_size: float,
+    no_title: bool,
+    progress: bool,
+    sweeps: tuple[str, ...],
+    series: bool,
+    across: str,
+) -> None:
+    """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
+
+    The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
+    it breaks are named, since every policy may be charged for them.
+    """
+    if across and not series:
+        raise click.UsageError("--across says what the numbers of --series are; pass that too.")
+    if series:
+        _require_own_names(sources.paths)
+    folder = options.choose_output(out, sources.paths, "figures")
+    requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
+    judged = sources.judge()
+    compared = compare_runs_in_order(judged) if series else None
+    make_folder(folder)
+    count = (len(which) + len(requests) + series) * len(forms)
+    echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")
+    target = _FigureTarget(folder, Page(width, font_size, titled=not no_title), forms)
+    inputs = drawing.FigureInput(
+        judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
+    )
+    for name in which:
+        kind = drawing.FIGURES[name]
+        target.write(name, partial(kind.draw, inputs), kind.description)
+    _write_sweeps(target, judged, requests)
+    if compared is not None:
+        compared = compared.pooled if layout == "pooled" else compared
+        draw = partial(draw_series, compared, across)
+        target.write("series", draw, "SR, Safety, SBU and VSI along the series")
+        _print_series(compared)
+    print_warnings(judged)
+    rules.print_missing(judged)
+    click.echo("Next: --no-title, --width and --font-size fit them to a paper; --which NAMES chooses.")
+
+
+@dataclass(frozen=True)
+class _FigureTarget:
+    """The place of figures, the page that they are drawn for, and their forms."""
+
+    folder: Path
+    page: Page
+    forms: tuple[drawing.FigureFormat, ...]
+
+    def write(self, name: str, draw: Callable[[], Figure], shows: str) -> None:
+        stem, figure = self.folder / name, drawing.draw_figure(draw, self.page)
+        for form in self.forms:
+            write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
+        echo(f"{stem}  {shows}")
+
+
+def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[SweepRequest]) -> None:
+    rescore, specs = make_rescorer(judged), judged.library
+    for request in requests:
+        sweep = sweep_threshold(judged.scores, specs, request, rescore)
+        draw = partial(draw_sweep, sweep, specs)
+        target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
+
+
+def _require_own_names(sources: Sequence[Path]) -> None:
+    names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise RunError(f"two runs have the label {name!r}", remedy="Give each its own number, or leave one out.")
+
+
+def _print_series(compared: SeriesComparison) -> None:
+    click.echo(f"\n{render_text(series_table(compared))}")
+    for sentence in describe_series(compared):
+        echo(sentence)
+    click.echo()
