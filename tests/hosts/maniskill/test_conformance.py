@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.maniskill import host
@@ -14,9 +15,6 @@ pytestmark = [pytest.mark.maniskill, pytest.mark.filterwarnings("ignore")]
 
 CUBE, OPEN, CLOSE = "cube", 1.0, -1.0
 CUBE_KG = 0.064
-HELD_M = np.array([0.0, 0.0, 0.0])
-TURN_RAD = 0.1
-"""What a rotation of 1 commands, and ManiSkill turns the other way."""
 
 
 def go(env, seen, place_m, fingers, steps=15, turn=0.0):
@@ -28,8 +26,13 @@ def go(env, seen, place_m, fingers, steps=15, turn=0.0):
 
 
 def cube(env):
-    batch = env.recorded()
-    return batch.body_pos_m.episode_poses(0)[1][-1, 0]
+    return env._env.cube.pose.p[0].numpy().astype(np.float64)
+
+
+def yaw_deg(env):
+    """Return ManiSkill's own angle of the cube about the vertical, of its [1, 4, 4] matrix."""
+    turn = env._env.cube.pose.to_transformation_matrix()[0]
+    return float(np.degrees(np.arctan2(turn[1, 0], turn[0, 0])))
 
 
 class TestManiskill(HostConformance):
@@ -46,9 +49,9 @@ class TestManiskill(HostConformance):
 
     def bare(self, task, seed, actions):
         env = host.make_env(task.name)
-        host.start(env, seed)
+        host.start(env, drawn_reset_seed(seed))
         for _ in range(seed.wait_steps):
-            env.step(np.array(host.STILL, dtype=np.float32))
+            env.step(np.array(task.still, dtype=np.float32))
         states = [host.read_state(env)]
         for action in actions:
             env.step(action.astype(np.float32))
@@ -79,11 +82,12 @@ class TestManiskill(HostConformance):
         return CUBE, CUBE_KG
 
     def turn_object(self, env, seed):
-        body, first = self.hold(env, seed), self.yaw_deg(env)
+        env.reset(seed)
+        first = yaw_deg(env)
+        body = self.hold(env, seed)
         seen, _ = env.step(np.array([0, 0, 0, 0, 0, 0, CLOSE]))
-        go(env, seen, seen.eef_pos_m + [0, 0, 0.05], CLOSE, turn=-1.0)
-        self.first = first
-        return body, self.yaw_deg(env) - self.at_reset(env)
+        go(env, seen, seen.eef_pos_m + [0, 0, 0.05], CLOSE, turn=-0.5)
+        return body, yaw_deg(env) - first
 
     def close_on_nothing(self, env, seed):
         env.reset(seed)
@@ -96,5 +100,6 @@ class TestManiskill(HostConformance):
         aside = place + [0, 0.08, 0]
         seen = go(env, seen, aside + [0, 0, 0.1], CLOSE)
         seen = go(env, seen, aside, CLOSE)
-        go(env, seen, place + [0, 0.02, 0], CLOSE, steps=8)
+        while not len(env.latest().contacts.a):
+            seen = go(env, seen, place, CLOSE, steps=1)
         return CUBE

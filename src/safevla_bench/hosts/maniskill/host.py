@@ -30,8 +30,13 @@ from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
 SUITE = "maniskill"
-STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
-CONTROL = "pd_ee_delta_pose"
+CONTROLS = {
+    "pd_ee_delta_pose": "position [3], rotation [3], gripper",
+    "pd_ee_delta_pos": "position [3], gripper",
+    "pd_joint_delta_pos": "joints [7], gripper",
+}
+"""ManiSkill's control modes that this host takes, the default first, and the numbers of an action."""
+_SIZES = {"pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4, "pd_joint_delta_pos": 8}
 TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
 """Of the Panda's joints, base first, by ManiSkill's own URDF; its drives would give 100 N·m each."""
 _ARM = len(TORQUE_LIMIT_NM)
@@ -40,7 +45,8 @@ _AXIS_TORQUE = 3
 _RESTING_M_S = 0.05
 _KINEMATICS = 13  # of a body in ManiSkill's state: position, quaternion wxyz, velocities
 _INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
-_STATE, _READINGS = "state", ("joint_pos", "joint_vel")
+STATE, START = "state", "start"
+_READINGS = ("joint_pos", "joint_vel")
 _building = threading.Lock()
 """Held while SAPIEN's materials are replaced: environments in threads take turns."""
 
@@ -77,15 +83,21 @@ class ManiskillHost:
 
     name = "maniskill"
 
+    def __init__(self, control: str = next(iter(CONTROLS))) -> None:
+        """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
+        if control not in CONTROLS:
+            raise HostError(f"the host maniskill has no control {control!r}", remedy=f"Controls: {', '.join(CONTROLS)}.")
+        self._control = control
+
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         if suite != SUITE:
             raise HostError(f"ManiSkill has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
-        told = registry().tasks
+        told, still = registry().tasks, still_action(self._control)
         return tuple(
-            Task(SUITE, name, index, name, told[SUITE, name].instruction or name, STILL, horizon=rules.horizon)
+            Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=rules.horizon)
             for index, (name, rules) in enumerate(TASKS.items())
         )
 
@@ -96,8 +108,8 @@ class ManiskillHost:
         if wants.cameras:
             raise HostError("the host maniskill renders nothing", remedy="Use a policy that needs no camera.")
         check_wants(wants, (), "ManiSkill")
-        check_extra(wants, (*_READINGS, *([_STATE] if wants.privileged else [])), "ManiSkill")
-        return ManiskillEnv(task, wants, self.versions())
+        check_extra(wants, (*_READINGS, *((STATE, START) if wants.privileged else ())), "ManiSkill")
+        return ManiskillEnv(task, wants, self.versions(), self._control)
 
     def versions(self) -> dict[str, str]:
         return versions()
@@ -106,18 +118,18 @@ class ManiskillHost:
 class ManiskillEnv:
     """One ManiSkill task with its recorder.
 
-    Actions [7] in [-1, 1] are those of `pd_ee_delta_pose`: the fingers' middle by 0.1 m a unit [0:3], the hand by -0.1
-    rad a unit about the base's axes [3:6], as ManiSkill turns it, and the fingers [6], 1 opens. A policy that wants
-    privileged state gets `extra["state"]`, ManiSkill's own observation `state`.
+    Actions in [-1, 1] are ManiSkill's. Of `pd_ee_delta_pose`, [7]: the fingers' middle by 0.1 m a unit [0:3], the hand
+    by -0.1 rad a unit about the base's axes [3:6], as ManiSkill turns it, and the fingers [6], 1 opens. A policy that
+    wants privileged state gets `extra["state"]`, ManiSkill's own observation `state`, and `extra["start"]` [2]: the
+    seed of ManiSkill's reset and how many settling steps followed.
     """
 
-    action_low, action_high = np.full(len(STILL), -1.0), np.full(len(STILL), 1.0)
-
-    def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str) -> None:
         """Make ManiSkill's environment; raises `HostError` if it has no such task or cannot be imported."""
-        self.task, self._wants, self._versions = task, wants, versions
+        self.task, self._wants, self._versions, self._meaning = task, wants, versions, CONTROLS[control]
+        self.action_low, self.action_high = np.full(_SIZES[control], -1.0), np.full(_SIZES[control], 1.0)
         self._targets = task_targets(task.name)
-        self._env = make_env(task.name)
+        self._env = make_env(task.name, control)
         self.dt_s = float(self._env.control_timestep)
         self._recorder: EpisodeRecorder | None = None
         self._seed = EpisodeSeed(0, 0, 0)
@@ -134,22 +146,24 @@ class ManiskillEnv:
         check_start(self.task, seed)
         self._recorder, self._seed = None, seed
         env = self._env
-        start(env, seed)
+        start(env, drawn_reset_seed(seed))
         scene = read_scene(env, self._targets)
         self._bodies = dynamic_bodies(env)
-        self._settle(np.array(seed.wait_action or STILL), max(1, seed.wait_steps), seed.rest_steps)
+        still = np.array(seed.wait_action or self.task.still)
+        self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
         recorder = EpisodeRecorder(scene)
         recorder.begin(read_contacts(env, scene), torques_nm=read_torques(env), **self._read_poses())
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques(env)))
         self._recorder = recorder
         return self._observe()
 
-    def _settle(self, still: Action, wait_steps: int, rest_steps: int) -> None:
+    def _settle(self, still: Action, wait_steps: int, rest_steps: int) -> int:
         for step in range(wait_steps + rest_steps):
             speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
             if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
-                return
+                return step
             self._advance(still)
+        return wait_steps + rest_steps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the observation and ManiSkill's own success.
@@ -158,7 +172,7 @@ class ManiskillEnv:
         `HostError` if there was no reset.
         """
         recorder = self._require_recorder()
-        taken = check_action(action, len(STILL), "position [3], rotation [3], gripper").copy()
+        taken = check_action(action, len(self.action_low), self._meaning).copy()
         self._advance(taken)
         recorder.step(taken, **self._read_poses())
         return self._observe(), self._success
@@ -216,13 +230,19 @@ class ManiskillEnv:
         own = {"joint_pos": joints.qpos[:_ARM], "joint_vel": joints.qvel[:_ARM]}
         extra = {name: values.astype(np.float64) for name, values in own.items() if name in wanted.extra}
         if wanted.privileged:
-            extra[_STATE] = self._obs[0].numpy().astype(np.float64)
+            extra[STATE] = self._obs[0].numpy().astype(np.float64)
+            extra[START] = np.array([drawn_reset_seed(self._seed), self._settled], dtype=np.float64)
         place, turn = self._read_hand()
         fingers = joints.qpos[_ARM:].astype(np.float64)
         return Observation(self.task.instruction, place, turn, fingers, extra=extra)
 
 
 # ManiSkill's and SAPIEN's objects
+
+
+def still_action(control: str) -> tuple[float, ...]:
+    """Return the action of a control mode that moves nothing and opens the gripper."""
+    return (*[0.0] * (_SIZES[control] - 1), 1.0)
 
 
 def task_targets(name: str) -> tuple[str, ...]:
@@ -239,7 +259,7 @@ def versions() -> dict[str, str]:
     return read_versions(("mani_skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
 
 
-def make_env(name: str) -> Any:
+def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
     """Return ManiSkill's environment of a task, without rendering and without a limit on its steps; raises `HostError`
     if it is missing or cannot be imported.
     """
@@ -248,21 +268,22 @@ def make_env(name: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
             import mani_skill.envs  # noqa: F401 - registers its tasks
+            from mani_skill import logger
             from mani_skill.utils.registration import REGISTERED_ENVS
     except ModuleNotFoundError as error:
         raise HostError(f"ManiSkill lacks a package: {error}", remedy=_INSTALL) from error
     except (ImportError, OSError) as error:
         raise HostError(f"ManiSkill cannot be imported: {error}", remedy=_INSTALL) from error
-    logging.getLogger("mani_skill").setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
+    logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
     options = {"sim_backend": "physx_cpu", "render_backend": "none", "obs_mode": "state", "reward_mode": "none"}
     with without_visuals():
-        return REGISTERED_ENVS[name].make(control_mode=CONTROL, **options)
+        return REGISTERED_ENVS[name].make(control_mode=control, **options)
 
 
-def start(env: Any, seed: EpisodeSeed) -> None:
-    """Build the scene anew and draw the start. A scene that was used keeps what its solver starts from."""
+def start(env: Any, seed: int) -> None:
+    """Build the scene anew, so that nothing of an earlier episode is left in its solver, and draw the start."""
     with without_visuals():
-        env.reset(seed=drawn_reset_seed(seed), options={"reconfigure": True})
+        env.reset(seed=seed, options={"reconfigure": True})
 
 
 class _NoVisual:
