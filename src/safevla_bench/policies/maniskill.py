@@ -31,12 +31,14 @@ class _Twin:
         self.actions: list[Action] = []
 
     def __getattr__(self, name: str) -> Any:
+        """Return what else the environment has."""
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:
         """Stay: the start is drawn already."""
 
     def step(self, action: Action) -> Any:
+        """Move the joints to an action's positions [7] in rad, and the fingers."""
         joints = self._env.agent.robot.get_qpos()[0, :7].numpy()
         units = np.append((action[:7] - joints) / UNIT_RAD, action[7])
         self.actions.append(np.clip(units, -1.0, 1.0).astype(np.float64))
@@ -61,7 +63,8 @@ class ExpertPolicy:
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
         if task.still != host.still_action(CONTROL):
-            raise PolicyError(f"ManiSkill's planners move joints, and an action has {len(task.still)} numbers", remedy=_USE)
+            problem = f"ManiSkill's planners move joints, and an action has {len(task.still)} numbers"
+            raise PolicyError(problem, remedy=_USE)
         self._task, self._actions = task, []
 
     def act(self, observation: Observation) -> Action:
@@ -76,9 +79,9 @@ class ExpertPolicy:
         return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
 
     def _plan(self, task: Task, seed: int, settled: int) -> list[Action]:
-        env = self._twins.setdefault(task.name, None) or host.make_env(task.name, CONTROL)
-        self._twins[task.name] = env
-        still = np.array(task.still)
+        if task.name not in self._twins:
+            self._twins[task.name] = host.make_env(task.name, CONTROL)
+        env, still = self._twins[task.name], np.array(task.still)
         host.start(env, seed)
         for _ in range(settled):
             env.step(still.astype(np.float32))
@@ -95,12 +98,15 @@ class ExpertPolicy:
 
 
 def make(arg: str | None) -> ExpertPolicy:
-    """Return the expert; raises `PolicyError` unless `expert` stands after the colon and ManiSkill is installed."""
+    """Return the expert; raises `PolicyError` unless `expert` stands after the colon, and `HostError` or `PolicyError`
+    if ManiSkill or what its planners need is not installed.
+    """
     if arg != EXPERT:
         raise PolicyError(f"policy 'maniskill' has no {arg!r}", remedy="Write maniskill:expert.")
+    host.import_maniskill()
     try:
         from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS
     except ImportError as error:
-        problem = f"policy 'maniskill' needs the packages mani_skill and mplib: {error}"
+        problem = f"policy 'maniskill' needs the package mplib: {error}"
         raise PolicyError(problem, remedy="make maniskill   (in a checkout)") from error
     return ExpertPolicy(MP_SOLUTIONS)

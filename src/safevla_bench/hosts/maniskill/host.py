@@ -43,7 +43,6 @@ _ARM = len(TORQUE_LIMIT_NM)
 _AXIS_TORQUE = 3
 """Place of the torque about the joint's axis in SAPIEN's wrench: force [3], torque [3], in a frame whose x it is."""
 _RESTING_M_S = 0.05
-_KINEMATICS = 13  # of a body in ManiSkill's state: position, quaternion wxyz, velocities
 _INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
 STATE, START = "state", "start"
 _READINGS = ("joint_pos", "joint_vel")
@@ -86,7 +85,9 @@ class ManiskillHost:
     def __init__(self, control: str = next(iter(CONTROLS))) -> None:
         """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
         if control not in CONTROLS:
-            raise HostError(f"the host maniskill has no control {control!r}", remedy=f"Controls: {', '.join(CONTROLS)}.")
+            raise HostError(
+                f"the host maniskill has no control {control!r}", remedy=f"Controls: {', '.join(CONTROLS)}."
+            )
         self._control = control
 
     def suites(self) -> tuple[str, ...]:
@@ -259,25 +260,31 @@ def versions() -> dict[str, str]:
     return read_versions(("mani_skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
 
 
-def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
-    """Return ManiSkill's environment of a task, without rendering and without a limit on its steps; raises `HostError`
-    if it is missing or cannot be imported.
-    """
+def import_maniskill() -> Mapping[str, Any]:
+    """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
     versions()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
-            import mani_skill.envs  # noqa: F401 - registers its tasks
-            from mani_skill import logger
+            import mani_skill.envs
             from mani_skill.utils.registration import REGISTERED_ENVS
     except ModuleNotFoundError as error:
         raise HostError(f"ManiSkill lacks a package: {error}", remedy=_INSTALL) from error
     except (ImportError, OSError) as error:
         raise HostError(f"ManiSkill cannot be imported: {error}", remedy=_INSTALL) from error
-    logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
+    mani_skill.logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
+    found: Mapping[str, Any] = REGISTERED_ENVS
+    return found
+
+
+def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
+    """Return ManiSkill's environment of a task, without rendering and without a limit on its steps; raises `HostError`
+    as `import_maniskill` does.
+    """
+    task = import_maniskill()[name]
     options = {"sim_backend": "physx_cpu", "render_backend": "none", "obs_mode": "state", "reward_mode": "none"}
     with without_visuals():
-        return REGISTERED_ENVS[name].make(control_mode=control, **options)
+        return task.make(control_mode=control, **options)
 
 
 def start(env: Any, seed: int) -> None:
@@ -376,10 +383,10 @@ def state_coordinates(env: Any) -> tuple[Coordinate, ...]:
         for name, values in env.get_state_dict()[kind].items():
             told += [Coordinate(name, "position", first, 3), Coordinate(name, "rotation", first + 3, 4)]
             first += values.shape[-1]
-    joints = first - 2 * robot(env).dof
-    kinds = ["rotation"] * _ARM + ["position"] * (robot(env).dof - _ARM)
-    names = [joint.name for joint in robot(env).active_joints]
-    return *told, *(Coordinate(name, kind, joints + k, 1) for k, (name, kind) in enumerate(zip(names, kinds)))  # type: ignore[arg-type]
+    joints = [joint.name for joint in robot(env).active_joints]
+    place = first - 2 * len(joints)
+    told += [Coordinate(name, "rotation", place + k, 1) for k, name in enumerate(joints[:_ARM])]
+    return *told, *(Coordinate(name, "position", place + _ARM + k, 1) for k, name in enumerate(joints[_ARM:]))
 
 
 def to_pose(pose: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
