@@ -257,7 +257,7 @@ def versions() -> dict[str, str]:
     """Return the versions of all that a trajectory depends on; raises `HostError` without ManiSkill. Imports
     nothing.
     """
-    return read_versions(("mani_skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
+    return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
 
 
 def import_maniskill() -> Mapping[str, Any]:
