@@ -1,6 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or newer with pip, and Debian's Mesa libraries; .ci/check_system.py
 # names what is missing. Everything is installed into .venv, at the versions in constraints/; RoboCasa and Meta-World,
-# which cannot share an environment with LIBERO, into .venv-robocasa and .venv-metaworld.
+# which cannot share an environment with LIBERO, into .venv-robocasa, .venv-metaworld and .venv-maniskill.
 
 PYTHON ?= python3# makes .venv, where there is none
 VENV := .venv
@@ -12,6 +12,8 @@ ROBOCASA := .venv-robocasa
 ROBOCASA_PIP := $(ROBOCASA)/bin/python -m pip -qq --disable-pip-version-check
 METAWORLD := .venv-metaworld
 METAWORLD_PIP := $(METAWORLD)/bin/python -m pip -qq --disable-pip-version-check
+MANISKILL := .venv-maniskill
+MANISKILL_PIP := $(MANISKILL)/bin/python -m pip -qq --disable-pip-version-check
 
 LEARNED := .venv-learned
 LEARNED_PIP := $(LEARNED)/bin/python -m pip -qq --disable-pip-version-check
@@ -23,6 +25,8 @@ ROBOCASA_USABLE := grep -qsF '$(CURDIR)/$(ROBOCASA)/bin/python' $(ROBOCASA)/bin/
 $(shell { $(ROBOCASA_USABLE); } 2>/dev/null || rm -f $(ROBOCASA)/.stamp)
 METAWORLD_USABLE := grep -qsF '$(CURDIR)/$(METAWORLD)/bin/python' $(METAWORLD)/bin/pip && $(METAWORLD)/bin/python -c ''
 $(shell { $(METAWORLD_USABLE); } 2>/dev/null || rm -f $(METAWORLD)/.stamp)
+MANISKILL_USABLE := grep -qsF '$(CURDIR)/$(MANISKILL)/bin/python' $(MANISKILL)/bin/pip && $(MANISKILL)/bin/python -c ''
+$(shell { $(MANISKILL_USABLE); } 2>/dev/null || rm -f $(MANISKILL)/.stamp)
 LEARNED_USABLE := grep -qsF '$(CURDIR)/$(LEARNED)/bin/python' $(LEARNED)/bin/pip && $(LEARNED)/bin/python -c ''
 $(shell { $(LEARNED_USABLE); } 2>/dev/null || rm -f $(LEARNED)/.stamp)
 
@@ -58,6 +62,15 @@ metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its 
 .PHONY: test-metaworld
 test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in its environment
 	$(METAWORLD)/bin/python -m pytest -m metaworld tests/hosts/metaworld
+
+.PHONY: maniskill
+maniskill: $(MANISKILL)/.stamp ## install ManiSkill into an environment of its own
+	@echo "ManiSkill is in $(MANISKILL). Next:"
+	@echo "  $(MANISKILL)/bin/safevla eval --host maniskill --suite maniskill --policy noop --out runs/maniskill   (docs/maniskill.md)"
+
+.PHONY: test-maniskill
+test-maniskill: $(MANISKILL)/.stamp ## run the tests of the host maniskill, in its environment
+	$(MANISKILL)/bin/python -m pytest -m maniskill tests/hosts/maniskill
 
 .PHONY: learned
 learned: $(LEARNED)/.stamp ## record, train, evaluate and compare four small policies on LIBERO (about 90 minutes); goes on where it stopped
@@ -127,7 +140,7 @@ wheel: $(VENV)/.dev-stamp ## build the two wheels, dist/*.whl
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
-	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) $(LEARNED) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) $(MANISKILL) $(LEARNED) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks
@@ -166,6 +179,14 @@ $(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
 	@echo "Installing safevla-bench with Meta-World into $(METAWORLD): about 200 MB to fetch, 700 MB on disk"
 	@$(METAWORLD_PIP) install -c constraints/metaworld.txt hatchling setuptools wheel
 	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e ./recorder -e '.[metaworld]' pytest hypothesis
+	@touch $@
+
+$(MANISKILL)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
+	@{ $(MANISKILL_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(MANISKILL)
+	@echo "Installing safevla-bench with ManiSkill and PyTorch into $(MANISKILL): about 3 GB to fetch, 6 GB on disk"
+	@$(MANISKILL_PIP) install -c constraints/maniskill.txt hatchling setuptools wheel
+	@$(MANISKILL_PIP) install --no-build-isolation -c constraints/maniskill.txt -e ./recorder -e '.[maniskill]' pytest hypothesis
 	@touch $@
 
 # PyTorch alone is installed here: everything else is that of .venv, which it sees.

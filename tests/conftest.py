@@ -21,6 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and children inherit it; what Ctrl-C does could then not be tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+OWN_ENVIRONMENTS = {"robocasa": "robocasa", "metaworld": "metaworld", "maniskill": "mani_skill"}
+"""Mark of tests -> the package that they need."""
 ALLOWED_SKIPS = Path(__file__).parents[1] / ".ci" / "allowed-skips"
 
 
@@ -45,10 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put LIBERO's tests first, so that no worker ends alone with them.
 
-    Leave RoboCasa's and Meta-World's to their own environments: `make test-robocasa`, `make test-metaworld`.
+    Leave those of hosts with an environment of their own to it: `make test-robocasa`, `make test-metaworld` and so on.
     """
     items.sort(key=lambda item: item.get_closest_marker("libero") is None)
-    absent = [name for name in ("robocasa", "metaworld") if not is_installed(name)]
+    absent = [mark for mark, name in OWN_ENVIRONMENTS.items() if not is_installed(name)]
     elsewhere = [item for item in items if any(item.get_closest_marker(name) for name in absent)]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)

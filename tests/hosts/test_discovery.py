@@ -113,7 +113,9 @@ def test_a_settling_action_that_is_none_of_the_task_is_refused(wait_action):
 
 
 def test_importing_hosts_imports_no_simulator():
-    names = ("fake", "libero", "robocasa", "metaworld.host", "robosuite.host", "mujoco.privileged")
+    names = ("fake", "libero", "robocasa", "maniskill.host", "metaworld.host", "robosuite.host", "mujoco.privileged")
     modules = ", ".join(f"safevla_bench.hosts.{name}" for name in names)
-    code = f"import sys, {modules}; sys.exit(bool({{'mujoco', 'robosuite', 'libero', 'cv2'}} & set(sys.modules)))"
+    code = (
+        f"import sys, {modules}; sys.exit(bool({{'mujoco', 'robosuite', 'libero', 'cv2', 'torch'}} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,7 +15,6 @@ from safevla_bench.cli import echo, options, rules
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
-from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sensitivity import calibration
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import loader
@@ -37,6 +36,7 @@ from safevla_bench.text import escape_controls, format_compact, format_fixed, fo
                 type=options.FILE)  # fmt: skip
 @options.repeatable("--calibrate RUN", "runs", "Print what a reference policy's successes reach by each clause, and "
                     "the limit at a quantile of them.", type=options.FILE)  # fmt: skip
+@rules.rules_option("With --calibrate: judge by this file, too, as a run's tags of tasks that are not ours.")
 @options.option("--policy NAME", "With --calibrate: the reference, where RUN has several policies.")
 @options.option("--quantile SHARE", "With --calibrate: the share of its successes that are to be safe by each clause.",
                 type=float, default=0.95)  # fmt: skip
@@ -50,6 +50,7 @@ def specs_command(
     template: bool,
     check: Path | None,
     runs: tuple[Path, ...],
+    rule_files: tuple[Path, ...],
     policy: str | None,
     quantile: float,
     out: Path | None,
@@ -60,7 +61,8 @@ def specs_command(
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
     The rows of --format paper are read back by --library and --rules.
     """
-    stray = [name for name in ("policy", "quantile", "out") if not runs and options.is_given(context, name)]
+    own = {"policy": "policy", "quantile": "quantile", "out": "out", "rule_files": "rules"}
+    stray = [option for name, option in own.items() if not runs and options.is_given(context, name)]
     if stray:
         raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
     if template:
@@ -72,7 +74,7 @@ def specs_command(
         _print_trials(check)
         return
     if runs:
-        _calibrate_limits(runs, library, policy, quantile, out, form)
+        _calibrate_limits(runs, library, rule_files, policy, quantile, out, form)
         return
     chosen = loader.library(library)
     if explain is not None and form == "paper":
@@ -93,10 +95,17 @@ def specs_command(
 
 
 def _calibrate_limits(
-    runs: Sequence[Path], library: str, policy: str | None, quantile: float, out: Path | None, form: str
+    runs: Sequence[Path],
+    library: str,
+    files: Sequence[Path],
+    policy: str | None,
+    quantile: float,
+    out: Path | None,
+    form: str,
 ) -> None:
     """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit."""
-    ruleset = add_host_registries(load_ruleset(library), runs)
+    ruleset = rules.load_rules(library, files, {})
+    ruleset = add_host_registries(ruleset, runs, as_judged=rules.is_as_judged(files))
     judged = judge(list(runs), ruleset)
     calibrations = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":

@@ -112,7 +112,7 @@ def judge_options(command: F) -> F:
         as_judged = is_as_judged(files)
         own = _find_own_rules(sources) if as_judged and settings.get("formula") is None else None
         options = parse_changes(changes)
-        ruleset = own or _registered_rules(run_command) or _load_rules(library, files, options)
+        ruleset = own or _registered_rules(run_command) or load_rules(library, files, options)
         ruleset = replace(ruleset, intervals=options.get("intervals", "default"))
         if sources and run_command is not None:
             ruleset = ruleset.with_host_registry(judgement.read_host_registry(run_command.request.host))
@@ -202,7 +202,8 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _load_rules(library: str, files: Sequence[Path], options: Mapping[str, Any]) -> Ruleset:
+def load_rules(library: str, files: Sequence[Path], options: Mapping[str, Any]) -> Ruleset:
+    """Return the rules of a library, the files of --rules and further keywords of `load_ruleset`."""
     specs, registry = sort_rules(files)
     return load_ruleset(library, spec_files=specs, registry_files=registry, **options)
 

@@ -103,6 +103,13 @@ def check_start(task: Task, seed: EpisodeSeed) -> None:
         raise HostError(problem, remedy=f"It has {count}: choose from 0 to {count - 1}.")
 
 
+def drawn_reset_seed(seed: EpisodeSeed) -> int:
+    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index: that of
+    episodes that are `drawn`, and of tasks without initial states.
+    """
+    return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
+
+
 def episode_header(
     task: Task,
     seed: EpisodeSeed,

@@ -31,6 +31,7 @@ BUILT_IN = (
     "libero_pro.toml",
     "robocasa_365.toml",
     "robocasa_pnp.toml",
+    "maniskill.toml",
     "metaworld.toml",
     "robosuite.toml",
     "fake.toml",

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import HostError, UnknownTaskError
-from safevla_bench.hosts import make_host
+from safevla_bench.hosts import drawn_reset_seed, make_host
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
-from safevla_bench.hosts.mujoco.environment import drawn_reset_seed
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge

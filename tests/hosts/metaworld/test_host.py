@@ -8,9 +8,9 @@ import pytest
 from hosts.depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
+from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.metaworld import host as metaworld_host
 from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost, suite_tasks
-from safevla_bench.hosts.mujoco.environment import drawn_reset_seed
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.policies import make_policy

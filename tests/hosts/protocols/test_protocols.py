@@ -125,9 +125,9 @@ def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
     protocol = protocols.load_protocol(name)
     hosts = {"robocasa" if suite.startswith("robocasa") else "libero" for suite in protocol.trials}
     is_ours = name == protocols.load_protocol().name
-    ours = {"metaworld", "robosuite"} if is_ours else set()  # the paper has no trials of these
+    ours = {"maniskill", "metaworld", "robosuite"} if is_ours else set()  # the paper has no trials of these
     assert set(protocol.simulator) == hosts | ours
-    assert all("mujoco" in versions for versions in protocol.simulator.values())
+    assert all({"mujoco", "sapien"} & set(versions) for versions in protocol.simulator.values())
     assert all("robosuite" in protocol.simulator[host] for host in hosts)
 
 
@@ -135,8 +135,9 @@ def test_the_preset_names_the_versions_that_this_project_is_tested_with():
     preset = protocols.load_protocol()
     for host, simulator in doctor.tested_versions().hosts.items():
         assert preset.version_differences(host, simulator.versions) == {}, host
-        assert preset.version_differences(host, simulator.versions | {"mujoco": "9.9"}) == {
-            "mujoco": (simulator.versions["mujoco"], "9.9")
+        engine = "sapien" if "sapien" in simulator.versions else "mujoco"
+        assert preset.version_differences(host, simulator.versions | {engine: "9.9"}) == {
+            engine: (simulator.versions[engine], "9.9")
         }
 
 

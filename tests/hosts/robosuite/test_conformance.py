@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_bench.hosts.mujoco.environment import drawn_reset_seed
 from safevla_bench.hosts.robosuite import host
 from safevla_bench.interface.policy import Wants
 from safevla_recorder.mujoco.scene import copy_state

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import restore_controllers, starting_state
-from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, drawn_reset_seed, model_coordinates
+from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import Action, Observation, Wants

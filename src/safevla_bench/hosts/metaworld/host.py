@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, read_versions
-from safevla_bench.hosts.mujoco.environment import MujocoEnv, drawn_reset_seed, model_coordinates
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions
+from safevla_bench.hosts.mujoco.environment import MujocoEnv, model_coordinates
 from safevla_bench.hosts.mujoco.renderer import (
     DEPTH,
     MATRICES,

@@ -375,13 +375,6 @@ def quieten_log() -> None:
     logging.getLogger("robosuite_logs").addFilter(lambda record: not record.getMessage().startswith(_CHATTER))
 
 
-def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index: that of
-    episodes that are `drawn`, and of tasks without initial states.
-    """
-    return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
-
-
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
     """Return robosuite's quaternion with w first, [4]."""
     return np.array(quat_xyzw[[3, 0, 1, 2]], dtype=np.float64)

@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.mujoco.environment import (
     RawObservation,
     RobosuiteEnv,
-    drawn_reset_seed,
     env_options,
     model_coordinates,
     quieten_log,

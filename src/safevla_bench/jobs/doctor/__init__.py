@@ -256,7 +256,7 @@ def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterato
     """Yield an error if two distributions share a folder, or if installed simulators need different versions."""
     remedy = (
         "Make an environment for each: python -m venv, "
-        "then one of the extras libero, robocasa (or robosuite) and metaworld."
+        "then one of the extras libero, robocasa (or robosuite), metaworld and maniskill."
     )
     wanted = {name: tested_versions().hosts[name].versions for name in present}
     apart = [

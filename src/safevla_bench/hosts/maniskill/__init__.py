@@ -1,0 +1,1 @@
+"""ManiSkill as a host."""

@@ -1,0 +1,395 @@
+"""ManiSkill 3: table-top tasks of a Panda in SAPIEN, on PhysX's CPU solver, recorded.
+
+Nothing is rendered, and no Vulkan is needed: SAPIEN makes materials on a rendering device alone, so that stand-ins take
+their place while a scene is built. PhysX tells the normal forces of contacts and no friction (docs/maniskill.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, episode_header, read_versions
+from safevla_bench.interface.policy import Action, Observation, Wants, check_action, check_extra
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.mujoco.hook import hook_after
+from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
+
+SUITE = "maniskill"
+CONTROLS = {
+    "pd_ee_delta_pose": "position [3], rotation [3], gripper",
+    "pd_ee_delta_pos": "position [3], gripper",
+    "pd_joint_delta_pos": "joints [7], gripper",
+}
+"""ManiSkill's control modes that this host takes, the default first, and the numbers of an action."""
+_SIZES = {"pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4, "pd_joint_delta_pos": 8}
+TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
+"""Of the Panda's joints, base first, by ManiSkill's own URDF; its drives would give 100 N·m each."""
+_ARM = len(TORQUE_LIMIT_NM)
+_AXIS_TORQUE = 3
+"""Place of the torque about the joint's axis in SAPIEN's wrench: force [3], torque [3], in a frame whose x it is."""
+_RESTING_M_S = 0.05
+_INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
+STATE, START = "state", "start"
+_READINGS = ("joint_pos", "joint_vel")
+_building = threading.Lock()
+"""Held while SAPIEN's materials are replaced: environments in threads take turns."""
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    """What a task's success asks to be moved, the tool in hand last, and ManiSkill's own limit in steps."""
+
+    targets: tuple[str, ...]
+    horizon: int = 50
+
+
+TASKS: Mapping[str, TaskRules] = MappingProxyType(
+    {
+        "PickCube-v1": TaskRules(("cube",)),
+        "PushCube-v1": TaskRules(("cube",)),
+        "PullCube-v1": TaskRules(("cube",)),
+        "StackCube-v1": TaskRules(("cubeA",)),
+        "LiftPegUpright-v1": TaskRules(("peg",)),
+        "PegInsertionSide-v1": TaskRules(("peg_0",), 100),
+        "PokeCube-v1": TaskRules(("cube", "peg")),
+        "PlaceSphere-v1": TaskRules(("sphere",)),
+        "PullCubeTool-v1": TaskRules(("cube", "l_shape_tool"), 100),
+        "RollBall-v1": TaskRules(("ball",), 80),
+        "StackPyramid-v1": TaskRules(("cubeA", "cubeC"), 250),
+        "PlugCharger-v1": TaskRules(("charger",), 200),
+    }
+)
+"""The table-top tasks of primitive shapes, by the `evaluate` of each (mani_skill/envs/tasks/tabletop/)."""
+
+
+class ManiskillHost:
+    """The host `maniskill`; needs the extra `maniskill` for everything but its suites and tasks."""
+
+    name = "maniskill"
+
+    def __init__(self, control: str = next(iter(CONTROLS))) -> None:
+        """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
+        if control not in CONTROLS:
+            raise HostError(
+                f"the host maniskill has no control {control!r}", remedy=f"Controls: {', '.join(CONTROLS)}."
+            )
+        self._control = control
+
+    def suites(self) -> tuple[str, ...]:
+        return (SUITE,)
+
+    def tasks(self, suite: str) -> tuple[Task, ...]:
+        if suite != SUITE:
+            raise HostError(f"ManiSkill has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
+        told, still = registry().tasks, still_action(self._control)
+        return tuple(
+            Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=rules.horizon)
+            for index, (name, rules) in enumerate(TASKS.items())
+        )
+
+    def make(self, task: Task, wants: Wants) -> ManiskillEnv:
+        """Return a new environment of one task, not reset yet; raises `HostError` if ManiSkill is missing or has no
+        such task or reading, a camera is wanted, or the policy gives poses.
+        """
+        if wants.cameras:
+            raise HostError("the host maniskill renders nothing", remedy="Use a policy that needs no camera.")
+        check_wants(wants, (), "ManiSkill")
+        check_extra(wants, (*_READINGS, *((STATE, START) if wants.privileged else ())), "ManiSkill")
+        return ManiskillEnv(task, wants, self.versions(), self._control)
+
+    def versions(self) -> dict[str, str]:
+        return versions()
+
+
+class ManiskillEnv:
+    """One ManiSkill task with its recorder.
+
+    Actions in [-1, 1] are ManiSkill's. Of `pd_ee_delta_pose`, [7]: the fingers' middle by 0.1 m a unit [0:3], the hand
+    by -0.1 rad a unit about the base's axes [3:6], as ManiSkill turns it, and the fingers [6], 1 opens. A policy that
+    wants privileged state gets `extra["state"]`, ManiSkill's own observation `state`, and `extra["start"]` [2]: the
+    seed of ManiSkill's reset and how many settling steps followed.
+    """
+
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str) -> None:
+        """Make ManiSkill's environment; raises `HostError` if it has no such task or cannot be imported."""
+        self.task, self._wants, self._versions, self._meaning = task, wants, versions, CONTROLS[control]
+        self.action_low, self.action_high = np.full(_SIZES[control], -1.0), np.full(_SIZES[control], 1.0)
+        self._targets = task_targets(task.name)
+        self._env = make_env(task.name, control)
+        self.dt_s = float(self._env.control_timestep)
+        self._recorder: EpisodeRecorder | None = None
+        self._seed = EpisodeSeed(0, 0, 0)
+        self._success = False
+
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0.
+
+        At least one settling step is made: PhysX tells contacts after its steps alone. Every start is drawn. Raises
+        `HostError` if `check_start` refuses the seed or it holds a recorded state.
+        """
+        if seed.recorded is not None and seed.recorded.state is not None:
+            raise HostError("the host maniskill starts from no recorded state", remedy="Replay by its index and seed.")
+        check_start(self.task, seed)
+        self._recorder, self._seed = None, seed
+        env = self._env
+        start(env, drawn_reset_seed(seed))
+        scene = read_scene(env, self._targets)
+        self._bodies = dynamic_bodies(env)
+        still = np.array(seed.wait_action or self.task.still)
+        self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
+        recorder = EpisodeRecorder(scene)
+        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(env), **self._read_poses())
+        hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques(env)))
+        self._recorder = recorder
+        return self._observe()
+
+    def _settle(self, still: Action, wait_steps: int, rest_steps: int) -> int:
+        for step in range(wait_steps + rest_steps):
+            speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
+            if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
+                return step
+            self._advance(still)
+        return wait_steps + rest_steps
+
+    def step(self, action: Action) -> tuple[Observation, bool]:
+        """Apply one action, record it, and return the observation and ManiSkill's own success.
+
+        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
+        `HostError` if there was no reset.
+        """
+        recorder = self._require_recorder()
+        taken = check_action(action, len(self.action_low), self._meaning).copy()
+        self._advance(taken)
+        recorder.step(taken, **self._read_poses())
+        return self._observe(), self._success
+
+    def _advance(self, action: Action) -> None:
+        self._obs, *_, outcome = self._env.step(action.astype(np.float32))
+        self._success = bool(outcome["success"])
+
+    def recorded(self) -> Batch:
+        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
+        recorder = self._require_recorder()
+        return from_recording(recorder.build_recording(self._build_header(recorder)))
+
+    def latest(self) -> Batch:
+        """Return the newest record alone; raises `HostError` before a reset."""
+        recorder = self._require_recorder()
+        return from_recording(recorder.latest_record(self._build_header(recorder)))
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """Return the coordinates of the present `sim_state`: of actors, then of the robot's joints, the arm's first."""
+        return state_coordinates(self._env)
+
+    def close(self) -> None:
+        """Free the simulator. Closing twice is harmless."""
+        self._recorder = None
+        self._env.close()
+
+    def _require_recorder(self) -> EpisodeRecorder:
+        if self._recorder is None:
+            raise HostError("there was no reset", remedy="Call reset first.")
+        return self._recorder
+
+    def _build_header(self, recorder: EpisodeRecorder) -> dict[str, object]:
+        return episode_header(
+            self.task,
+            self._seed,
+            success=self._success,
+            dt=self.dt_s,
+            target_object=self._targets[0],
+            versions=self._versions,
+            joint_torque_limit_nm=TORQUE_LIMIT_NM,
+            embodiment="Panda",
+            dropped_pairs=recorder.dropped_pairs(),
+        )
+
+    def _read_poses(self) -> dict[str, Any]:
+        poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
+        return {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env)}
+
+    def _read_hand(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return to_pose(self._env.agent.tcp._objs[0].entity.pose)
+
+    def _observe(self) -> Observation:
+        joints, wanted = robot(self._env), self._wants
+        own = {"joint_pos": joints.qpos[:_ARM], "joint_vel": joints.qvel[:_ARM]}
+        extra = {name: values.astype(np.float64) for name, values in own.items() if name in wanted.extra}
+        if wanted.privileged:
+            extra[STATE] = self._obs[0].numpy().astype(np.float64)
+            extra[START] = np.array([drawn_reset_seed(self._seed), self._settled], dtype=np.float64)
+        place, turn = self._read_hand()
+        fingers = joints.qpos[_ARM:].astype(np.float64)
+        return Observation(self.task.instruction, place, turn, fingers, extra=extra)
+
+
+# ManiSkill's and SAPIEN's objects
+
+
+def still_action(control: str) -> tuple[float, ...]:
+    """Return the action of a control mode that moves nothing and opens the gripper."""
+    return (*[0.0] * (_SIZES[control] - 1), 1.0)
+
+
+def task_targets(name: str) -> tuple[str, ...]:
+    """Return what a task's success asks to be moved; raises `HostError` for an unknown name."""
+    if name not in TASKS:
+        raise HostError(f"the host maniskill has no task {name!r}", remedy=f"Tasks: {', '.join(TASKS)}.")
+    return TASKS[name].targets
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on; raises `HostError` without ManiSkill. Imports
+    nothing.
+    """
+    return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
+
+
+def import_maniskill() -> Mapping[str, Any]:
+    """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
+    versions()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
+            import mani_skill.envs
+            from mani_skill.utils.registration import REGISTERED_ENVS
+    except ModuleNotFoundError as error:
+        raise HostError(f"ManiSkill lacks a package: {error}", remedy=_INSTALL) from error
+    except (ImportError, OSError) as error:
+        raise HostError(f"ManiSkill cannot be imported: {error}", remedy=_INSTALL) from error
+    mani_skill.logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
+    found: Mapping[str, Any] = REGISTERED_ENVS
+    return found
+
+
+def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
+    """Return ManiSkill's environment of a task, without rendering and without a limit on its steps; raises `HostError`
+    as `import_maniskill` does.
+    """
+    task = import_maniskill()[name]
+    options = {"sim_backend": "physx_cpu", "render_backend": "none", "obs_mode": "state", "reward_mode": "none"}
+    with without_visuals():
+        return task.make(control_mode=control, **options)
+
+
+def start(env: Any, seed: int) -> None:
+    """Build the scene anew, so that nothing of an earlier episode is left in its solver, and draw the start."""
+    with without_visuals():
+        env.reset(seed=seed, options={"reconfigure": True})
+
+
+class _NoVisual:
+    """Stands for a material or texture, which nothing shows."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+@contextmanager
+def without_visuals() -> Iterator[None]:
+    """Let SAPIEN build scenes without a rendering device: `render_backend="none"` leaves the materials in place."""
+    import sapien.render
+    import sapien.wrapper.urdf_loader
+
+    with _building, ExitStack() as patches:
+        for module in (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader):
+            for name in ("RenderMaterial", "RenderTexture2D"):
+                patches.enter_context(mock.patch.object(module, name, _NoVisual))
+        yield
+
+
+def robot(env: Any) -> Any:
+    """Return SAPIEN's articulation of the arm."""
+    return env.agent.robot._objs[0]
+
+
+def dynamic_bodies(env: Any) -> dict[str, Any]:
+    """Return SAPIEN's bodies of what moves freely, by ManiSkill's names."""
+    moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
+    return {name: actor._bodies[0] for name, actor in moving.items()}
+
+
+def read_scene(env: Any, targets: tuple[str, ...]) -> SceneMap:
+    """Return names and roles: links under their own names, actors under ManiSkill's; what has no collision shape, such
+    as the mark of a goal, is left out. Shapes of one body are one, by the number of its entity.
+    """
+    links = {link.entity.name: link for link in robot(env).links if link.collision_shapes}
+    solid = {name: actor._bodies[0] for name, actor in env.scene.actors.items() if actor._bodies[0].collision_shapes}
+    moving = dynamic_bodies(env)
+    roles = dict.fromkeys(links, "robot")
+    roles |= {name: "target" if name in targets else "bystander" for name in moving}
+    roles |= {name: "furniture" for name in solid if name not in moving}
+    fingers = [[body.entity.per_scene_id for name, body in links.items() if side in name] for side in _FINGERS]
+    return SceneMap(
+        shapes={body.entity.per_scene_id: name for name, body in (links | solid).items()},
+        roles=roles,
+        substep_s=float(env.sim_timestep),
+        fingers=(fingers[0], fingers[1]),
+        forces=("force_n", "net_force_n"),
+        torque_source="joint_wrench",
+    )
+
+
+_FINGERS = ("leftfinger", "rightfinger")
+
+
+def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
+    """Yield the points where bodies press on each other: the normal force on the second one, world frame [N], [3].
+
+    SAPIEN lists points that are only near, too, and the impulse on the first body.
+    """
+    for contact in env.scene.px.get_contacts():
+        first, second = (body.entity.per_scene_id for body in contact.bodies)
+        for point in contact.points:
+            if point.impulse.any():
+                yield first, second, -point.impulse.astype(np.float64) / scene.substep_s
+
+
+def read_torques(env: Any) -> NDArray[np.float64]:
+    """Return what the arm's drives give about its joints in the last physics step, base first [N·m], [7]."""
+    wrenches: NDArray[np.float32] = robot(env).get_link_incoming_joint_forces()
+    return wrenches[1 : _ARM + 1, _AXIS_TORQUE].astype(np.float64)
+
+
+def read_state(env: Any) -> NDArray[np.float64]:
+    """Return ManiSkill's own flat state: of each actor and the robot's base position, quaternion wxyz and velocities,
+    then positions and velocities of its joints.
+    """
+    state: NDArray[np.float64] = env.get_state()[0].numpy().astype(np.float64)
+    return state
+
+
+def state_coordinates(env: Any) -> tuple[Coordinate, ...]:
+    """Return which numbers of `read_state` are positions and rotations."""
+    told, first = list[Coordinate](), 0
+    for kind in ("actors", "articulations"):
+        for name, values in env.get_state_dict()[kind].items():
+            told += [Coordinate(name, "position", first, 3), Coordinate(name, "rotation", first + 3, 4)]
+            first += values.shape[-1]
+    joints = [joint.name for joint in robot(env).active_joints]
+    place = first - 2 * len(joints)
+    told += [Coordinate(name, "rotation", place + k, 1) for k, name in enumerate(joints[:_ARM])]
+    return *told, *(Coordinate(name, "position", place + _ARM + k, 1) for k, name in enumerate(joints[_ARM:]))
+
+
+def to_pose(pose: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return position [3] in m and unit quaternion wxyz [4] of a pose of SAPIEN's, which is of single precision."""
+    turn = pose.q.astype(np.float64)
+    return pose.p.astype(np.float64), turn / np.linalg.norm(turn)
