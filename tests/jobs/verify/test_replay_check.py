@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from folders import rewrite_archive
-from jobs.verify.forgeries import FORGERIES, without
+from jobs.verify.forgeries import FORGERIES, scaled_net_forces, without, without_net_forces
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import replays
@@ -45,7 +45,7 @@ def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
         differences, _ = compare_records(forgery(alone(hasty)), alone(hasty))
         said += [difference.channel for difference in differences]
     unforged = {spec.name for spec in CHANNELS} - set(said)
-    assert unforged == {"action", "time_s"}  # another action leads elsewhere; no host writes time stamps
+    assert unforged == {"action", "net_force_n", "time_s"}  # another action leads elsewhere; the host has neither other
 
 
 def test_the_first_difference_has_step_place_and_both_values_and_the_other_channels_are_named(hasty):
@@ -138,7 +138,11 @@ def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
     play = replays._replay_actions
     monkeypatch.setattr(replays, "_replay_actions", replay_once)
     record = alone(run)
-    for name, forgery in FORGERIES.items():
+    for name, forgery in {**FORGERIES, "scaled net forces": scaled_net_forces}.items():
         rewrite_archive(run, lambda batch, forgery=forgery: forgery(record))
         (finding,) = replay(run, 0)
         assert finding.verdict == "differs", name
+    rewrite_archive(run, lambda batch: without_net_forces(record))
+    (earlier,) = replay(run, 0)
+    assert earlier.verdict == "agrees"
+    assert "net_force_n" in earlier.said

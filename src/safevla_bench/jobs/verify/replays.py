@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from safevla_bench import hosts
 from safevla_bench.archive.json_text import encode_json
@@ -108,7 +109,8 @@ def compare_records(
 
     Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
     decide verdicts too. Numbers are equal bit for bit, or differ by at most `tolerance`, absolute or relative. A
-    channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not compared, and named.
+    channel that the record lacks differs, but for `UNJUDGED` and the net forces of a record that knows of none; if
+    `lenient` it is not compared, and named.
 
     Args:
         recorded: one episode.
@@ -117,12 +119,15 @@ def compare_records(
         lenient: whether the record may lack channels and fields, as one of a loop of another's may.
         skip_first: channels whose record 0 is not compared.
     """
+    uncompared = []
+    if recorded.headers[0].forces is None and replayed.headers[0].forces is not None:
+        uncompared.append("net_force_n")
+        replayed = _without_net_forces(replayed)
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
     if len(steps) != len(again):
         differences.append(Difference("steps", "steps", len(steps), len(again)))
-    uncompared = []
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
         if is_replayed and not is_recorded and (lenient or name in UNJUDGED):
@@ -130,6 +135,13 @@ def compare_records(
         else:
             differences += _channel_difference(name, steps, again, tolerance, first=int(name in skip_first))
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
+
+
+def _without_net_forces(batch: Batch) -> Batch:
+    """Return the batch of one as it was recorded before there were net forces and sources of torque."""
+    contacts = replace(batch.contacts, net_force_n=np.full_like(batch.contacts.net_force_n, np.nan))
+    header = msgspec.structs.replace(batch.headers[0], forces=None, torque_source=None)
+    return replace(batch, contacts=contacts, headers=(header,))
 
 
 def _header_differences(
