@@ -25,7 +25,9 @@ from safevla_bench.pictures.timeline import Timeline, build_timeline
 from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
 from safevla_bench.publishing import leaderboards, model_card, submission
 from safevla_bench.report import episode_list, render
+from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.latex import LatexLayout
+from safevla_bench.report.render.text import render_summary
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.published import paper_policies
@@ -78,14 +80,14 @@ def tables_command(
     bodies                 violations by kind of body; displacement without goal receptacles
     beyond                 time in violation, impulse, phases of the task
 
-    Without --which these are main and violations; `--which all` takes all that the sources allow.
+    Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
     layout = _parse_layout(form, stacked=stacked, label=label)
-    names = tuple(part.strip() for text in which for part in text.split(",")) or _DEFAULT
-    names = () if names == ("all",) else names
-    material = _load_material(sources, names)
+    asked = tuple(part.strip() for text in which for part in text.split(","))
+    names = () if asked == ("all",) else asked or _DEFAULT
+    judged, material = _load_material(sources, names)
     roster = Roster(
         _parse_training(training), material.roster.privileged, auxiliary, paper_policies() if published else {}
     )
@@ -94,7 +96,12 @@ def tables_command(
     tables = catalog.build_tables(replace(material, roster=roster), names)
     tables = [drop_intervals(table) for table in tables] if no_intervals else tables
     tables = tables if columns is None else _choose_columns(tables, columns)
-    if out is None:
+    if out is None and form == "text" and judged and not asked:
+        echo(build_headline(*judged.summarize_scores()).answer + "\n")
+        click.echo(render_summary(tables), nl=False)
+        paths = " ".join(shlex.quote(str(path)) for path in sources.paths)
+        echo(f"Next: what each number means, and all further tables: safevla tables {paths} --which all")
+    elif out is None:
         _check_single_csv(tables, form, "--out DIR/")
         click.echo(render.render_tables(tables, form, layout), nl=False)
     elif out.endswith("/") or Path(out).is_dir():
@@ -105,13 +112,14 @@ def tables_command(
         echo(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}")
 
 
-def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
+def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[Judged | None, catalog.TableInputs]:
     """Return what tables are made of: the sources judged, or without sources the rules alone."""
     if sources.paths:
-        return table_material(judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid))
+        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
+        return judged, table_material(judged)
     if not names or any(name not in ("active", "23") for name in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
-    return catalog.TableInputs(scores=None, ruleset=sources.ruleset)
+    return None, catalog.TableInputs(scores=None, ruleset=sources.ruleset)
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:

@@ -29,27 +29,49 @@ def render_text(table: Table, width: int | None = None) -> str:
     `width`: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
     down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
+    marks = _name_marks([table])
+    head, *rows = _format_rows(table, marks, width)
+    cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]
+    gaps = "\n" if any(len(_cell_lines(cell)) > 1 for cell in cells) else ""
+    notes = (*_mark_notes(marks), *table.footnotes)
+    lines = [escape_controls(table.title), "", head, *(row + gaps for row in rows)]
+    return "\n".join([*lines, *([] if gaps else [""]), *(escape_controls(note) for note in notes)]).rstrip() + "\n"
+
+
+def render_summary(tables: Sequence[Table]) -> str:
+    """Return the tables tightly, one below the other, without their notes; marks and remarks in one paragraph below."""
+    marks = _name_marks(tables)
+    bodies = ["\n".join([escape_controls(table.title), *_format_rows(table, marks), ""]) for table in tables]
+    remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
+    cells = [cell for table in tables for row in table.rows for cell in row]
+    interval = ["Below each value its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
+    ends = [*(f"{note}." for note in _mark_notes(marks)), *interval, *remarks]
+    return "\n".join([*bodies, escape_controls(" ".join(ends)) + "\n"])
+
+
+def _format_rows(table: Table, marks: Mapping[str, str], width: int | None = None) -> list[str]:
+    """Return the headings with the rule below them, then the rows."""
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    marks = _name_marks(table)
     grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)
     widths = _column_widths(table.columns, [heads, *grid], bound)
-    body = [_format_row(row, table.columns, widths) for row in [_align_heads(heads, widths), *grid]]
-    rule = "  ".join("-" * width for width in widths)
-    gaps = "\n" if any(len(cell) > 1 for row in grid for cell in row) else ""
-    notes = (*(f"{mark} {detail}" for detail, mark in marks.items()), *table.footnotes)
-    lines = [escape_controls(table.title), "", body[0], rule, *(row + gaps for row in body[1:])]
-    return "\n".join([*lines, *([] if gaps else [""]), *(escape_controls(note) for note in notes)]).rstrip() + "\n"
+    head, *body = [_format_row(row, table.columns, widths) for row in [_align_heads(heads, widths), *grid]]
+    return [head + "\n" + "  ".join("-" * width for width in widths), *body]
 
 
 _MARKS = "°§¶"
 
 
-def _name_marks(table: Table) -> dict[str, str]:
-    """Return detail -> mark of the names in the first column, if there are few: a mark takes no line of its own."""
-    details = list(dict.fromkeys(row[0].detail for row in table.rows if row[0].detail and not row[0].interval))
-    is_named = not table.columns[0].numeric and len(details) <= len(_MARKS)
-    return dict(zip(details, _MARKS, strict=False)) if is_named else {}
+def _name_marks(tables: Sequence[Table]) -> dict[str, str]:
+    """Return detail -> mark of the names in the first columns, if there are few: a mark takes no line of its own."""
+    named = [table for table in tables if not table.columns[0].numeric]
+    firsts = [row[0] for table in named for row in table.rows]
+    details = list(dict.fromkeys(cell.detail for cell in firsts if cell.detail and not cell.interval))
+    return dict(zip(details, _MARKS, strict=False)) if len(details) <= len(_MARKS) else {}
+
+
+def _mark_notes(marks: Mapping[str, str]) -> list[str]:
+    return [f"{mark} {detail}" for detail, mark in marks.items()]
 
 
 def _mark_name(cell: Cell, marks: Mapping[str, str]) -> Cell:
