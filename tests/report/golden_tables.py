@@ -18,6 +18,7 @@ from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.render import TableFormat, render_tables
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
@@ -36,7 +37,7 @@ def golden() -> Iterator[tuple[str, str]]:
         yield name, render_tables(tables_of_demo[: 2 if form == "md" else None], form)
     for table in tables_of_demo:
         yield f"demo-{table.name}.csv", render_tables([table], "csv")
-    yield "paper.txt", render_tables(papers(), "text")
+    yield "paper.txt", "\n".join(render_text(table, width=100) for table in papers())
 
 
 def demonstrated(which: Sequence[str] = (), roster: Roster | None = None) -> list[Table]:
