@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.metaworld import host
@@ -58,6 +59,22 @@ class TestMetaworld(HostConformance):
         for _ in range(steps):
             seen, _ = env.step(script.act(seen))
         return PUCK
+
+    def set_down(self, env, seed):
+        self.follow_script(env, seed, steps=45)
+        for motion, steps in (([0, 0, -0.3, 1], 30), ([0, 0, 0, -1], 10), ([0, 0, 1, -1], 20), ([0, 0, 0, -1], 150)):
+            for _ in range(steps):
+                env.step(np.array(motion, dtype=float))
+        model = env._env.model
+        return PUCK, float(model.body_subtreemass[model.body(PUCK).id])
+
+    def turn_object(self, env, seed):
+        """Turn the puck in the simulator itself: the hand cannot turn."""
+        env.reset(seed)
+        turn_body(env._env.model, env._env.data, env._env.model.body(PUCK).id, 40.0)
+        for _ in range(5):
+            env.step(np.array(host.STILL))
+        return PUCK, 40.0
 
     def close_on_nothing(self, env, seed):
         env.reset(seed)

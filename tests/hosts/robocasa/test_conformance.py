@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.robocasa import install, kitchens
@@ -61,6 +62,30 @@ class TestRobocasa(HostConformance):
 
     def move_object(self, env, seed):
         return self.hold(env, seed)  # lifted and carried on the way
+
+    def set_down(self, env, seed):
+        """The careful script to its end, then the hand away and at rest."""
+        acting, seen = make_policy("scripted:careful"), env.reset(seed)
+        acting.reset(env.task, 0)
+        for _ in range(400):
+            seen, success = env.step(acting.act(seen))
+            if success:
+                break
+        self.stand_still(env, 60)
+        sim = env._env.sim
+        return OBJECT, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{OBJECT}_main")])
+
+    def turn_object(self, env, seed):
+        """Turn it in the simulator itself."""
+        env.reset(seed)
+        sim = env._env.sim
+        turn_body(sim.model._model, sim.data._data, sim.model.body_name2id(f"{OBJECT}_main"), 40.0)
+        self.stand_still(env, 5)
+        return OBJECT, 40.0
+
+    def stand_still(self, env, steps):
+        for _ in range(steps):
+            env.step(STILL)
 
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the object, then down until something stops it."""
