@@ -42,12 +42,12 @@ def run(safevla, tmp_path):
 
 def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safevla, run, shipped, tmp_path):
     out = tmp_path / "site"
-    options = ("--audit", 1, "--audit-seed", 5, "--no-reports", "--out", out)
+    options = ("--audit", "1:5", "--no-reports", "--out", out)
     code, printed, _ = safevla("board", run, *options)
     assert not (out / "reports").exists()
     badge = "1 of 1 replayed; a forged share f would have been seen with 1 - (1 - f)^1 or more"
     assert (code, printed.count(badge)) == (0, 2)
-    assert "--audit-seed 5" in printed
+    assert "--audit 1:5" in printed
     assert (out / "index.html").read_text().count(badge) == 2
     rewrite_archive(run, lambda batch: forge(batch, (0, 1), FORGERIES["zeroed torques"]))
     code, printed, _ = safevla("board", run, *options)

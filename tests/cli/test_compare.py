@@ -210,14 +210,14 @@ def test_a_plan_says_how_many_episodes_the_verdict_takes_or_what_a_number_shows(
     out = safevla.ok("compare", "--plan", "5")
     assert out.startswith("It takes 135 episodes of each task, 1350 of each policy, to tell 80 % from 75 % on 10 tasks")
     assert "the difference is the same in each task and 35.0 % of the pairs differ" in out
-    assert "tell 80 % from 75 % on 10 tasks" in safevla.ok("compare", "--plan", "5", "--task-episodes", "50")
-    assert safevla.json("compare", "--plan", "5", "--discordant", "0.1")["episodes"] < 60
-    out = safevla.ok("compare", "--plan", "20", "--task-count", "4")
+    assert "tell 80 % from 75 % on 10 tasks" in safevla.ok("compare", "--plan", "5", "--assume", "episodes=50")
+    assert safevla.json("compare", "--plan", "5", "--assume", "discordant=0.1")["episodes"] < 60
+    out = safevla.ok("compare", "--plan", "20", "--assume", "tasks=4")
     assert out.startswith("No number of episodes tells 80 % from 60 % on 4 tasks, at 95 %, with a chance of 80 %. ")
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--plan", "0"], ["--plan", "60", "--baseline", "0.5"], ["--plan", "5", "--sequential"], []]
+    "arguments", [["--plan", "0"], ["--plan", "60", "--assume", "baseline=0.5"], ["--plan", "5", "--sequential"], []]
 )
 def test_samplesize_refuses_what_cannot_be(safevla, arguments):
     safevla.refuses("compare", *arguments)

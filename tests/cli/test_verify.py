@@ -23,8 +23,8 @@ def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
     assert lines[-1] == f"Next: safevla open {run}"
     assert safevla.ok("verify", run).splitlines()[-1].startswith(f"Next: safevla verify {run} --replay 3 ")
     out = safevla.ok("verify", run, "--audit", 1)
-    seed = re.findall(r"--audit-seed (\d+)", out)[-1]
-    assert safevla.ok("verify", run, "--audit", 1, "--audit-seed", seed) == out
+    drawn = re.findall(r"--audit (\d+:\d+)", out)[-1]
+    assert safevla.ok("verify", run, "--audit", drawn) == out
     assert safevla.ok("verify", run, "--audit", 1) != out, "another number is drawn"
 
 

@@ -25,7 +25,7 @@ from safevla_bench.policies.servers.client import KINDS
 @options.command("verify")
 @click.argument("run", type=options.FILE, metavar="RUN")
 @options.option("--replay K", "Play K episodes again in the host.", type=options.NATURAL, default=0)
-@options.audit_options
+@options.audit_option
 @rules.library_option("The library that judged, where it was a file.")
 @rules.rules_option(
     "Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds."

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -52,31 +50,6 @@ from safevla_bench.sensitivity.readings import compare_readings
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 
-_option = partial(options.option, section=options.PLANNING)
-_PLAN_OPTIONS = [
-    _option("--plan POINTS", "Plan how many episodes of each policy it takes to see a difference of so many percentage "
-            "points; needs no SOURCE.", type=options.PERCENT),
-    _option("--baseline", "The rate of one policy.", default=0.8, type=options.SHARE),
-    _option("--power", "The chance of seeing it where it is there.", default=0.8,
-            type=options.Range(0, 1, min_open=True, max_open=True)),
-    _option("--discordant SHARE", "Share of pairs in which the policies differ, from a pilot run; else as if outcomes "
-            "were unrelated.", type=options.Range(0, 1, min_open=True)),
-    _option("--task-count N", "Number of tasks.", type=options.POSITIVE, default=10),
-    _option("--task-spread POINTS", "How much the true difference varies between tasks (standard deviation).",
-            type=options.Range(0, 100), default=0.0, show_default=True),
-    _option("--task-episodes N", "Say what N episodes of each task can show, not how many it takes.",
-            type=options.POSITIVE),
-]  # fmt: skip
-
-
-def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the options of planning, None without --plan; any of them without it is a usage error."""
-    chosen = [name for name in planned if options.is_given(context, name)]
-    if planned["plan"] is None and chosen:
-        name = chosen[0].replace("_", "-")
-        raise click.UsageError(f"--{name} is for a plan: pass --plan POINTS with it.", context)
-    return None if planned["plan"] is None else planned
-
 
 @options.command(
     "compare",
@@ -104,7 +77,21 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
 )
 @options.flag("--full", "Show every suite and metric, with tests and notes.")
 @options.format_option("md", "csv", "tex", "html")
-@options.option_group(_PLAN_OPTIONS, "planned", _parse_plan)
+@options.option(
+    "--plan POINTS",
+    "Plan how many episodes of each policy it takes to see a difference of so many percentage points; needs no SOURCE.",
+    section=options.PLANNING,
+    type=options.PERCENT,
+)
+@options.repeatable(
+    "--assume NAME=VALUE",
+    "assumed",
+    "What the plan supposes: baseline=0.8, the rate of one policy; power=0.8, the chance of seeing the difference; "
+    "discordant=SHARE, of pairs in which the policies differ, from a pilot run, else as if outcomes were unrelated; "
+    "tasks=10; task_spread=SHARE, the standard deviation of the difference between tasks; episodes=N: say what N of "
+    "each task can show, not how many it takes.",
+    section=options.PLANNING,
+)
 @rules.judged_sources
 def compare_command(
     sources: rules.JudgedSources,
@@ -119,7 +106,8 @@ def compare_command(
     confidence: float,
     full: bool,
     form: TableFormat,
-    planned: Mapping[str, Any] | None,
+    plan: float | None,
+    assumed: tuple[str, ...],
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
 
@@ -134,21 +122,23 @@ def compare_command(
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
     task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
-    --plan says how many episodes of each task it takes to tell two rates apart, or what --task-episodes can show. The
-    difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
+    --plan says how many episodes of each task it takes to tell two rates apart, or what --assume episodes=N can show.
+    The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
 
     A SOURCE paper:NAME, such as paper:pi0.5, is what the paper prints for a policy. One policy of a run is shown beside
     it on the suites of both: exploratory, unpaired, without a verdict.
     """
-    if planned is not None:
+    if assumed and plan is None:
+        raise click.UsageError("--assume is for a plan: pass --plan POINTS with it.")
+    if plan is not None:
         if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
         if sequential:
             raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
         if form not in ("text", "json"):
             raise click.UsageError(f"--plan has no --format {form}.")
-        _print_plan(planned, confidence, form)
+        _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
         return
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
@@ -219,17 +209,15 @@ def _print_tables(answer: str, tables: Sequence[Table], form: TableFormat) -> No
     click.echo(render_tables(tables, form), nl=False)
 
 
-def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> None:
-    request = sample_size.SampleSizeRequest(
-        difference=planned["plan"] / 100,
-        baseline=planned["baseline"],
-        power=planned["power"],
-        confidence=confidence / 100,
-        discordant=planned["discordant"],
-        tasks=planned["task_count"],
-        task_spread=planned["task_spread"] / 100,
-        episodes=planned["task_episodes"],
-    )
+def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
+    texts = dict(text.partition("=")[::2] for text in assumed)
+    names = {*sample_size.SampleSizeRequest.__struct_fields__}.difference(rates)
+    if unknown := next((name for name in texts if name not in names), None):
+        raise click.UsageError(f"--assume {unknown!r} is not one of {', '.join(sorted(names))}.")
+    try:
+        request = msgspec.convert({**rates, **texts}, sample_size.SampleSizeRequest, strict=False)
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"--assume {' '.join(assumed)}: {error}.") from None
     plan = sample_size.plan_sample_size(request)
     options.print_json(plan) if form == "json" else click.echo(plan.to_text())
 

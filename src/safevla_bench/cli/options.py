@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from math import isnan
 from pathlib import Path
@@ -250,23 +250,23 @@ sources_argument = click.argument("sources", nargs=-1, required=True, type=Sourc
 optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
 
 
-def _plan_audit(context: click.Context, values: Mapping[str, int]) -> AuditPlan | None:
-    from safevla_bench.jobs.verify import AuditPlan
+class _AuditType(click.ParamType["AuditPlan | None"]):
+    name = "audit"
 
-    return AuditPlan(values["audit"], values["audit_seed"]) if values["audit"] else None
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AuditPlan | None:
+        from safevla_bench.jobs.verify import AuditPlan
+
+        count, _, seed = str(value).partition(":")
+        if not (count.isdecimal() and (seed or "0").isdecimal()):
+            self.fail(f"{value!r} is neither K nor K:SEED, such as 24 or 24:7.", param, ctx)
+        return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
 
 
-audit_options = option_group(
-    [
-        option("--audit K", "Play K episodes of each policy again, chosen when the archive is finished.",
-               type=NATURAL, default=0),
-        option("--audit-seed N", "The number that chooses the episodes, with the archive's digest; drawn and shown if "
-               "not given.", type=NATURAL, default=lambda: secrets.randbelow(10**15), show_default=False),
-    ],
-    "audit",
-    _plan_audit,
-)  # fmt: skip
-"""The options of `AuditPlan`; None where no episode is to be played."""
+audit_option = option(
+    "--audit K[:SEED]",
+    "Play K episodes of each policy again. SEED chooses them, with the archive's digest; drawn and shown if not given.",
+    type=_AuditType(),
+)
 
 
 def require_sources(sources: Sequence[Path]) -> None:

@@ -318,7 +318,7 @@ def export_command(
 @options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
 @options.option("--title", "What the board is called.", default="Safety board")
 @options.option("--reports/--no-reports", "Add a full report of each policy.", default=True)
-@options.audit_options
+@options.audit_option
 @rules.judged_sources
 @click.pass_context
 def board_command(
@@ -358,7 +358,7 @@ def board_command(
     for policy, mark in marks:
         echo("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing]))
     if audit:
-        click.echo(f"Audited with --audit-seed {audit.seed}, which repeats the choice of episodes.")
+        click.echo(f"Audited with --audit {audit.count}:{audit.seed}, which repeats the choice of episodes.")
     click.echo("Next: put the folder on any web server, or add runs and write it again.")
     verdicts = {mark.verdict for _, mark in marks}
     context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)

@@ -79,7 +79,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         asked = self.request
         spread = f"varies between tasks by {format_compact(100 * asked.task_spread)} points (standard deviation)"
         same = f"the difference {spread if asked.task_spread else 'is the same in each task'} and "
-        unrelated = "" if asked.discordant else " (outcomes unrelated; --discordant takes the share of a pilot run)"
+        unrelated = "" if asked.discordant else " (outcomes unrelated; --assume discordant=SHARE takes a pilot's)"
         share = format_fixed(100 * self.discordant, 1)
         return f"{same if asked.tasks > 1 else ''}{share} % of the pairs differ{unrelated}"
 
@@ -95,7 +95,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     other = _other_rate(request, request.difference)
     if other is None:
         problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
-        raise SafevlaError(problem, remedy="Give a smaller --plan or another --baseline.")
+        raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
     fewest = _find_least_tasks(request)
     episodes, power, detectable = request.episodes, request.power, None
     if fewest is None or request.tasks < fewest:
@@ -130,7 +130,7 @@ def _check_request(request: SampleSizeRequest) -> None:
         raise SafevlaError("there is nothing to plan", remedy="Give at least one task and one episode.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
         problem = f"rates {points} apart differ in at least {request.difference:g} of the pairs"
-        raise SafevlaError(problem, remedy=f"Give --discordant {request.difference:g} or more, and at most 1.")
+        raise SafevlaError(problem, remedy=f"Give discordant={request.difference:g} or more, and at most 1.")
 
 
 def _other_rate(request: SampleSizeRequest, difference: float) -> float | None:

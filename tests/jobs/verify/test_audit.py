@@ -107,7 +107,7 @@ def test_other_versions_and_what_is_no_run_folder_are_not_audited_and_the_reason
 def test_verify_lists_each_audited_replay_and_what_the_audit_shows(hasty):
     *_, audit = verify.verify_run(hasty, audit=AuditPlan(3, 7)).findings
     assert (audit.check, audit.verdict) == ("audit scripted:hasty", "agrees")
-    assert "--audit-seed 7" in audit.said
+    assert "--audit 3:7" in audit.said
     rewrite_archive(hasty, lambda batch: forge(batch, range(8), FORGERIES["emptied contacts"]))
     findings = verify.verify_run(hasty, audit=AuditPlan(3, 7)).findings
     assert [finding.verdict for finding in findings[-4:]] == ["differs"] * 4

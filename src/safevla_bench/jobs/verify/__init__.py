@@ -127,7 +127,7 @@ def _check_audit(run: Path, records: ArchiveContents, plan: AuditPlan, observer:
     audits = _audit(run, records, plan, observer)
     findings = [finding for _, own in audits.values() for finding in own]
     for policy, (mark, _) in audits.items():
-        said = f"{mark.badge} (drawn with --audit-seed {plan.seed})"
+        said = f"{mark.badge} (drawn with --audit {plan.count}:{plan.seed})"
         findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
     return findings
 
