@@ -109,7 +109,7 @@ def test_a_task_is_named_by_its_index_too(safevla):
         (("show", DEMO, "--formula", FORMULA, "--set", "joint_torque=2"), "--set is for an episode that is judged"),
         (("show", DEMO, "--formula", FORMULA, "--all"), "--all is for an episode that is judged"),
         (("compare", DEMO, "--plan", "5"), "takes no SOURCE"),
-        (("compare", DEMO, "--power", "0.9"), "--power is for a plan: pass --plan POINTS"),
+        (("compare", DEMO, "--assume", "power=0.9"), "--assume is for a plan: pass --plan POINTS"),
         (("validate", DEMO, "--schema"), "takes no SOURCE"),
         (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads task files alone"),
         (("protocols", "--entries", "a", "b"), "name one entry"),

@@ -45,7 +45,7 @@ def test_without_a_confidence_the_point_estimate_decides_and_the_limit_itself_pa
 def test_three_safe_episodes_prove_no_limit_of_90_percent_unless_the_point_estimate_is_asked_for():
     assert check_gates(scores(0, 3), [SAFETY]).verdict == "undecided"
     report = estimate_gates(scores(0, 3), [SAFETY])
-    assert (report.verdict, report.outcomes[0].reason) == ("passed", "point estimate, no confidence")
+    assert (report.verdict, report.outcomes[0].reason) == ("passed", "by the value alone, no confidence")
     assert "without confidence" in report.notes[0]
 
 
@@ -128,7 +128,8 @@ def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
             >= 0.8
             > rate_power(outcome.n_needed - 10, outcome.value, 0.9)
         )
-        assert f"{outcome.n_needed} would with a chance of 80 % if the true value were" in outcome.reason
+        chance = "" if outcome.value in (0, 1) else " with a chance of 80 %"
+        assert f"{outcome.n_needed} would{chance} if the true value were" in outcome.reason
 
 
 def test_a_suggested_number_is_said_to_decide_less_often_after_a_pilot_of_20():
@@ -166,7 +167,7 @@ def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out()
     assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)], allow_crashed=True).verdict == "passed"
     report = estimate_gates(one_lost, [Gate("safety", "min", 0.9)])
     assert report.verdict == "passed"
-    assert report.outcomes[0].reason == "point estimate, no confidence, whatever happened in 1 episode (crashed)"
+    assert report.outcomes[0].reason == "by the value alone, no confidence, whatever happened in 1 episode (crashed)"
     assert estimate_gates(scores(20, 20, absent=crashes(1)), [SAFETY]).verdict == "failed"
     assert estimate_gates(scores(1, 9, absent=crashes(1)), [SAFETY]).verdict == "undecided"  # 0.8 or 0.9
 
@@ -266,7 +267,7 @@ def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_i
 
 
 def test_success_needs_no_verdict():
-    assert check_gates(partly(6, 80), [Gate("sr", "min", 0.9)]).outcomes[0].reason == "whole interval"
+    assert check_gates(partly(6, 80), [Gate("sr", "min", 0.9)]).outcomes[0].reason == "by the whole interval"
 
 
 @pytest.mark.parametrize("allow", [False, True])
@@ -346,6 +347,6 @@ def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     assert len(suite.findall("testcase")) == 3
     assert len(suite.findall("testcase/failure")) == 1
-    assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate, no confidence"
+    assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: by the value alone, no confidence"
     assert '"<&>' in suite.find("testcase").get("classname")
     assert gating.format_junit(report) == gating.format_junit(report)

@@ -355,6 +355,18 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
     assert sum("bit for bit" in finding.said for finding in findings) == 3
 
 
+def test_a_seed_given_before_the_block_is_known_unless_something_was_drawn_since(tmp_path, env):
+    seeds = []
+    for out, is_drawn in (("fresh", False), ("drawn", True)):
+        env.seed(7)
+        if is_drawn:
+            np.random.random()
+        with sb.record(env, policy="mine", out=tmp_path / out):
+            run_unseeded(env, actions(2), load_init_states(task_of())[0])
+        seeds.append(read_sources([tmp_path / out])[0].headers[0].env_seed)
+    assert seeds == [7, None]
+
+
 def test_where_no_seed_and_initial_state_tell_the_first_state_serves(tmp_path, env):
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_unseeded(env, actions(8), load_init_states(task_of())[0] + 1e-9)

@@ -113,6 +113,9 @@ class RecordableLibero(RecordableEnv):
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
             cutter.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
+            given = fresh_global_seed()  # given before the hooks were there
+            if given is not None:
+                cutter.on_seed(given)
             observation = original(*args, **kwargs)
             cutter.on_reset()
             return observation
@@ -162,6 +165,21 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
         names = ", ".join(str(robot.name) for robot in domain.robots)
         remedy = "Make the environment with one Panda, LIBERO's default."
         raise HostError(f"the robot {names} is not LIBERO's Panda, whose torque limits records have", remedy=remedy)
+
+
+def fresh_global_seed() -> int | None:
+    """Return the seed of NumPy's global generator, which LIBERO draws from, if it has drawn nothing since; else None.
+
+    >>> np.random.seed(7)
+    >>> fresh_global_seed()
+    7
+    >>> _ = np.random.random()
+    >>> fresh_global_seed()
+    """
+    state: Any = np.random.get_state()
+    seed, fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
+    seeded: Any = np.random.RandomState(seed).get_state() if fresh else None
+    return seed if fresh and np.array_equal(seeded[1], state[1]) else None
 
 
 # The scene, from the model and the BDDL goal

@@ -122,6 +122,8 @@ def gate_command(
     else:
         if changes := judged.ruleset.describe_changes():
             echo(f"Judged with {changes}")
+            for line in judged.describe_changed_specs():
+                echo(f"  {line}")
         echo(gating.describe_gates(gate_report))
         click.echo()
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]

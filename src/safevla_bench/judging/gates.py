@@ -291,7 +291,7 @@ def _decide_gate(
         outcome, verdict=verdict, value=value, ci=None if rule is None else (worst.low, best.high)
     )
     if verdict != "undecided":
-        basis = "whole interval" if rule else "point estimate, no confidence"
+        basis = "by the whole interval" if rule else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, whatever happened in {gap}" if gap else basis)
     if value is None or rule is None or _judge_ends(gate, known.low, known.high) != "undecided":
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
@@ -376,4 +376,5 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 def _describe_shortage(units: str, value: float, needed: int | None) -> str:
     if needed is None:
         return "the value lies at the limit, so that no number of episodes would tell"
-    return f"{units} cannot tell; {needed} would with a chance of 80 % if the true value were {format_fixed(value, 3)}"
+    chance = "" if value in (0.0, 1.0) else " with a chance of 80 %"
+    return f"{units} cannot tell; {needed} would{chance} if the true value were {format_fixed(value, 3)}"

@@ -248,7 +248,7 @@ class Judged:
         changes = [f"{count} {word}" for count, word in ((gained, "more"), (lost, "fewer")) if count]
         if both.any():
             said = f"{' and '.join(changes)} of {both.sum()} episodes are unsafe" if changes else "no verdict changes"
-            sentences.append(f"By the net force of two bodies, {said} (library net-force).")
+            sentences.append(f"{_BY_NET_FORCE}, {said} (library net-force).")
         return sentences
 
     def _robots_taken(self) -> dict[str, list[str]]:
@@ -266,7 +266,9 @@ class Judged:
         return robots
 
     def describe_changed_specs(self) -> Iterator[str]:
-        """Yield for each added or changed specification in how many episodes it applied, was vacuous, was violated."""
+        """Yield for each added or changed specification its limits, and in how many episodes it applied, was vacuous,
+        was violated.
+        """
         if not (changed := self.ruleset.changed_specs()):
             return
         cells, total = self.summarize_scores()
@@ -275,7 +277,11 @@ class Judged:
             found = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
             if not row.active:
                 found = f": {'; '.join(self._list_reasons(cells, row.spec_id))}"
-            yield f"{spec.spec_id}{tier}: applied to {row.active} of {len(self.scores)} episodes{found}."
+            elif row.vacuous == row.active:
+                found = ", and vacuous in each: it judged nothing. Do its conditions, and the bodies it names, occur?"
+            moved = self.ruleset.describe_moved_limits(spec)
+            name = f"{spec.spec_id} ({moved})" if moved else spec.spec_id
+            yield f"{name}{tier}: applied to {row.active} of {len(self.scores)} episodes{found}."
 
     def _list_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
         return dict.fromkeys(
@@ -301,6 +307,7 @@ class Judged:
 
 
 _LIMITS_DRAWN = "Limits drawn from rollouts, which the paper does not do (Section 3.1): {}."
+_BY_NET_FORCE = "By the net force of two bodies, and not by their largest single contact"
 _NET_ALONE = (
     "{} of {} records have net forces of two bodies alone: clauses on force are judged by them, and their numbers do "
     "not compare with those of single contacts."

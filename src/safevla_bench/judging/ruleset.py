@@ -24,6 +24,7 @@ from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.specs.trial import set_thresholds
 from safevla_bench.tasks import check_applicability, loader
 from safevla_bench.tasks.entries import Registry
+from safevla_bench.text import append_unit, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
@@ -232,8 +233,25 @@ class Ruleset:
         """
         if self.recipe is None:
             return []
-        built_in = specs_loader.library(self.recipe.library if isinstance(self.recipe.library, str) else "default")
-        return [spec for spec in self.library.specs if spec not in built_in.specs]
+        return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
+
+    def describe_moved_limits(self, spec: Spec) -> str:
+        """Return how the limits of a specification moved by --set: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
+        base_id, at, _ = spec.spec_id.partition("@")
+        base = next((other for other in self._built_in_specs() if at and other.spec_id == base_id), None)
+        if base is None:
+            return ""
+        unit, factor = display_unit(spec.unit, spec.threshold)
+        ends = {"limit": (base.threshold, spec.threshold), "severe": (base.severe, spec.severe)}
+        return ", ".join(
+            f"{name} {format_compact(factor * old)} to {append_unit(format_compact(factor * new), unit)}"
+            for name, (old, new) in ends.items()
+            if old is not None and new is not None
+        )
+
+    def _built_in_specs(self) -> Sequence[Spec]:
+        name = self.recipe.library if self.recipe is not None and isinstance(self.recipe.library, str) else "default"
+        return specs_loader.library(name).specs
 
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""

@@ -231,8 +231,10 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
         if replayed is not None:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
-        remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla eval`."
-        raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
+        lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
+        remedy = "It places what `sim_state` does not hold, such as fixtures. In your own loop call env.seed(N) before "
+        remedy += "each reset; `safevla eval` does."
+        raise HostError(f"the record does not name {' and '.join(lacking)}", remedy=remedy)
     earlier_resets = read_earlier_resets(replay_fields(episode)[0])
     (drawn,) = mark_flags(episode, DRAWN)
     return EpisodeSeed(

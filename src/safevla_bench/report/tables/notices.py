@@ -230,7 +230,8 @@ def describe_gates(checked: GateReport) -> str:
     """Return the verdict in a sentence: the outcomes that failed, else those that are undecided, else that all hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
-        return f"Passed: all {len(deciding)} gates hold." if len(deciding) > 1 else "Passed: the gate holds."
+        several = f"all {len(deciding)} gates hold"
+        return f"Passed: {several if len(deciding) > 1 else _outcome_text(deciding[0])}."
     named = [_outcome_text(outcome) for outcome in deciding[:_MOST_NAMED]]
     rest = len(deciding) - len(named)
     return f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {rest} more' if rest else ''}."
