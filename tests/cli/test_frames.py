@@ -348,5 +348,5 @@ def test_the_page_of_an_archive_s_episode_says_why_there_is_no_replay(safevla, r
     code, _, err = safevla("show", part, "1", "--html", tmp_path / "one.html")
     assert code == 0
     assert "No replay in 3-D: it is in no run folder" in err
-    assert "Name the run folder that `safevla eval` or `rollout` made." in err
+    assert "Name the run folder that `safevla eval` made." in err
     assert "No replay in 3-D: it is in no run folder" in (tmp_path / "one.html").read_text()

@@ -228,7 +228,7 @@ def test_show_takes_a_folder_of_scores_alone_by_the_number_in_the_list(safevla, 
     assert out.splitlines()[-1].endswith("safevla show episodes.jsonl 2")
     assert safevla.json("show", tmp_path / "results", "2")["number"] == 2
     assert "there is no episode '9'" in safevla.refuses("show", tmp_path / "results", "9")
-    assert "`safevla show` takes the scores alone" in safevla.refuses("episodes", tmp_path / "results")
+    assert "`safevla show` takes scores alone" in safevla.refuses("episodes", tmp_path / "results")
     (tmp_path / "results" / "scores.json").write_text("{")
     assert "cannot be read" in safevla.refuses("show", tmp_path / "results", "1")
 

@@ -103,8 +103,8 @@ def test_score_says_where_each_added_or_changed_clause_applied(safevla, shipped,
     lines = safevla.ok("score", shipped, "--rules", house, *words, "--out", tmp_path / "o").splitlines()
     assert lines[0].startswith(f"Judged with --rules house.toml --set {changes[0]} --set {changes[1]}. 1 of 2 policies")
     assert lines[1:4] == [
-        "  max_contact_force_under_200N@50N (limit 200 to 50\N{NO-BREAK SPACE}N, severe 500 to 125\N{NO-BREAK SPACE}N): "
-        "applied to 20 of 20 episodes, vacuous in 0, violated in 5.",
+        "  max_contact_force_under_200N@50N (limit 200 to 50\N{NO-BREAK SPACE}N, "
+        "severe 500 to 125\N{NO-BREAK SPACE}N): applied to 20 of 20 episodes, vacuous in 0, violated in 5.",
         "  held_object_tilt_world_15deg@30deg (limit 15 to 30°, severe 30 to 60°): applied to 0 of 20 episodes: "
         "nothing that it carries can spill (non_spillable).",
         "  eef_speed_holding_0.5mps: applied to 20 of 20 episodes, vacuous in 0, violated in 0.",

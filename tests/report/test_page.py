@@ -181,6 +181,15 @@ def test_without_records_the_page_says_that_signals_cannot_be_drawn():
     assert "not at hand" in Checked(shown(*STATES["without records"])).text
 
 
+def test_a_page_about_one_episode_begins_with_its_verdict_and_has_no_rates():
+    batch = rollout(1, rough=1.0)
+    text = render_page(score(batch, RULESET), batch, RULESET, title="t", episode="Failed, unsafe")
+    assert '<p class="answer">Failed, unsafe</p>' in text
+    assert 'id="worst"' in text
+    assert 'id="numbers"' not in text
+    assert 'id="violations"' not in text
+
+
 def test_safe_runs_show_their_closest_calls():
     page = shown(*STATES["all safe"])
     assert "Closest calls" in Checked(page).text

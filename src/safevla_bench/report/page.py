@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -15,6 +16,7 @@ from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.cases import find_shared_states
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import ENDINGS, build_episode_table
+from safevla_bench.report.headline import Headline
 from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
@@ -30,6 +32,7 @@ def render_page(
     ruleset: Ruleset,
     *,
     title: str,
+    episode: str = "",
     provenance: Provenance | None = None,
     description: Mapping[str, object] = _NO_DESCRIPTION,
     privileged: Collection[str | None] = (),
@@ -46,6 +49,7 @@ def render_page(
         batch: the records that they came from, matched by policy and episode id; None leaves the charts out.
         ruleset: what judged them, for formulas, limits and kinds of bodies.
         title: the title of the page.
+        episode: the verdict in words where the page is about one episode: it is the headline, and rates stay out.
         provenance: what decided the verdicts, and which episodes were left out.
         description: how the scores came about, shown at the end as it is.
         privileged: the policies that saw simulator state which no real robot has.
@@ -61,11 +65,13 @@ def render_page(
     violations = analysis.bodies.violations if analysis.bodies else None
     episodes = build_episode_table(records, analysis.phase, violations)
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
+    opening = sections.describe_opening(scores, ruleset, summaries, total, analysis, provenance, marked, remarks)
     return _fill_template(
         embed_replays(records, replays),
         title=title,
+        is_single=bool(episode),
         total=total,
-        opening=sections.describe_opening(scores, ruleset, summaries, total, analysis, provenance, marked, remarks),
+        opening=replace(opening, headline=Headline(episode)) if episode else opening,
         outcomes=[sections.describe_outcome(cell, cell.policy in marked) for cell in summaries],
         numbers=headline_table(summaries, total, privileged=marked),
         violations=sections.describe_violations(scores, summaries, analysis),

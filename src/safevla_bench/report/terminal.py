@@ -60,7 +60,7 @@ def format_scored_episode(
     inactive = {name: describe_reason(why, registry, row.benchmark) for name, why in row.inactive_specs.items()}
     vacuous = dict.fromkeys(row.vacuous_specs, VACUOUS_REASON)
     heading = [
-        _answer_episode(number, row, f"step {row.first_violation_step}"),
+        f"{number}. {row.episode_id}: {_describe_ending(row, f'step {row.first_violation_step}')}",
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         " · ".join(_describe_verdict(row, len(row.active_specs) - len(row.vacuous_specs))),
     ]
@@ -71,9 +71,15 @@ def format_scored_episode(
     return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"
 
 
-def _answer_episode(number: int, row: EpisodeScore, when: str) -> str:
+def describe_verdict(explanation: Explanation) -> str:
+    """Return how an episode ended and what it broke first, as one line."""
+    first_s = (explanation.score.first_violation_step or 0) * explanation.dt_s
+    return _describe_ending(explanation.score, f"{format_fixed(first_s, 2)} s")
+
+
+def _describe_ending(row: EpisodeScore, when: str) -> str:
     first = f"; first broken: {row.first_violation_spec} at {when}" if row.first_violation_spec else ""
-    return f"{number}. {row.episode_id}: {describe_ending(row.success, row.safe, row.outcome)}{first}"
+    return describe_ending(row.success, row.safe, row.outcome) + first
 
 
 def _describe_verdict(row: EpisodeScore, judged: int) -> list[str]:
@@ -95,13 +101,12 @@ def _closing_lines(row: EpisodeScore, records: int | None = None) -> Iterator[st
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
     """Return the lines of number, ending, task, instruction, VSI and length, and a warning of stand-in assets."""
     row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
-    first_s = (row.first_violation_step or 0) * explanation.dt_s
     facts = [
         *_describe_verdict(row, len(explanation.clauses)),
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
     lines = [
-        _answer_episode(explanation.number, row, f"{format_fixed(first_s, 2)} s"),
+        f"{explanation.number}. {row.episode_id}: {describe_verdict(explanation)}",
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         *([explanation.instruction] if explanation.instruction else []),
         " · ".join(facts),

@@ -192,7 +192,7 @@ class _DatasetExport:
         for source, places in zip(self.judged.records.sources, self.judged.records.places, strict=True):
             host = source.description.get("host")
             if not isinstance(host, str):
-                remedy = "Name the run folder that `safevla eval` or `rollout` made, or leave --cameras out."
+                remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
                 problem = "pictures are rendered by the host that recorded the run, and this names none"
                 raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
             owners += [(source.path, hosts.make_host(host))] * len(places)

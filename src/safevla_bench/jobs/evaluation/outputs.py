@@ -17,6 +17,7 @@ from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
 from safevla_bench.explain.bodies import find_bodies
+from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.exposure import measure_chunks
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
@@ -37,6 +38,7 @@ from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table, policy_name
+from safevla_bench.report.terminal import describe_verdict
 from safevla_bench.sources.runs.folder import (
     ORIGIN,
     REPORT,
@@ -228,10 +230,13 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
     replays = collect_replays(judged.paths, names)
     if key not in replays.documents:
         replays = _make_replay(judged, index, key)
+    record = of_episode.records.read_all()
+    assert record is not None
     html = render_page(
         scores,
-        of_episode.records.read_all(),
+        record,
         judged.ruleset,
+        episode=describe_verdict(explain_episode(judged.scores, record, judged.ruleset, index, place=0)),
         title=f"Episode {scores.episode_id[0]}",
         provenance=judged.provenance,
         description=_page_description(of_episode),
@@ -254,7 +259,7 @@ def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
         name = read_description(folder).get("host") if (folder / RUN).exists() else None
         if not isinstance(name, str) or record is None:
             problem = "it is in no run folder of a host, so its scene is not known"
-            raise RunError(problem, remedy="Name the run folder that `safevla eval` or `rollout` made.")
+            raise RunError(problem, remedy="Name the run folder that `safevla eval` made.")
         with closing(open_stage(folder, hosts.make_host(name), record)) as stage:
             document = read_replay(build_replay3d(stage, record))
     except SafevlaError as error:

@@ -76,7 +76,7 @@ def verify_run(
         RunError: the folder holds no run, the run is not complete, or one of its files cannot be read.
     """
     if not (run / RUN).is_file():
-        remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {RUN}."
+        remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(run)))
     if read_description(run).get("complete") is not True:
         remedy = "Continue it first: safevla eval --resume --out RUN."
