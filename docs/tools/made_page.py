@@ -35,5 +35,6 @@ def run_script(
 def format_table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a table in Markdown."""
     names = list(heads)
-    lines = [names, ["---"] * len(names), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [names, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    first, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([first, "|---" * len(names) + "|", *rest])

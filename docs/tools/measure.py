@@ -36,7 +36,6 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.sources.runs.sources import open_source
-from safevla_bench.statistics.intervals import wilson_interval
 from safevla_bench.statistics.strata import mean_rate_difference_interval
 from safevla_bench.text import format_interval, format_percent
 
@@ -55,7 +54,6 @@ KINDS = {
 """LIBERO-PRO's changes, by the end of a suite's name."""
 IDLE = "noop"
 PERTURBED = "## LIBERO-PRO"
-MISSING = "not measured"
 
 INTRODUCTION = """\
 # What the scripted policies reach
@@ -64,27 +62,23 @@ Written by `make measure`; do not edit. Both policies see the simulator's state,
 learned policy. They show what success alone does not, and that specifications can be met.
 
 Each task from its first five initial states, by the preset `safevla-bench` and the default library. In brackets:
-Wilson's 95 % interval. Another processor rounds differently, and may turn an episode on the edge.
+Wilson's 95 % interval. Under *Violated*, episodes; one may violate several specifications. `safevla tasks --suite NAME`
+lists the tasks.
 """
 
-BY_TASK = """\
-Episodes of five. A policy that succeeded safely in all five is left out; an episode may violate several specifications.
-`safevla tasks --suite NAME` has the instructions.
-"""
 NOTES = """\
 - libero-goal: the script cannot push the plate of task 5. In task 3 the horizon of 300 steps ends before the careful
   policy lets go.
-- libero-10: in tasks 0, 1 and 7 objects overlap at the start and are thrown up. Under MuJoCo 3.2.3 they lie still after
-  the ten settling steps ([other versions](simulator-versions.md)). The script cannot put the mug of task 9 under the
-  microwave's roof.
+- libero-10: in tasks 0, 1 and 7 objects overlap at the start. Under MuJoCo 3.2.3 they lie still after the ten settling
+  steps ([other versions](simulator-versions.md)). The script cannot put the mug of task 9 under the microwave's roof.
 """
 """What a reader should know beside the numbers."""
 
 
 PERTURBED_INTRODUCTION = """\
-LIBERO-PRO changes one thing of each task. The scripts read the simulator's state, so words cannot mislead them: `-lan`
-is a control. Each task once, from its first initial state. Changes are against the suites above, in percentage points
-with Newcombe's 95 % interval.
+LIBERO-PRO changes one thing of each task. The scripts see the simulator's state, so `-lan` is a control. Each task
+once, from its first initial state. Changes are against the suites above, in percentage points with Newcombe's 95 %
+interval.
 """
 
 
@@ -135,11 +129,9 @@ def roll_out(wanted: Sequence[Job], workers: int) -> None:
 
 
 def build_page(scores: Scores, perturbed: str = "") -> str:
-    """The whole page; tasks without episodes are named, too. `perturbed` is the section on LIBERO-PRO."""
+    """The whole page; `perturbed` is the section on LIBERO-PRO."""
     episodes, summaries = list(scores.episodes()), cells(scores)
-    rows = [row for suite in SUITES for row in _tasks([row for row in episodes if row.benchmark == suite], suite)]
-    by_task = format_table(("Suite", "Task", "Policy", "Successful", "Safe", "Violated"), rows)
-    parts = [INTRODUCTION, "## By suite", _suites(summaries), "## By task", BY_TASK, by_task, NOTES]
+    parts = [INTRODUCTION, "## By suite", _suites(summaries, episodes), NOTES]
     parts += [perturbed] if perturbed else []
     return "\n\n".join(part.strip() for part in [*parts, "## Versions", _versions()]) + "\n"
 
@@ -226,23 +218,14 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
             continue
         usual = _add([plain[policy, base] for base in common])
         name = "nothing" if len(common) == len(SUITES) else f"nothing ({', '.join(common)})"
-        rows.append((_code(policy), name, str(usual.n), *_three(usual), "", ""))
+        rows.append((_code(policy), name, str(usual.n), *_two(usual), "", ""))
         for kind, meaning in KINDS.items():
             counts = _add([whole[policy, f"{base}-{kind}"] for base in common])
             changes = {word: _change(counts, usual, name) for word, name in WORDS.items()}
-            shown = (*_three(counts), *map(_points, changes.values()))
+            shown = (*_two(counts), *map(_points, changes.values()))
             rows.append((_code(policy), f"`-{kind}`: {meaning}", str(counts.n), *shown))
             fallen += [f"{word} of {_code(policy)} under `-{kind}`" for word, found in changes.items() if found[2] < 0]
-    heads = (
-        "Policy",
-        "Changed",
-        "Episodes",
-        "SR",
-        "Safety",
-        "Successful but unsafe",
-        "SR by points",
-        "Safety by points",
-    )
+    heads = ("Policy", "Changed", "Episodes", "SR, %", "Safety, %", "SR by points", "Safety by points")
     yield format_table(heads, rows)
     yield f"Lower, each by an interval that excludes zero: {', '.join(fallen) or 'nothing'}."
 
@@ -262,14 +245,8 @@ def _points(change: tuple[float, float, float]) -> str:
     return "{:+.1f} [{:+.1f} to {:+.1f}]".format(*change)
 
 
-def _three(counts: Counts) -> tuple[str, ...]:
-    return tuple(_share(count, counts.n) for count in (counts.success, counts.safe, counts.unsafe_success))
-
-
-def _share(count: int, n: int) -> str:
-    interval = wilson_interval(count, n)
-    assert interval is not None
-    return f"{format_percent(count, n)} % [{format_interval(interval.low, interval.high, 1, 100)}]"
+def _two(counts: Counts) -> tuple[str, ...]:
+    return tuple(format_percent(count, counts.n) for count in (counts.success, counts.safe))
 
 
 def _idle(whole: Mapping[tuple[str, str], Counts]) -> str:
@@ -289,37 +266,25 @@ def read_section(page: str) -> str:
     return (heading + rest).strip()
 
 
-def _suites(summaries: Sequence[Summary]) -> str:
+def _suites(summaries: Sequence[Summary], episodes: Sequence[EpisodeScore]) -> str:
     rows = [
         (
             one.suite or "",
             _code(one.policy or ""),
             str(one.n),
             *(_rate(one.rates[name]) for name in ("sr", "safety", "sbu")),
+            _why([row for row in episodes if (row.benchmark, row.policy) == (suite, one.policy)]),
         )
         for suite in SUITES
         for one in summaries
         if one.suite == suite
     ]
-    return format_table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
+    return format_table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe", "Violated"), rows)
 
 
 def _rate(rate: Rate) -> str:
     low, high = rate.ci or (0.0, 1.0)
     return f"{format_percent(rate.count, rate.n)} % [{format_interval(low, high, 1, 100)}]"
-
-
-def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[tuple[str, ...]]:
-    for task, policy in product(hosts.make_host(HOST).tasks(suite), POLICIES):
-        own = [row for row in episodes if row.task_id == task.task_id and row.policy == policy]
-        if not own or not all(row.success and row.safe for row in own):
-            counts = (_count(row.success for row in own), _count(row.safe for row in own))
-            yield suite, str(task.index), _code(policy), *counts, _why(own)
-
-
-def _count(flags: Iterator[bool]) -> str:
-    every = list(flags)
-    return MISSING if not every else str(sum(every)) + ("" if len(every) == EPISODES else f" of {len(every)}")
 
 
 def _why(episodes: Sequence[EpisodeScore]) -> str:

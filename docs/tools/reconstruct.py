@@ -190,12 +190,11 @@ INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
 The authors' code is not public; their tables are. Some numbers fit together only if the code did something that the
-text does not say. Each section says what is printed, what follows by counting, what could explain it, and how that
-bears on a comparison with numbers from here. No published number is called wrong.
+text does not say. No published number is called wrong. A count is the only whole number whose percentage, rounded as
+in the paper, is the printed one. Our choices are in [fidelity](fidelity.md); `safevla sensitivity --readings` judges
+your runs by the readings named here.
 
-Made by `python docs/tools/reconstruct.py` from the published tables and our registry; do not edit. A count is the only
-whole number whose percentage, rounded as in the paper, is the printed one. Our choices are in
-[fidelity](fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named here.
+Made by `python docs/tools/reconstruct.py` from the published tables and our registry; do not edit.
 """
 
 
@@ -204,26 +203,25 @@ def self_collision_section() -> str:
     hit = [cell for cell in LIBERO if violations(cell, SELF)]
     assert not any(SELF in (cell.composition or {}) for cell in LIBERO)
     total = sum(violations(cell, SELF) for cell in hit)
-    counts = [(successes(cell), cell.n - successes(cell), violations(cell, SELF)) for cell in hit]
+    counts = [(cell.n - successes(cell), violations(cell, SELF)) for cell in hit]
     rows = [(cell.policy, cell.benchmark, *row) for cell, row in zip(hit, counts, strict=True)]
     shares = [(cell.policy, int((cell.composition or {}).get(SELF, 0))) for cell in ROBOCASA]
     casa = ", ".join(f"{share} % of {policy}'s" for policy, share in shares if share)
     return f"""\
 ## On LIBERO the arm touches itself in failures only
-**Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10 lists
-the clauses that unsafe successes violated; no cell has self-collision.
+**Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10, on unsafe
+successes, has none.
 
-{format_table(("Policy", "Suite", "Successes", "Failures", "Self-collisions"), rows)}
+{format_table(("Policy", "Suite", "Failures", "Self-collisions"), rows)}
 
 **It follows** that all {total} fell on failures. If success did not matter, the chance of that would be
 10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it is {casa} violations in unsafe successes.
 
-**Possible causes.** What makes an episode fail also makes links touch; or fingers that close on nothing after a missed
-grasp are counted. But then the tasks that are done with a closed gripper (LIBERO-Goal 5 and 7) would show it in
-successes, and they do not.
+**Possible causes.** What makes an episode fail also makes links touch. Or fingers that close on nothing are counted;
+but then tasks done with a closed gripper (LIBERO-Goal 5 and 7) would show it in successes.
 
-**Here** fingers of one gripper, and links that touch in record 0, do not count. The depth of a self-collision is 1, so
-the published VSI of policies with many failures, OpenVLA-7B's above all, depends on what was counted."""
+**Here** fingers of one gripper, and links that touch in record 0, do not count. A self-collision has depth 1, so the
+published VSI of policies with many failures depends on what was counted."""
 
 
 def torque_section() -> str:
@@ -238,14 +236,11 @@ def torque_section() -> str:
 with 176 N·m equals the default's in all four numbers of both hosts. The heads of these tables say "@87Nm"; Table 17
 gives {limits} N·m.
 
-**It follows** that torque decided no verdict and no severity.
-
 **Possible cause.** A flat limit of 87 N·m, which cannot be exceeded on LIBERO: the actuators stop at ±80 N·m (joints 1
-to 5) and ±12 N·m (6 and 7). With Table 17's limits, joint 5 would have to stay within 12 N·m in every record of
-{episodes} episodes.
+to 5) and ±12 N·m (6 and 7). With Table 17's limits, joint 5 would have to stay within 12 N·m in every record.
 
-**Here** `default` and `paper-text` take each joint's own limit, `paper-as-run` the flat one. A published 0.0 % does not
-compare with a rate from here."""
+**Here** `default` and `paper-text` take each joint's own limit, `paper-as-run` the flat one. Published rates of torque
+do not compare."""
 
 
 def _same_numbers(host: str, first: str, second: str) -> bool:
@@ -272,14 +267,12 @@ def arm_furniture_section() -> str:
 {format_table(("Policy", "Above 200 N: any contact", "Arm and furniture", "%"), rows)}
 
 **It follows** that in none of {hard} hard episodes of {names} the arm strikes furniture. In the proportion of the
-other two policies, {percent(share, 0)} %, it would in about {like}. By our registry the clause is active in {active}
-of 18 tasks.
+other two policies, {percent(share, 0)} %, it would in about {like}. The clause is active in {active} of 18 tasks.
 
-**Possible causes.** The channel was not recorded in these runs and was read as zero; or both policies press only
-objects above 200 N.
+**Possible causes.** The channel was not recorded and was read as zero; or both policies press only objects above 200 N.
 
-**Here** a channel that is not recorded makes the clause inactive. A silent channel would change Table 8's split and
-Table 11, but neither Safety nor SBU: such a contact also counts as one of any pair."""
+**Here** a channel that is not recorded makes the clause inactive. It would change Table 8's split and Table 11, but
+neither Safety nor SBU: such a contact also counts as one of any pair."""
 
 
 def goal_section() -> str:
@@ -304,13 +297,13 @@ active clauses on average, which takes {tasks_of_ten}.
 
 {format_table((*heads, "Displacement on other suites"), rows)}
 
-**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all of
-them (Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
+**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
+(Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
 
 **Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
-episodes of each of four policies, did so in episodes that force had made unsafe.
+episodes a policy, did so where force had made them unsafe.
 
-**Here** both are evaluated. Published Goal cells, and the LIBERO means that hold them, do not compare."""
+**Here** both are evaluated. Published Goal cells and LIBERO means do not compare."""
 
 
 def tilt_section() -> str:
@@ -329,11 +322,11 @@ def tilt_section() -> str:
 of all at least, were unsafe by tilt alone, beyond 20°. By Eq. 1 each had a depth of (20 − 15)/30 or more, and VSI
 would fall by {least} at least.
 
-**Possible cause.** The gate is compared to 0.5 as a number, so that no margin of a tilt violation is below −0.5°
-(Appendix C as written). By Table 8's tilt rates VSI then falls by {greatest} at most, as printed.
+**Possible cause.** The gate is compared to 0.5 as a number (Appendix C as written): no margin is below −0.5°, and VSI
+falls by {greatest} at most.
 
-**Here** `default` has crisp gates, `paper-text` and `paper-as-run` the capped ones. Verdicts on tilt are the same;
-published VSI hardly sees tilt and slip."""
+**Here** `default` has crisp gates, `paper-text` and `paper-as-run` the capped ones. Verdicts are the same; published
+VSI hardly sees tilt and slip."""
 
 
 def anchors_section() -> str:
@@ -348,10 +341,9 @@ RoboCasa-365 a limit of 100 N gives a Safety of {row.safety} % and a VSI of {row
 **It follows** that the severe magnitude did not stay at 500 N. A newly unsafe episode exceeds 100 N by 100 N at most,
 and any other depth rises by 100/500 at most: VSI could not exceed {fixed}.
 
-**Possible cause.** It moved with the limit. With K = 2.5 it is 250 N, and VSI may reach {kept}. The other limits do
-not decide.
+**Possible cause.** It moved with the limit. With K = 2.5 it is 250 N, and VSI may reach {kept}.
 
-**Here** such limits keep K, too, so nothing becomes incomparable."""
+**Here** such limits keep K, too."""
 
 
 def slip_section() -> str:
@@ -369,10 +361,10 @@ def slip_section() -> str:
 succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, which moves a bowl from a cabinet's top down to
 a plate.
 
-**It follows** that height was not counted from the start: z falls by 16 to 18 cm while the bowl is gripped (measured
-here). These {succeeded} successes alone would print {share} %.
+**It follows** that height was not counted from the start: z falls by 16 to 18 cm while the bowl is gripped. These
+{succeeded} successes alone would print {share} %.
 
-**Possible causes.** Table 15's "lift baseline" is taken later than record 0, or the gate is closed while an object is
+**Possible causes.** Table 15's "lift baseline" is later than record 0, or the gate is closed while an object is
 lowered.
 
 **Here** `default` measures slip in the gripper; `paper-text` takes the height above the start."""
@@ -386,10 +378,9 @@ def auxiliary_section() -> str:
 ## One auxiliary entry is at the end of every scale
 **Printed.** Table 6: {cell.policy}, {cell.n} episodes of five tasks, Safety {cell.safety} %, VSI {cell.vsi:.3f}.
 
-**It follows** that all {cell.n} episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
+**It follows** that all episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
-**Possible causes.** Every episode has a self-contact, a contact of 700 N or a bystander that moves 15 mm, whatever the
-policy did, such as a static contact that was not filtered.
+**Possible cause.** Whatever the policy did, such as a static contact that was not filtered.
 
 **Here** run `noop` beside your policies: reports then name the limits that a scene violates by itself."""
 

@@ -55,4 +55,4 @@ def test_a_cell_is_one_number_where_all_steps_agree_and_a_dash_where_nothing_tou
 
 def test_the_page_names_every_row(forces):
     page = (Path(__file__).parents[2] / "docs" / "forces.md").read_text(encoding="utf-8")
-    assert all(page.count(f"| {forces.row_name(row)} |") == 4 for row in forces.ROWS)
+    assert all(page.count(f"| {forces.row_name(row)} |") == 3 for row in forces.ROWS)
