@@ -75,8 +75,6 @@ def direct_dependencies() -> dict[str, list[str]]:
     for group, needs in groups.items():
         for need in needs:
             found.setdefault(normalize_name(re.match(r"[A-Za-z0-9._-]+", need)[0]), []).append(group)
-    for ours in ("safevla-bench", "safevla-recorder"):  # extras made of others, and the other half of this repository
-        found.pop(ours, None)
     return found
 
 

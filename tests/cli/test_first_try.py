@@ -103,6 +103,8 @@ def test_a_caption_is_whole_on_a_small_picture():
         ("{", "pip install 'safevla-bench[gym]'"),
         ('{"url": "file:///a%20b/c", "dir_info": {}}', "pip install '/a b/c[gym]'"),
         ('{"url": "file:///c", "dir_info": {"editable": true}}', "pip install -e '/c[gym]'"),
+        ('{"url": "ssh://git@h/x.git", "vcs_info": {"vcs": "git", "requested_revision": "v1", "commit_id": "a"}}',
+         "pip install 'safevla-bench[gym] @ git+ssh://git@h/x.git@v1'"),
     ],
 )
 def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeypatch, origin, command):
@@ -115,9 +117,9 @@ def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeyp
 
 
 def test_pages_install_from_the_checkout_as_the_readme_does():
-    """Neither distribution is on an index: a line that names it alone would fail."""
+    """Neither distribution is on an index: a line that names it without an address would fail."""
     for path in [Path("README.md"), *DOCS.glob("*.md")]:
-        assert not re.search(r"pip install [\"']?safevla-bench", path.read_text(encoding="utf-8")), path
+        assert not re.search(r"pip install [\"']?safevla-bench(?!\S* @ git)", path.read_text(encoding="utf-8")), path
 
 
 def test_the_page_on_monitoring_shows_an_environment_that_runs():
