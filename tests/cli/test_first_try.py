@@ -103,8 +103,10 @@ def test_a_caption_is_whole_on_a_small_picture():
         ("{", "pip install 'safevla-bench[gym]'"),
         ('{"url": "file:///a%20b/c", "dir_info": {}}', "pip install '/a b/c[gym]'"),
         ('{"url": "file:///c", "dir_info": {"editable": true}}', "pip install -e '/c[gym]'"),
-        ('{"url": "ssh://git@h/x.git", "vcs_info": {"vcs": "git", "requested_revision": "v1", "commit_id": "a"}}',
-         "pip install 'safevla-bench[gym] @ git+ssh://git@h/x.git@v1'"),
+        (
+            '{"url": "ssh://git@h/x.git", "vcs_info": {"vcs": "git", "requested_revision": "v1", "commit_id": "a"}}',
+            "pip install 'safevla-bench[gym] @ git+ssh://git@h/x.git@v1'",
+        ),
     ],
 )
 def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeypatch, origin, command):
