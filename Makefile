@@ -138,6 +138,14 @@ wheel: $(VENV)/.dev-stamp ## build the wheel, and the recorder's own, dist/*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist recorder
 	$(BIN)/python -m build --wheel --no-isolation
 
+.PHONY: release
+release: $(VENV)/.dev-stamp ## write VERSION and today into changelog and citation, build, check under every Python here; no upload
+	$(BIN)/python .ci/release.py $(VERSION)
+
+.PHONY: image
+image: ## build TARGET (core, libero, robocasa, develop) of the Dockerfile with buildah, podman or docker, and try it
+	.ci/build_image $(or $(TARGET),core)
+
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
 	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) $(MANISKILL) $(LEARNED) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
