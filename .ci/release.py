@@ -3,7 +3,7 @@
 
 Usage: release.py VERSION     in a clean checkout, with the section `## [VERSION] - not yet released` in CHANGELOG.md
 
-Where that section has a part `### Results`, VERSION becomes a new results-version. The wheels are tried in environments of
+Where that section has a part `### Results`, VERSION becomes a new results-version. Wheels are tried in environments of
 their own, under every Python from 3.11 (the recorder's from 3.8) to 3.14 that is here.
 """
 
