@@ -169,7 +169,8 @@ $(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml
 
 $(VENV)/.dev-stamp: $(VENV)/.libero-stamp
 	@echo "Installing the tools for tests and documentation into $(VENV)"
-	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero,dev,docs]'
+	@$(PIP) install -c constraints/dev.txt pip # which knows groups
+	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero]' --group dev --group docs
 	@touch $@
 
 $(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from safevla_bench import plugins
+from safevla_bench import cli, plugins
 from safevla_bench.pictures import drawing
 
 DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
@@ -136,3 +136,15 @@ def test_the_page_on_monitoring_shows_an_environment_that_runs():
     scope: dict[str, object] = {}
     exec(code, scope)  # the page's own lines
     assert {"cost", "safety"} <= set(scope["info"])
+
+
+def test_a_command_whose_extra_is_not_installed_says_which(monkeypatch, capsys):
+    def import_nothing(name: str):
+        raise ModuleNotFoundError("No module", name="matplotlib")
+
+    monkeypatch.setattr(cli, "_import_once", import_nothing)
+    assert cli.run_command_line(["figures", "--help"]) == cli.USER_ERROR
+    assert "this needs matplotlib, which is not installed\n  pip install " in capsys.readouterr().err
+    monkeypatch.setattr(cli, "_EXTRAS", {})
+    with pytest.raises(ModuleNotFoundError):
+        cli.run_command_line(["figures", "--help"])
