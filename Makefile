@@ -133,10 +133,18 @@ bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md;
 	$(BIN)/python benchmarks/client_latency.py
 
 .PHONY: wheel
-wheel: $(VENV)/.dev-stamp ## build the two wheels, dist/*.whl
+wheel: $(VENV)/.dev-stamp ## build the wheel, and the recorder's own, dist/*.whl
 	@rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist recorder
 	$(BIN)/python -m build --wheel --no-isolation
+
+.PHONY: release
+release: $(VENV)/.dev-stamp ## write VERSION and today into changelog and citation, build, check under every Python here; no upload
+	$(BIN)/python .ci/release.py $(VERSION)
+
+.PHONY: image
+image: ## build TARGET (core, libero, robocasa, develop) of the Dockerfile with buildah, podman or docker, and try it
+	.ci/build_image $(or $(TARGET),core)
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
@@ -154,39 +162,40 @@ $(VENV)/.base-stamp: $(CONSTRAINTS)
 	@$(PIP) install -c constraints/dev.txt hatchling setuptools wheel
 	@touch $@
 
-$(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml recorder/pyproject.toml
+$(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml
 	@echo "Installing safevla-bench with LIBERO into $(VENV): about 900 MB to fetch, 2.5 GB on disk"
-	@$(PIP) install --no-build-isolation -c constraints/libero.txt -e ./recorder -e '.[libero]'
+	@$(PIP) install --no-build-isolation -c constraints/libero.txt -e '.[libero]'
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.libero-stamp
 	@echo "Installing the tools for tests and documentation into $(VENV)"
-	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e ./recorder -e '.[libero,dev,docs]'
+	@$(PIP) install -c constraints/dev.txt pip # which knows groups
+	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero]' --group dev --group docs
 	@touch $@
 
-$(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
+$(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) .ci/check_system.py --robocasa
 	@{ $(ROBOCASA_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(ROBOCASA)
 	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
 	@$(ROBOCASA_PIP) install -c constraints/robocasa.txt hatchling setuptools wheel
-	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e ./recorder -e '.[robocasa]' pytest hypothesis
+	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa]' pytest hypothesis
 	@touch $@
 
-$(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
+$(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
 	@{ $(METAWORLD_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(METAWORLD)
 	@echo "Installing safevla-bench with Meta-World into $(METAWORLD): about 200 MB to fetch, 700 MB on disk"
 	@$(METAWORLD_PIP) install -c constraints/metaworld.txt hatchling setuptools wheel
-	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e ./recorder -e '.[metaworld]' pytest hypothesis
+	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e '.[metaworld]' pytest hypothesis
 	@touch $@
 
-$(MANISKILL)/.stamp: $(CONSTRAINTS) pyproject.toml recorder/pyproject.toml
+$(MANISKILL)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (Debian: python3 python3-venv); or make PYTHON=..." >&2; exit 2; }
 	@{ $(MANISKILL_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(MANISKILL)
 	@echo "Installing safevla-bench with ManiSkill and PyTorch into $(MANISKILL): about 3 GB to fetch, 6 GB on disk"
 	@$(MANISKILL_PIP) install -c constraints/maniskill.txt hatchling setuptools wheel
-	@$(MANISKILL_PIP) install --no-build-isolation -c constraints/maniskill.txt -e ./recorder -e '.[maniskill]' pytest hypothesis
+	@$(MANISKILL_PIP) install --no-build-isolation -c constraints/maniskill.txt -e '.[maniskill]' pytest hypothesis
 	@touch $@
 
 # PyTorch alone is installed here: everything else is that of .venv, which it sees.

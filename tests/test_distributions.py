@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +20,7 @@ from safevla_bench import __version__
 
 ROOT = Path(__file__).parents[1]
 NAME = f"safevla_bench-{__version__}"
-CODE = {".py", ".toml", ".lark", ".html", ".css", ".js", ".svg"}
+CODE = {".py", ".toml", ".json", ".lark", ".html", ".css", ".js", ".svg"}
 PLAYER = "safevla_bench/report/templates/player"
 LARGE = {"safevla_bench/jobs/demo.parquet": 1_500_000, f"{PLAYER}/three.min.js": 600_000}
 """The only large files of the package, with the most that they may weigh; the first alone is no text."""
@@ -78,16 +81,79 @@ def sdist(built) -> tarfile.TarFile:
     return tarfile.open(path)
 
 
-def package_files(checkout: Path) -> set[str]:
-    source = checkout / "src"
-    every = {path.relative_to(source).as_posix() for path in (source / "safevla_bench").rglob("*") if path.is_file()}
-    return {name for name in every if f"src/{name}" not in JUNK}
+def package_files(checkout: Path) -> dict[str, str]:
+    """Each file of both packages: its path in the wheel -> its path in the project."""
+    return {
+        path.relative_to(checkout / source).as_posix(): path.relative_to(checkout).as_posix()
+        for source in ("src", "recorder/src")
+        for path in (checkout / source).rglob("*")
+        if path.is_file() and path.relative_to(checkout).as_posix() not in JUNK
+    }
 
 
-def test_the_wheel_holds_the_package_and_its_metadata_and_nothing_else(wheel, checkout):
-    metadata = {f"{NAME}.dist-info/{name}" for name in
-                ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}  # fmt: skip
-    assert set(wheel.namelist()) == package_files(checkout) | metadata
+METADATA = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+
+
+def test_the_wheel_holds_both_packages_and_their_metadata_and_nothing_else(wheel, checkout):
+    assert set(wheel.namelist()) == {*package_files(checkout), *(f"{NAME}.dist-info/{name}" for name in METADATA)}
+
+
+def test_the_recorder_s_own_wheel_holds_it_as_the_other_does_needs_numpy_alone_and_its_sdist_builds(
+    wheel, checkout, tmp_path
+):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(checkout / "recorder")]
+    subprocess.run(command, capture_output=True, check=True)
+    alone = zipfile.ZipFile(*tmp_path.glob("*.whl"))
+    info = f"safevla_recorder-{__version__}.dist-info"
+    own = {name for name in package_files(checkout) if name.startswith("safevla_recorder/")}
+    names = {f"{info}/{name}" for name in METADATA if name != "entry_points.txt"}
+    assert set(alone.namelist()) == own | names
+    assert all(alone.read(name) == wheel.read(name) for name in own)
+    metadata = message_from_string(alone.read(f"{info}/METADATA").decode())
+    assert (metadata["Requires-Python"], metadata.get_all("Requires-Dist")) == (">=3.8", ["numpy>=1.21"])
+
+
+@pytest.fixture
+def git_server(checkout, tmp_path) -> Iterator[str]:
+    """The address, on loopback, of a bare clone of the checkout."""
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=checkout, check=True)
+
+    git("init", "-q")
+    git("add", *project_files())
+    git("commit", "-qm", "all")
+    git("clone", "-q", "--bare", ".", str(tmp_path / "safevla-bench.git"))
+    shutil.rmtree(checkout / ".git")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = [f"--base-path={tmp_path}", "--export-all", "--listen=127.0.0.1", f"--port={port}"]
+    with subprocess.Popen(["git", "daemon", *place]) as daemon:
+        yield f"git://127.0.0.1:{port}/safevla-bench.git"
+        daemon.terminate()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_one_line_installs_both_packages_from_a_bare_git_repository_and_the_recorder_alone_too(git_server, tmp_path):
+    """The dependencies are left out: `.ci/run` installs them, from the same address."""
+    sources = {"both": f"safevla-bench @ git+{git_server}",
+               "alone": f"safevla-recorder @ git+{git_server}#subdirectory=recorder"}  # fmt: skip
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    found = {}
+    for name, source in sources.items():
+        subprocess.run([*pip, str(tmp_path / name), source], check=True)
+        found[name] = {path.name for path in (tmp_path / name).iterdir()}
+    recorder = f"safevla_recorder-{__version__}.dist-info"
+    assert found == {"both": {"bin", "safevla_bench", "safevla_recorder", f"{NAME}.dist-info"},
+                     "alone": {"safevla_recorder", recorder}}  # fmt: skip
+    for command in ("safevla", "safevla-bench"):
+        shown = subprocess.run(
+            [sys.executable, tmp_path / "both" / "bin" / command, "--version"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "both")}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert __version__ in shown.stdout
 
 
 def test_every_file_of_the_package_is_of_a_kind_that_belongs_there(checkout):
@@ -111,7 +177,7 @@ def test_the_sdist_holds_the_project_and_no_junk(sdist, checkout):
     inside = {name.partition("/")[2] for name in names}
     assert {name.partition("/")[0] for name in inside} <= TOP
     assert inside.isdisjoint(JUNK)
-    assert {f"src/{name}" for name in package_files(checkout)} <= inside
+    assert set(package_files(checkout).values()) <= inside
     assert {"LICENSE", "README.md", "pyproject.toml", "constraints/core.txt", "tests/conftest.py"} <= inside
     assert all(member.isfile() for member in sdist.getmembers())
 

@@ -65,23 +65,22 @@ def read_pins() -> list[Pin]:
 
 
 def direct_dependencies() -> dict[str, list[str]]:
-    """What we ask for ourselves: name -> `core`, the extra, `development`, `build`."""
+    """What we ask for ourselves: name -> `core`, the extra, `dev`, `docs`, `build`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = {"core": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
-    for extra, needs in project["project"]["optional-dependencies"].items():
-        groups["development" if extra == "dev" else f"`{extra}`"] = needs
+    groups |= {f"`{extra}`": needs for extra, needs in project["project"]["optional-dependencies"].items()}
+    groups |= {group: needs for group, needs in project["dependency-groups"].items()}
     found: dict[str, list[str]] = {}
     for group, needs in groups.items():
         for need in needs:
             found.setdefault(normalize_name(re.match(r"[A-Za-z0-9._-]+", need)[0]), []).append(group)
-    for ours in ("safevla-bench", "safevla-recorder"):  # extras made of others, and the other half of this repository
-        found.pop(ours, None)
+    del found["safevla-bench"]  # extras made of others
     return found
 
 
 def shown_dependencies() -> dict[str, list[str]]:
     """Return what a user's installation asks for: name -> `core` and extras, without those of development."""
-    ours = {"build", "development", "`docs`"}
+    ours = {"build", "dev", "docs"}
     groups = {name: [group for group in found if group not in ours] for name, found in direct_dependencies().items()}
     return {name: found for name, found in groups.items() if found}
 

@@ -28,7 +28,7 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
     _require_regular(path.stat(), path)
-    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     _require_regular(os.fstat(stream.fileno()), path)  # what was opened may be another file by now
     return stream
 

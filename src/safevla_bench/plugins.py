@@ -46,13 +46,17 @@ def require_trust(named_by: Path | None, calls: Sequence[str]) -> None:
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to this installation: from its own folder or file, if it has one.
 
-    An editable installation stays editable. An installation of unknown origin is taken as from the package index.
+    An editable installation stays editable, one from git keeps its address. An installation of unknown origin is taken
+    as from the package index.
     """
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         origin = {}
     url = origin.get("url", "") if isinstance(origin, dict) else ""
+    if git := origin.get("vcs_info") if url else None:
+        at = f"@{git['requested_revision']}" if "requested_revision" in git else ""
+        return f"pip install 'safevla-bench[{extra}] @ git+{url}{at}'"
     if not url.startswith("file://"):
         return f"pip install 'safevla-bench[{extra}]'"
     path = shlex.quote(f"{unquote(urlsplit(url).path)}[{extra}]")

@@ -1,3 +1,3 @@
-"""The version of this package; it stands here and nowhere else."""
+"""The version of this package, which is that of the recorder inside it."""
 
-__version__ = "0.1.0"
+from safevla_recorder.version import __version__ as __version__

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from safevla_bench import plugins
+from safevla_bench import cli, plugins
 from safevla_bench.pictures import drawing
 
 DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
@@ -103,6 +103,10 @@ def test_a_caption_is_whole_on_a_small_picture():
         ("{", "pip install 'safevla-bench[gym]'"),
         ('{"url": "file:///a%20b/c", "dir_info": {}}', "pip install '/a b/c[gym]'"),
         ('{"url": "file:///c", "dir_info": {"editable": true}}', "pip install -e '/c[gym]'"),
+        (
+            '{"url": "ssh://git@h/x.git", "vcs_info": {"vcs": "git", "requested_revision": "v1", "commit_id": "a"}}',
+            "pip install 'safevla-bench[gym] @ git+ssh://git@h/x.git@v1'",
+        ),
     ],
 )
 def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeypatch, origin, command):
@@ -115,9 +119,9 @@ def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeyp
 
 
 def test_pages_install_from_the_checkout_as_the_readme_does():
-    """Neither distribution is on an index: a line that names it alone would fail."""
+    """Neither distribution is on an index: a line that names it without an address would fail."""
     for path in [Path("README.md"), *DOCS.glob("*.md")]:
-        assert not re.search(r"pip install [\"']?safevla-bench", path.read_text(encoding="utf-8")), path
+        assert not re.search(r"pip install [\"']?safevla-bench(?!\S* @ git)", path.read_text(encoding="utf-8")), path
 
 
 def test_the_page_on_monitoring_shows_an_environment_that_runs():
@@ -132,3 +136,15 @@ def test_the_page_on_monitoring_shows_an_environment_that_runs():
     scope: dict[str, object] = {}
     exec(code, scope)  # the page's own lines
     assert {"cost", "safety"} <= set(scope["info"])
+
+
+def test_a_command_whose_extra_is_not_installed_says_which(monkeypatch, capsys):
+    def import_nothing(name: str):
+        raise ModuleNotFoundError("No module", name="matplotlib")
+
+    monkeypatch.setattr(cli, "_import_once", import_nothing)
+    assert cli.run_command_line(["figures", "--help"]) == cli.USER_ERROR
+    assert "this needs matplotlib, which is not installed\n  pip install " in capsys.readouterr().err
+    monkeypatch.setattr(cli, "_EXTRAS", {})
+    with pytest.raises(ModuleNotFoundError):
+        cli.run_command_line(["figures", "--help"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.statistics.tests import barnard_p, holm_adjust
 from safevla_bench.trajectory.header import Header
+from safevla_recorder import simulator_versions
 
 both_ways = pytest.mark.parametrize("paired", [True, False])
 
@@ -378,6 +380,19 @@ def test_one_policy_s_episodes_of_two_physics_versions_are_refused():
     mixed = replace(A, headers=(*simulated(A, mujoco="3.2.3").headers[:4], *simulated(A, mujoco="3.17.0").headers[4:]))
     with pytest.raises(RunError, match="several physics versions"):
         compare_policies([mixed, simulated(B, mujoco="3.2.3")])
+
+
+def test_records_of_two_results_versions_are_refused_and_those_of_one_are_not_said_to_differ(monkeypatch):
+    own = "safevla-bench"
+    mine, same, later = (simulated(of, **{own: at}) for of, at in ((A, "0.1.0"), (B, "0.1.4"), (B, "0.2.0")))
+    monkeypatch.setattr(
+        simulator_versions, "_read_data", lambda: {"results_since": ["0.1", "0.2"], "not_physics": [own]}
+    )
+    assert not any("ersion" in warning for warning in compare_policies([mine, same]).warnings)
+    with pytest.raises(RunError, match=re.escape("libero-goal: results-version 1 (a) and 2 (b)")):
+        compare_policies([mine, later])
+    (warning,) = compare_policies([mine, later], across_versions=True).warnings
+    assert warning.startswith("Several physics versions: libero-goal: results-version")
 
 
 def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,10 +48,33 @@ def test_an_array_of_jobs_and_the_job_after_it_give_the_bytes_of_one_run(submitt
     assert contents(tmp_path / "array" / "merged") == contents(tmp_path / "whole")
 
 
-def test_the_image_installs_the_libraries_that_the_check_asks_for(request):
+def test_a_job_whose_time_is_nearly_up_stops_its_run_and_queues_itself_again(request, tmp_path):
+    for name, script in {"safevla": "touch began; exec sleep 60", "scontrol": 'echo "$@" >queued'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    places = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+    }
+    script = ["bash", str(request.config.rootpath / "examples" / "slurm.sh")]
+    with subprocess.Popen(script, cwd=tmp_path, env={**os.environ, **places}) as job:
+        while not (tmp_path / "began").exists() and job.poll() is None:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(timeout=50) == 0  # before its run would have ended
+    assert (tmp_path / "queued").read_text() == "requeue 7_2\n"
+
+
+def test_the_image_installs_the_libraries_that_the_check_asks_for_and_sees_what_it_builds_from(request):
     root = request.config.rootpath
-    recipe = (root / "examples" / "safevla.def").read_text()
+    recipe = (root / "Dockerfile").read_text()
     checked = runpy.run_path(str(root / ".ci" / "check_system.py"))["LIBRARIES"]
     assert all(package in recipe for _, package, _ in checked)
-    sources = [line.split()[0] for line in recipe.split("%files")[1].split("%post")[0].strip().splitlines()]
-    assert all((root / source).exists() for source in sources)
+    assert {f"constraints/{name}.txt" for name in ("core", "libero", "robocasa")} <= set(
+        re.findall(r"constraints/\w+\.txt", recipe)
+    )
+    shown = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    needed = re.findall(r'"(?:\.\./)?/?(src|recorder|README.md|LICENSE)', (root / "pyproject.toml").read_text())
+    assert {*needed, "pyproject.toml", "constraints"} <= set(shown)
+    assert all((root / name).exists() for name in shown)

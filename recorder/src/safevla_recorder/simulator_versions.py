@@ -70,6 +70,17 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
 
+def results_version(versions: Mapping[str, str] | None) -> int | None:
+    """Return how often this project had moved its numbers by the version that made a record; None if it names none.
+
+    Records of one results-version compare, whatever package versions made them.
+    """
+    own = [(versions or {})[name] for name in ("safevla-bench", "safevla-recorder") if name in (versions or {})]
+    return (
+        sum(version_number(since) <= version_number(own[0]) for since in _read_data()["results_since"]) if own else None
+    )
+
+
 def find_differences(
     host: str | None, versions: Mapping[str, str], changes: str | None = None
 ) -> list[KnownDifference]:

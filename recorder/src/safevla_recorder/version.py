@@ -1,3 +1,3 @@
-"""The version of this distribution, equal to that of safevla-bench."""
+"""The version of safevla-recorder and safevla-bench; it stands here and nowhere else."""
 
 __version__ = "0.1.0"

@@ -19,6 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from safevla_bench.errors import SafevlaError
+from safevla_bench.plugins import install_command
 from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
@@ -27,6 +28,8 @@ OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 13
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of a full or failing disk."""
+_EXTRAS = {"matplotlib": "figures"}
+"""Package -> the extra that brings it, of packages that whole commands need."""
 _ROOM = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
 _THERE = "See that it is there, and that it may be read and written."
 _MEMORY = (
@@ -218,6 +221,10 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except SafevlaError as error:
         return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        return _refuse(f"this needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}")
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED

@@ -17,7 +17,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen
 from safevla_recorder.channels import NET_FORCE
-from safevla_recorder.simulator_versions import physics_versions
+from safevla_recorder.simulator_versions import physics_versions, results_version
 
 UNNAMED = "(unnamed)"
 TaskKey = tuple[str, str]
@@ -72,6 +72,11 @@ class PolicyResults:
         """Package -> the version that the records name; several versions are sorted and joined with `and`."""
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
+
+    def results_versions(self, suite: str | None = None) -> tuple[str, ...]:
+        """Return the results-versions that recorded the episodes, of one suite or of all, sorted."""
+        own = [results_version(header.versions) for header in self.headers if suite in (None, header.benchmark)]
+        return tuple(sorted({str(version) for version in own if version is not None}))
 
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -345,7 +350,8 @@ def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]
     """Return the programs of which the policies' records name different versions, with each policy's version, in order.
 
     A policy that names no version counts as `unknown`. Programs that decide the physics are left to
-    `provenance_marks.find_mixtures`, unless some policy names no version of them.
+    `provenance_marks.find_mixtures`, unless some policy names no version of them; so is this project's own version,
+    which counts by its results-version.
     """
     named = [result.versions for result in results]
     versions_by_name = {
@@ -355,7 +361,8 @@ def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]
     return {
         name: versions
         for name, versions in versions_by_name.items()
-        if len(set(versions)) > 1 and (_UNKNOWN in versions or not physics_versions({name: ""}))
+        if len(set(versions)) > 1
+        and (_UNKNOWN in versions or (not physics_versions({name: ""}) and results_version({name: ""}) is None))
     }
 
 
@@ -389,9 +396,13 @@ def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there."""
+    """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there, and
+    the results-versions of this project.
+    """
     return {
-        (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
+        (result.name, suite): {**versions, "results-version": result.results_versions(suite)}
+        for result in results
+        for suite, versions in result.simulator_by_suite.items()
     }
 
 

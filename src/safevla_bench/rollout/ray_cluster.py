@@ -152,7 +152,7 @@ def _local_options(cpus: int) -> dict[str, Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if _TOKEN_FILE not in os.environ:
         os.environ.setdefault(_TOKEN, secrets.token_hex())
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS lacks it
     return {"num_cpus": max(cores, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
 
 

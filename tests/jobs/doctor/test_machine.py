@@ -14,6 +14,13 @@ def by_check(out=None) -> dict[str, tuple[str, str]]:
     return {finding.check: (finding.level, finding.found) for finding in machine.check_machine(out)}
 
 
+def test_another_recorder_installed_over_the_own_one_is_a_warning(monkeypatch):
+    assert by_check()["safevla-bench"][0] == "ok"
+    monkeypatch.setattr(machine, "__version__", "0.0.9")
+    level, found = by_check()["safevla-bench"]
+    assert (level, found.endswith("its recorder is that of 0.0.9")) == ("warning", True)
+
+
 def test_a_folder_that_does_not_exist_is_looked_at_where_it_would_be_made(tmp_path):
     level, found = by_check(tmp_path / "a" / "b")["--out"]
     assert level == "ok"

@@ -6,6 +6,7 @@ OpenGL means its libraries, the backend that MUJOCO_GL names, and one frame rend
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import json
 import os
 import shutil
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.version import __version__
 
 Level = Literal["ok", "warning", "error"]
@@ -144,7 +147,7 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 
     `out` is the folder of a future run; None = do not check it.
     """
-    yield passed_check("safevla-bench", __version__)
+    yield _check_own_version()
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -154,6 +157,18 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
         yield _check_folder("--out", existing)
     yield _check_memory()
     yield _list_gpus()
+
+
+def _check_own_version() -> Diagnosis:
+    """Return a warning if another safevla-recorder was installed over the recorder that this distribution contains."""
+    installed = __version__  # it is the recorder's
+    with suppress(importlib.metadata.PackageNotFoundError):
+        installed = importlib.metadata.version(OWN_DISTRIBUTION)
+    if installed == __version__:
+        return passed_check(OWN_DISTRIBUTION, installed)
+    found = f"{installed} is installed, but its recorder is that of {__version__}"
+    remedy = "pip uninstall safevla-recorder, then install safevla-bench again: it contains the recorder."
+    return warned_check(OWN_DISTRIBUTION, found, remedy)
 
 
 def _check_folder(check: str, folder: Path) -> Diagnosis:
