@@ -100,7 +100,7 @@ def make(
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
     """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None."""
     names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
-    own = {field.path[0].removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
+    own = {str(field.path[0]).removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
     unknown = sorted(set(names) - set(own))
     if unknown or "" in names.values():
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
@@ -157,7 +157,7 @@ def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
     LeRobot's own rule: validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31.
     """
     wanted = {name.removeprefix(_IMAGES) for name in trained}
-    shown = {field.path[0].removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
+    shown = {str(field.path[0]).removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
     if wanted <= set(shown) or set(shown) <= wanted:
         return
     problem = f"the saved policy takes the images {', '.join(sorted(wanted))}, and would be shown {', '.join(shown)}"

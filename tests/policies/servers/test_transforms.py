@@ -142,3 +142,13 @@ def test_a_switch_that_is_not_finite_stays_so(how):
     converted = transforms.convert_switches(numbers, {0: how})
     np.testing.assert_array_equal(converted[:3], numbers[:3])
     assert np.isfinite(converted[3])
+
+
+@pytest.mark.parametrize("shape", [(480, 480), (336, 336), (600, 430)])
+def test_the_middle_is_cut_and_resized_as_opencv_does(shape):
+    cv2 = pytest.importorskip("cv2")
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    height, width = (round(side * 2 / 3) for side in shape)
+    top, left = (shape[0] - height) // 2, (shape[1] - width) // 2
+    expected = cv2.resize(image[top : top + height, left : left + width], (224, 224), interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_array_equal(transforms.resize_picture(picture(image), (224, 224), "middle-bilinear"), expected)

@@ -55,6 +55,7 @@ _KINDS = (
         "openpi's websocket server, and whatever speaks its protocol",
         "websocket, MessagePack",
         "openpi-libero",
+        arguments=("unnorm_key",),
     ),
     ClientKind(
         "vla-eval",

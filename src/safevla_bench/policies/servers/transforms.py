@@ -78,6 +78,32 @@ def _lanczos_weights(length: int, size: int) -> Floats:
     return normed
 
 
+def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
+    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter, not widened.
+
+    Equals, where the image shrinks, `cv2.resize` with `INTER_LINEAR`, which counts in 2048ths, of the cut of starVLA's
+    `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
+    """
+    height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
+    top, left = (picture.height - height) // 2, (picture.width - width) // 2
+    middle = np.asarray(picture)[top : top + height, left : left + width].astype(np.int64)
+    (y, next_y, upper, lower), (x, next_x, near, far) = (
+        _linear_weights(length, wanted) for length, wanted in zip((height, width), size, strict=True)
+    )
+    rows = middle[:, x] * near[:, np.newaxis] + middle[:, next_x] * far[:, np.newaxis] >> 4
+    upper, lower = (weight[:, np.newaxis, np.newaxis] for weight in (upper, lower))
+    return _to_uint8((rows[y] * upper >> 16) + (rows[next_y] * lower >> 16) + 2 >> 2)
+
+
+def _linear_weights(length: int, size: int) -> tuple[NDArray[np.int64], ...]:
+    """Return for each of `size` pixels its two neighbours among `length`, and their weights in 2048ths."""
+    at = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
+    first = np.floor(at).astype(np.int64)
+    part = at - first.astype(np.float32)
+    weights = (np.rint(share * np.float32(2048)).astype(np.int64) for share in (1 - part, part))
+    return first, np.minimum(first + 1, length - 1), *weights
+
+
 def crop_center(image: Image, area: float) -> Image:
     """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation.
 
@@ -145,13 +171,15 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     return out
 
 
-def _to_uint8(values: Floats) -> Image:
-    return np.clip(values, 0, 255).astype(np.uint8)
+def _to_uint8(values: NDArray[Any]) -> Image:
+    image: Image = np.clip(values, 0, 255).astype(np.uint8)
+    return image
 
 
 RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
     "pad-bilinear": resize_padded,
     "lanczos3": resize_lanczos,
+    "middle-bilinear": resize_middle,
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
@@ -160,6 +188,7 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
     # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
+    "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
     # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
@@ -169,15 +198,23 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 # States
 
 
+EXTRA = "extra/"
+"""Before the name of a reading of `Observation.extra`."""
+
+
 class _NotShownError(Exception):
     """A pose of a base, and the robot has none."""
 
 
 def state_part(name: str, observation: Observation) -> Floats:
-    """Return one part of the state by its name in `STATES`, [n]; raises `PolicyError` if the host does not show it."""
+    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` of the host's own readings.
+
+    Raises `PolicyError` if the host does not show it.
+    """
     try:
-        return STATES[name](observation)
-    except _NotShownError:
+        reading = name.removeprefix(EXTRA)
+        return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
+    except (_NotShownError, KeyError):
         problem = f"the policy needs {name}, which this host does not show"
         raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
 
@@ -236,6 +273,8 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "eef_axis_angle_z": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[2:3],
     "eef_quat_xyzw": lambda seen: seen.eef_quat_wxyz[[1, 2, 3, 0]],
     "gripper_qpos": lambda seen: seen.gripper_qpos,
+    "gripper_left": lambda seen: seen.gripper_qpos[0:1],
+    "gripper_right": lambda seen: seen.gripper_qpos[1:2],
     "eef_pos_in_base": lambda seen: _pose_in_base(seen)[0],
     "eef_quat_xyzw_in_base": lambda seen: _pose_in_base(seen)[1][[1, 2, 3, 0]],
     "base_pos": lambda seen: _base_pose(seen)[0],
