@@ -77,7 +77,8 @@ def test_the_values_are_the_projects_own(name):
         inference.gripper,
         tuple(protocol.horizons[suite] for suite in LIBERO),
     ) == TABLE[name]
-    assert (inference.flip, inference.state) == ("180", ("eef_pos", "eef_axis_angle", "gripper_qpos"))
+    turn = "eef_axis_angle_float32" if name == "lerobot" else "eef_axis_angle"
+    assert (inference.flip, inference.state) == ("180", ("eef_pos", turn, "gripper_qpos"))
     assert protocol.stop_at_success
 
 

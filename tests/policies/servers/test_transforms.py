@@ -152,3 +152,17 @@ def test_the_middle_is_cut_and_resized_as_opencv_does(shape):
     top, left = (shape[0] - height) // 2, (shape[1] - width) // 2
     expected = cv2.resize(image[top : top + height, left : left + width], (224, 224), interpolation=cv2.INTER_LINEAR)
     np.testing.assert_array_equal(transforms.resize_picture(picture(image), (224, 224), "middle-bilinear"), expected)
+
+
+def test_lerobot_s_rotation_is_computed_in_single_precision():
+    """Written from LiberoProcessorStep._quat2axisangle, lerobot 7427f31; the arc cosine is rounded correctly."""
+    turned = np.random.default_rng(0).normal(size=(500, 4))
+    turned /= np.linalg.norm(turned, axis=1, keepdims=True)
+    single = turned.astype(np.float32)
+    angle = np.float32(2) * np.arccos(single[:, 0].astype(np.float64)).astype(np.float32)
+    expected = single[:, 1:] / np.sqrt(np.float32(1) - single[:, 0] ** 2)[:, None] * angle[:, None]
+    made = np.array([transforms.to_axis_angle_single(quat) for quat in turned])
+    np.testing.assert_array_equal(made, expected)
+    before = np.array([transforms.to_axis_angle(quat) for quat in turned]).astype(np.float32)
+    assert (before != expected).any()
+    np.testing.assert_array_equal(transforms.to_axis_angle_single(np.eye(4)[0]), 0)

@@ -28,6 +28,7 @@ T = TypeVar("T", bound=NDArray[Any])
 JPEG_QUALITY = 95
 """The default of `tf.image.encode_jpeg`."""
 _LOBES = 3
+_LEAST_SINE = 1e-10
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
@@ -159,6 +160,20 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
     return np.asarray(quat_wxyz[1:] * (2.0 * math.acos(w)) / sine, dtype=np.float64)
 
 
+def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
+    """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does.
+
+    As `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py). The arc cosine is
+    that of double precision, rounded: NumPy's own of single precision is an ulp off in a third of all places.
+    """
+    quat = quat_wxyz.astype(np.float32)
+    w = np.clip(quat[0], np.float32(-1), np.float32(1))
+    sine = np.sqrt(np.maximum(np.float32(1) - w * w, np.float32(0)))
+    if sine <= _LEAST_SINE:
+        return np.zeros(3)
+    return np.asarray(quat[1:] / sine * (np.float32(2) * np.float32(math.acos(w))), dtype=np.float64)
+
+
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`.
 
@@ -263,6 +278,7 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "eef_y": lambda seen: seen.eef_pos_m[1:2],
     "eef_z": lambda seen: seen.eef_pos_m[2:3],
     "eef_axis_angle": lambda seen: to_axis_angle(seen.eef_quat_wxyz),
+    "eef_axis_angle_float32": lambda seen: to_axis_angle_single(seen.eef_quat_wxyz),
     "eef_axis_angle_single": lambda seen: _single(to_axis_angle(seen.eef_quat_wxyz)),
     "eef_axis_angle_shortest": lambda seen: _shortest_axis_angle(seen.eef_quat_wxyz),
     "site_axis_angle_shortest": lambda seen: _shortest_axis_angle(
