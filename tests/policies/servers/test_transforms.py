@@ -166,3 +166,13 @@ def test_lerobot_s_rotation_is_computed_in_single_precision():
     before = np.array([transforms.to_axis_angle(quat) for quat in turned]).astype(np.float32)
     assert (before != expected).any()
     np.testing.assert_array_equal(transforms.to_axis_angle_single(np.eye(4)[0]), 0)
+
+
+def test_a_rotation_matrix_that_was_rounded_gives_its_quaternion_in_every_branch():
+    quats = np.random.default_rng(0).normal(size=(300, 4))
+    quats /= np.linalg.norm(quats, axis=1, keepdims=True)
+    for w, x, y, z in quats:
+        cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+        matrix = (np.eye(3) + 2 * w * cross + 2 * cross @ cross).astype(np.float32)
+        made = transforms.matrix_to_quaternion(matrix)
+        np.testing.assert_allclose(made * np.sign(made @ [w, x, y, z]), [w, x, y, z], atol=1e-6)

@@ -63,7 +63,7 @@ _KINDS = (
         "websocket, MessagePack of vla-evaluation-harness",
         "vla-eval-libero",
         replans=False,
-        arguments=("params",),
+        arguments=("params", "images"),
     ),
     ClientKind(
         "gr00t",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Observation
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=NDArray[Any])
 JPEG_QUALITY = 95
 """The default of `tf.image.encode_jpeg`."""
 _LOBES = 3
-_LEAST_SINE = 1e-10
+LEAST_SINE = 1e-10
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
@@ -163,13 +163,14 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
     """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does.
 
-    As `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py). The arc cosine is
-    that of double precision, rounded: NumPy's own of single precision is an ulp off in a third of all places.
+    As `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose root and
+    arc cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of single
+    precision is an ulp off in a third of all places.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
     sine = np.sqrt(np.maximum(np.float32(1) - w * w, np.float32(0)))
-    if sine <= _LEAST_SINE:
+    if sine <= LEAST_SINE:
         return np.zeros(3)
     return np.asarray(quat[1:] / sine * (np.float32(2) * np.float32(math.acos(w))), dtype=np.float64)
 
@@ -267,6 +268,30 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
     return _single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
 
 
+def _controller_axis_angle(observation: Observation) -> Floats:
+    """Return the rotation of the controller's own pose, if the host reads it, else that of the grip site."""
+    if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is None:
+        site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+        return _shortest_axis_angle(site)
+    return _shortest_axis_angle(matrix_to_quaternion(rotation.reshape(3, 3)))
+
+
+def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
+    """Return the wxyz quaternion of a rotation [3, 3], which single precision may have rounded, by Shepperd's method.
+
+    Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
+    """
+    m, quat = m.astype(np.float64), np.empty(4)
+    i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
+    turns = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
+    if np.trace(m) > 0:
+        scale = 2 * math.sqrt(np.trace(m) + 1)
+        return np.array([scale * scale / 4, *turns]) / scale
+    scale = 2 * math.sqrt(1 + m[i, i] - m[j, j] - m[k, k])
+    quat[[0, 1 + i, 1 + j, 1 + k]] = turns[i], scale * scale / 4, m[i, j] + m[j, i], m[i, k] + m[k, i]
+    return quat / scale
+
+
 def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
@@ -281,9 +306,8 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "eef_axis_angle_float32": lambda seen: to_axis_angle_single(seen.eef_quat_wxyz),
     "eef_axis_angle_single": lambda seen: _single(to_axis_angle(seen.eef_quat_wxyz)),
     "eef_axis_angle_shortest": lambda seen: _shortest_axis_angle(seen.eef_quat_wxyz),
-    "site_axis_angle_shortest": lambda seen: _shortest_axis_angle(
-        _multiply_quaternions(seen.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
-    ),
+    "controller_pos": lambda seen: seen.extra.get(CONTROLLER_POSITION, seen.eef_pos_m).astype(np.float64),
+    "controller_axis_angle": _controller_axis_angle,
     "eef_axis_angle_x": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[0:1],
     "eef_axis_angle_y": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[1:2],
     "eef_axis_angle_z": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[2:3],

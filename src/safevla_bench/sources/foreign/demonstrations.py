@@ -84,6 +84,8 @@ class RecordedActions:
     ending: str = "timeout"
     absolute: bool = False
     """Whether the actions are poses in the world and not changes of pose."""
+    render: Mapping[str, object] = field(default_factory=dict)
+    """How vla-evaluation-harness was asked to render, what it set for that, and whether its processes differed."""
 
     @property
     def task_label(self) -> str:
@@ -422,8 +424,8 @@ _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruct
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`) or a folder of these by name, of a LeRobot dataset, or of the
-    datasets in the folder `recordings` of lerobot-eval.
+    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`) or a folder of these by name, of a LeRobot dataset, or of
+    those in the folder `recordings` of lerobot-eval.
 
     None for anything else: suffixes and the file `meta/info.json` alone decide. Raises `RecordError` if such a file is
     missing, cannot be read or holds no demonstrations; or h5py is not installed.
