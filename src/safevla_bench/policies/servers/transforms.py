@@ -164,8 +164,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
     """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does.
 
     As `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose root and
-    arc cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of single
-    precision is an ulp off in a third of all places.
+    arc cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of
+    single precision is an ulp off in a third of all places.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
