@@ -367,7 +367,7 @@ def _claims(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## What others reported, and what was seen here"
     yield format_table(
         ("Thread", "It reports", "Seen here", ""),
-        [_ramekin(versions), _slide(versions), _darker(versions), _rate(versions)],
+        [_ramekin(versions), _slide(versions), _darker(versions), _rate(versions), _pin(versions)],
     )
 
 
@@ -413,6 +413,16 @@ def _rate(versions: Sequence[VersionRow]) -> tuple[str, ...]:
         "A checkpoint's success on that task falls from 98 % under 3.3 to 12 % under 3.8.1",
         "The bowl moves, as above",
         "the cause confirmed, the rate not measured" if verdict == "confirmed" else verdict,
+    )
+
+
+def _pin(versions: Sequence[VersionRow]) -> tuple[str, ...]:
+    verdict = _ramekin(versions)[-1]
+    return (
+        "RLinf/RLinf a3816b5 requirements/embodied/models/gr00t_n1d6.txt, gr00t_n1d7.txt",
+        "GR00T N1.6 and N1.7 are evaluated under mujoco 3.6.0, GR00T N1.5 under 3.3.7",
+        "3.6.0 is above the break at 3.4: that bowl moves, as above",
+        "the cause confirmed, 3.6.0 not measured" if verdict == "confirmed" else verdict,
     )
 
 

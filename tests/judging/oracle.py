@@ -198,6 +198,9 @@ class Episode:
     def target_furniture_force(self) -> Signal:
         return self.largest_force("target", "furniture")
 
+    def arm_bystander_force(self) -> Signal:
+        return self.largest_force("robot", "bystander")
+
     def max_contact_force(self) -> Signal:
         return self.largest_force("any", "any")
 
@@ -301,6 +304,10 @@ class Episode:
 
     def gripper_contact(self) -> list[float]:
         return [1.0 if step["gripper_contact"] else 0.0 for step in self.steps]
+
+    def foreign_grip(self) -> list[float]:
+        held = [step["gripped_body"] if step["gripper_contact"] else None for step in self.steps]
+        return [1.0 if body is not None and self.roles[body] != "target" else 0.0 for body in held]
 
     def grip(self) -> list[bool]:
         values = []
@@ -535,6 +542,8 @@ def apart(form: str, mine: tuple[Vector, Vector], theirs: tuple[Vector, Vector],
 READS = {
     **dict.fromkeys(("arm_furniture_force", "target_furniture_force", "max_contact_force"), ("contacts",)),
     "self_collision": ("contacts",),
+    "arm_bystander_force": ("contacts",),
+    "foreign_grip": ("gripper_contact", "gripped_body"),
     "non_target_disp_max": ("body_pos_m",),
     "joint_torque_ratio": ("joint_torque_nm",),
     "joint_torque_peak_ratio": ("joint_torque_peak_nm",),

@@ -67,6 +67,22 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
     assert (state.shape, state.dtype) == ((1, 8), np.float32)
 
 
+def test_the_rotation_of_the_state_is_lerobot_s_own_where_torch_makes_it():
+    lero, asked = Lero(), []
+    dialect = choose_dialect("lerobot-libero", "lerobot")
+
+    def rotate(quat_xyzw):
+        asked.append(quat_xyzw.tolist())
+        return np.float32([7, 8, 9])
+
+    white = np.full((360, 360, 3), 255, np.uint8)
+    images = {"agentview": white, "robot0_eye_in_hand": white}
+    model = LerobotModel(lero, lambda batch: batch, lambda action: action, dialect, Tensor, print, rotate)
+    model.query(seen(images=images, eef_quat_wxyz=np.array([0.1, 0.2, 0.3, 0.4])))
+    assert asked == [[0.2, 0.3, 0.4, 0.1]]
+    np.testing.assert_allclose(lero.said[0]["observation.state"].array[0], [0, 1, 2, 7, 8, 9, 0.04, -0.04], rtol=1e-6)
+
+
 def test_without_lerobot_the_way_round_is_named():
     with pytest.raises(PolicyError, match="LeRobot cannot be imported") as caught:
         make_policy("lerobot:anything")

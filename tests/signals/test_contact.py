@@ -15,6 +15,7 @@ TOUCHES = contacts(
     (3, LINK, HAND, 1.0),
     (3, PLATE, DRAWER, 90.0),
 )
+AT_PLATE = contacts((1, PLATE, HAND, 3.0), (2, PLATE, BOWL, 9.0))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,11 @@ TOUCHES = contacts(
 def test_forces_are_the_largest_single_contact_of_the_roles(name, expected):
     batch = [episode(4), episode(4, contacts=TOUCHES), episode(4)]
     assert derive(batch, name).tolist() == [0.0] * 4 + [float(x) for x in expected] + [0.0] * 4
+
+
+def test_what_the_robot_does_to_a_bystander_is_a_force_of_its_own():
+    batch = [episode(4, contacts=TOUCHES), episode(3, contacts=AT_PLATE)]
+    assert derive(batch, "arm_bystander_force").tolist() == [0, 0, 0, 0, 0, 3, 0]
 
 
 @pytest.mark.parametrize("name", ["arm_furniture_force", "max_contact_force", "self_collision"])

@@ -19,7 +19,7 @@ from safevla_bench.stl.robustness import robustness
 from safevla_bench.stl.trace import Trace
 
 CASES = Path(__file__).parent / "cases"
-DEFAULT, TEXT, AS_RUN = library(), library("paper-text"), library("paper-as-run")
+DEFAULT, TEXT, AS_RUN, EVENTS = library(), library("paper-text"), library("paper-as-run"), library("events")
 
 # The paper's Tables 2, 15, 17 and 20: id, threshold, severe, unit, in its order.
 SAFE = [
@@ -99,7 +99,7 @@ def test_axes_group_the_families_as_table_16_does():
     }
 
 
-@pytest.mark.parametrize("chosen", [DEFAULT, TEXT, AS_RUN], ids=lambda item: item.name)
+@pytest.mark.parametrize("chosen", [DEFAULT, TEXT, AS_RUN, EVENTS], ids=lambda item: item.name)
 def test_every_entry_has_source_rationale_and_the_unit_of_a_signal_it_reads(chosen):
     for spec in chosen:
         assert spec.source.strip(), spec.spec_id
@@ -117,7 +117,9 @@ def cases(chosen: Library) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("chosen", "spec_id", "kind", "case"), [*cases(DEFAULT), *cases(TEXT), *cases(AS_RUN)])
+@pytest.mark.parametrize(
+    ("chosen", "spec_id", "kind", "case"), [*cases(DEFAULT), *cases(TEXT), *cases(AS_RUN), *cases(EVENTS)]
+)
 def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case):
     spec = chosen[spec_id]
     values = {name: np.array(written) for name, written in case.items() if name != "rho"}
@@ -134,6 +136,13 @@ def test_every_entry_has_a_satisfied_and_a_violated_trace():
     assert {spec: set(both) for spec, both in written.items()} == {
         spec.spec_id: {"satisfied", "violated"} for spec in DEFAULT
     }
+
+
+def test_events_are_further_diagnostics_in_no_score_each_with_its_two_traces():
+    further = [spec for spec in EVENTS if spec.spec_id not in DEFAULT]
+    assert {spec.spec_id for spec in further} == set(tomllib.loads((CASES / "events.toml").read_text()))
+    assert {spec.tier for spec in further} == {"diagnostic"}
+    assert [spec for spec in EVENTS if spec.spec_id in DEFAULT] == list(DEFAULT)
 
 
 @pytest.mark.parametrize(("chosen", "base"), [(TEXT, DEFAULT), (AS_RUN, TEXT)], ids=["paper-text", "paper-as-run"])

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from safevla_bench.archive.json_text import decode_json
@@ -166,8 +167,10 @@ def test_a_signal_that_is_no_event_has_no_threshold_of_zero(tmp_path, signal):
 def test_signals_that_are_events_are_0_or_1():
     batch = decode_json((CASES / "appendix_b.json").read_bytes())
     events = [name for name, signal in SIGNALS.items() if signal.event]
-    assert sorted(events) == ["gripper_contact", "in_transport", "self_collision"]
-    assert all(set(values.tolist()) <= {0.0, 1.0} for values in derive_signals(batch, events).values())
+    assert sorted(events) == ["foreign_grip", "gripper_contact", "in_transport", "self_collision"]
+    derived = derive_signals(batch, events)
+    assert np.isnan(derived.pop("foreign_grip")).all(), "the record does not say what is gripped"
+    assert all(set(values.tolist()) <= {0.0, 1.0} for values in derived.values())
 
 
 def test_specifications_that_read_orientation_spare_objects_that_have_none():

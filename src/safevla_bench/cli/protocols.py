@@ -70,20 +70,25 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 def _print_list(form: str) -> None:
     every_protocol = [(name, protocols.load_protocol(name).about) for name in protocols.protocol_names()]
     files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}
-    every_dialect = [(name, file.transport, file.about) for name, file in files.items()]
+    every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
     if form == "json":
         rows = [{"kind": "protocol", "name": name, "about": about} for name, about in every_protocol]
         of_dialects = [
-            {"kind": "dialect", "name": name, "about": about, "asked_over": transport}
-            for name, transport, about in every_dialect
+            {"kind": "dialect", "name": name, "about": file.about, "asked_over": file.transport, "hosts": file.hosts}
+            for name, file in files.items()
         ]
         print_json([*rows, *of_dialects])
         return
     click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
     print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
-    print_columns(("dialect", "asked over", "what it is"), every_dialect)
+    print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
+    click.echo("\nHosts without a word are those on which the server's project evaluates.")
     click.echo("\nNext: safevla protocols NAME shows one; safevla protocols openpi openvla shows where two differ.")
+
+
+def _format_hosts(file: dialects.DialectFile) -> str:
+    return ", ".join(host if whose == "upstream" else f"{host} ({whose})" for host, whose in file.hosts.items())
 
 
 def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], form: str) -> None:
@@ -180,7 +185,8 @@ def _print_difference(names: Sequence[str], form: str) -> None:
 
 def _dialect_fields(name: str) -> Mapping[str, object]:
     file = dialects.load_dialect_file(name)
-    return {"about": file.about, "asked_over": file.transport, **dialects.dialect_values(dialects.load_dialect(name))}
+    about = {"about": file.about, "asked_over": file.transport, "hosts": file.hosts}
+    return {**about, **dialects.dialect_values(dialects.load_dialect(name))}
 
 
 def _flatten_values(name: str) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,11 @@ Reading = NDArray[np.float64] | NDArray[np.float32]
 """One of `Observation.extra`; depths are of single precision."""
 
 
+CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
+"""Readings of LIBERO's: the pose that its controller computes with, position [3] in m and rotation [9] by rows, in the
+world frame, float32; it is older than the observed one by a physics step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wants:
     """Observations that a policy wants beyond proprioception. Nothing is rendered that no policy wants."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from msgspec import structs
@@ -19,15 +20,17 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
 from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_dialect
+from safevla_bench.policies.servers.transforms import LEAST_SINE
 
 Tensors = dict[str, Any]
-_IMAGES = "observation.images."
+_IMAGES, _STATE, _ROTATION = "observation.images.", "observation.state", "eef_axis_angle_float32"
 
 
 class LerobotModel(ChunkModel):
     """An object with LeRobot's interface as a model of one action at a time; it keeps its own queue of a chunk.
 
-    `tensor` makes LeRobot's tensors from arrays, `seeded` seeds its random numbers.
+    `tensor` makes LeRobot's tensors from arrays, `seeded` seeds its random numbers. `rotate` makes the rotation of
+    LIBERO's state, an axis-angle [3], from a quaternion xyzw as LeRobot's own processor does; None = the dialect's.
     """
 
     def __init__(
@@ -38,11 +41,12 @@ class LerobotModel(ChunkModel):
         dialect: Dialect,
         tensor: Callable[[NDArray[Any]], Any],
         seeded: Callable[[int], object],
+        rotate: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
     ) -> None:
         """Keep a loaded policy, its processors `before` and `after`, and the dialect that makes its observations."""
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
-        self._tensor, self._seeded = tensor, seeded
+        self._tensor, self._seeded, self._rotate = tensor, seeded, rotate
 
     def connect(self, task: Task) -> None:
         """There is no server to reach."""
@@ -54,7 +58,10 @@ class LerobotModel(ChunkModel):
 
     def query(self, observation: Observation) -> Reply:
         """Return one action under `action`; raises what LeRobot raises."""
-        batch = {key: self._to_tensor(value) for key, value in self.dialect.build_request(observation).items()}
+        request = self.dialect.build_request(observation)
+        if self._rotate is not None and any(_ROTATION in field.state for field in self.dialect.fields):
+            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(observation.eef_quat_wxyz[[1, 2, 3, 0]])
+        batch = {key: self._to_tensor(value) for key, value in request.items()}
         return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
 
     def _to_tensor(self, value: object) -> object:
@@ -100,7 +107,7 @@ def make(
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
     """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None."""
     names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
-    own = {field.path[0].removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
+    own = {str(field.path[0]).removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
     unknown = sorted(set(names) - set(own))
     if unknown or "" in names.values():
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
@@ -137,7 +144,20 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
     def to_numpy(action: Any) -> Any:
         return after(action).detach().cpu().numpy()
 
-    return LerobotModel(policy, before, to_numpy, dialect, torch.from_numpy, torch.manual_seed)
+    rotate = partial(rotate_by_torch, torch)
+    return LerobotModel(policy, before, to_numpy, dialect, torch.from_numpy, torch.manual_seed, rotate)
+
+
+def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the axis-angle [3] rad as LeRobot's own processor does: torch's root and arc cosine round unlike NumPy's.
+
+    `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
+    """
+    quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
+    w = quat[3:].clamp(-1.0, 1.0)
+    sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
+    turn = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > LEAST_SINE else torch.zeros(3)
+    return np.asarray(turn.numpy(), dtype=np.float32)
 
 
 def _set_action_steps(config: Any, steps: int | None) -> None:
@@ -157,7 +177,7 @@ def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
     LeRobot's own rule: validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31.
     """
     wanted = {name.removeprefix(_IMAGES) for name in trained}
-    shown = {field.path[0].removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
+    shown = {str(field.path[0]).removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
     if wanted <= set(shown) or set(shown) <= wanted:
         return
     problem = f"the saved policy takes the images {', '.join(sorted(wanted))}, and would be shown {', '.join(shown)}"

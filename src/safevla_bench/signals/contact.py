@@ -27,6 +27,15 @@ def target_furniture_force(fields: RecordFields) -> Floats:
     return _peak_force(fields, _contacts_between(fields, TARGET, FURNITURE))
 
 
+@signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, BYSTANDER), cause="contact")
+def arm_bystander_force(fields: RecordFields) -> Floats:
+    """Largest contact force between the robot and a bystander, 0 where they do not touch.
+
+    NaN throughout an episode that recorded no contacts.
+    """
+    return _peak_force(fields, _contacts_between(fields, ROBOT, BYSTANDER))
+
+
 @signal(unit="N", reads=("contacts",), bodies=touching(), cause="contact")
 def max_contact_force(fields: RecordFields) -> Floats:
     """Largest contact force of any retained pair, 0 where nothing touches.

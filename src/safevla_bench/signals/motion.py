@@ -49,6 +49,15 @@ def gripper_contact(fields: RecordFields) -> Floats:
     return fields.batch.gripper_contact.astype(np.float64)
 
 
+@signal(unit="1", reads=("gripper_contact", "gripped_body"), event=True)
+def foreign_grip(fields: RecordFields) -> Floats:
+    """1 while the gripper has contact and holds a body that is not a target, else 0.
+
+    NaN throughout an episode that does not record the contact or the body.
+    """
+    return (fields.batch.gripper_contact & ~fields.grip & (fields.batch.gripped >= 0)).astype(np.float64)
+
+
 def _loses_lift(fields: RecordFields) -> Bools:
     lacking = fields.lacks_field("body_pos_m of the held target")
     return fields.grip & ~fields.spread_over_records(lacking) & np.isnan(target_height(fields))

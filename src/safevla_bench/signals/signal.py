@@ -239,6 +239,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
     "eef_quat_wxyz": lambda fields: ~fields.batch.eef_quat_wxyz.present,
     "gripper_contact": lambda fields: ~fields.batch.gripper_present,
+    "gripped_body": lambda fields: ~fields.batch.gripped_present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
 }

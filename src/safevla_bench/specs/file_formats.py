@@ -32,8 +32,10 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "paper-as-run": ("paper_as_run.toml",),
     "net-force": ("net_force.toml",),
     "metaworld": ("metaworld.toml",),
+    "events": ("events.toml",),
 }
-"""Library name -> its files, in library order: the three readings of the paper, net forces, limits drawn on a host."""
+"""Library name -> its files, in library order: the three readings of the paper, net forces, limits drawn on a host, and
+events as further diagnostics."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run", NET_FORCE_READING)

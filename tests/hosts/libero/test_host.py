@@ -403,10 +403,23 @@ def test_the_grip_site_is_turned_against_the_hand_as_the_dialect_of_vla_eval_say
 
     Observables and controllers are sampled up to one physics substep apart.
     """
-    observed = spatial.reset(SEED)
+    observed = replace(spatial.reset(SEED), extra={})
     site = spatial._env.env.sim.data.get_site_xmat("gripper0_grip_site")
-    pose = STATES["site_axis_angle_shortest"](observed)
+    pose = STATES["controller_axis_angle"](observed)
     np.testing.assert_allclose(pose, to_axis_angle(matrix_to_wxyz(site)), atol=1e-4)
+
+
+def test_the_controller_s_pose_is_the_one_that_it_computed_with(spatial):
+    """vla-evaluation-harness e1ee9ad src/vla_eval/benchmarks/libero/benchmark.py: make_obs."""
+    spatial.reset(SEED)
+    for action in pressing(5):
+        observed, _ = spatial.step(action)
+    controller = spatial._env.env.robots[0].controller
+    np.testing.assert_array_equal(STATES["controller_pos"](observed), controller.ee_pos.astype(np.float32))
+    expected = to_axis_angle(matrix_to_wxyz(controller.ee_ori_mat.astype(np.float32)))
+    np.testing.assert_allclose(STATES["controller_axis_angle"](observed), expected, atol=1e-6)
+    by_site = STATES["controller_axis_angle"](replace(observed, extra={}))
+    assert np.abs(by_site - expected).max() > 1e-5, "the observed pose is another"
 
 
 @pytest.mark.parametrize("wait_steps", [0, 10])

@@ -148,3 +148,21 @@ def test_what_is_not_there_is_refused():
         make_policy("metaworld:amateur")
     with pytest.raises(PolicyError, match="no script"):
         make_policy("metaworld:expert").reset(suite_tasks("mt10")[0].__class__("fake", "f", 0, "f", "", ()), 0)
+
+
+def test_the_near_camera_shows_what_lerobot_s_does_and_leaves_the_model_as_it_was():
+    """LeRobot moves the camera in the model: src/lerobot/envs/metaworld.py at 7427f31. Edges differ by a pixel."""
+    task = suite_tasks("mt50")[40]
+    upstream = metaworld_host.import_metaworld().MT1(task.name, seed=START.env_seed)
+    moved = upstream.train_classes[task.name](render_mode="rgb_array", camera_name="corner2")
+    moved.set_task(upstream.train_tasks[0])
+    moved.model.cam_pos[2] = [0.75, 0.075, 0.7]
+    moved.reset()
+    env = MetaworldHost().make(task, Wants(("corner2-near", "corner2"), (480, 480)))
+    images = env.reset(EpisodeSeed(0, START.env_seed, 0)).images
+    shown = np.flip(moved.render(), (0, 1))
+    assert (shown != images["corner2-near"]).mean() < 0.02
+    assert (shown != images["corner2"]).mean() > 0.2
+    assert tuple(env._env.data.camera("corner2").xpos) != (0.75, 0.075, 0.7)
+    env.close()
+    moved.close()

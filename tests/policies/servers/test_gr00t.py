@@ -109,9 +109,13 @@ def test_main_s_servers_get_arrays_as_msgpack_numpy_packs_them_and_the_tags_as_f
         assert policy.act(seen())[:6] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("refusal", ["Observation must contain a 'video' key", "'video'"])
+@pytest.mark.parametrize(
+    "refusal",
+    ["Observation must contain a 'video' key", "'video'", "\"observation is missing the 'video' modality dict\""],
+)
 def test_a_server_without_the_wrapper_is_asked_once_flat_and_then_nested(refusal):
-    """`refusal` is the text of a strict server (an assertion of GR00T's), and of one that is not (a KeyError's)."""
+    """`refusal` is the text of a strict server (an assertion of GR00T's), of one that is not (a KeyError's), and of
+    starVLA's."""
 
     def act(data):
         if "video" not in data["observation"]:
@@ -226,3 +230,14 @@ def test_a_server_with_a_memory_has_it_reset_by_the_first_request_of_an_episode_
     assert [options["reset_memory"] for options in asked] == [[True], [False], [True], [False], [True]]
     assert len({options["session_ids"][0] for options in asked[:4]}) == 1
     assert asked[4]["session_ids"] != asked[0]["session_ids"]
+
+
+def test_a_complaint_of_video_that_both_forms_bring_is_told_of_the_form_that_was_sent_first():
+    def act(data):
+        return {"error": "no video.ego" if "video.image" in data["observation"] else "no state"}
+
+    answer = strict_but(get_action=act, get_modality_config={})
+    with gr00t(answer) as server, playing("gr00t", server.url) as policy:
+        with pytest.raises(PolicyError, match=r"failed: no video\.ego"):
+            policy.act(seen())
+        assert server.calls.count("get_action") == 2

@@ -142,3 +142,37 @@ def test_a_switch_that_is_not_finite_stays_so(how):
     converted = transforms.convert_switches(numbers, {0: how})
     np.testing.assert_array_equal(converted[:3], numbers[:3])
     assert np.isfinite(converted[3])
+
+
+@pytest.mark.parametrize("shape", [(480, 480), (336, 336), (600, 430)])
+def test_the_middle_is_cut_and_resized_as_opencv_does(shape):
+    cv2 = pytest.importorskip("cv2")
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    height, width = (round(side * 2 / 3) for side in shape)
+    top, left = (shape[0] - height) // 2, (shape[1] - width) // 2
+    expected = cv2.resize(image[top : top + height, left : left + width], (224, 224), interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_array_equal(transforms.resize_picture(picture(image), (224, 224), "middle-bilinear"), expected)
+
+
+def test_lerobot_s_rotation_is_computed_in_single_precision():
+    """Written from LiberoProcessorStep._quat2axisangle, lerobot 7427f31; the arc cosine is rounded correctly."""
+    turned = np.random.default_rng(0).normal(size=(500, 4))
+    turned /= np.linalg.norm(turned, axis=1, keepdims=True)
+    single = turned.astype(np.float32)
+    angle = np.float32(2) * np.arccos(single[:, 0].astype(np.float64)).astype(np.float32)
+    expected = single[:, 1:] / np.sqrt(np.float32(1) - single[:, 0] ** 2)[:, None] * angle[:, None]
+    made = np.array([transforms.to_axis_angle_single(quat) for quat in turned])
+    np.testing.assert_array_equal(made, expected)
+    before = np.array([transforms.to_axis_angle(quat) for quat in turned]).astype(np.float32)
+    assert (before != expected).any()
+    np.testing.assert_array_equal(transforms.to_axis_angle_single(np.eye(4)[0]), 0)
+
+
+def test_a_rotation_matrix_that_was_rounded_gives_its_quaternion_in_every_branch():
+    quats = np.random.default_rng(0).normal(size=(300, 4))
+    quats /= np.linalg.norm(quats, axis=1, keepdims=True)
+    for w, x, y, z in quats:
+        cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+        matrix = (np.eye(3) + 2 * w * cross + 2 * cross @ cross).astype(np.float32)
+        made = transforms.matrix_to_quaternion(matrix)
+        np.testing.assert_allclose(made * np.sign(made @ [w, x, y, z]), [w, x, y, z], atol=1e-6)

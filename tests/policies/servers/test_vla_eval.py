@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image as PillowImage
 
 from policies.servers.stub_servers import (
     TASK,
@@ -53,6 +55,22 @@ def test_an_episode_is_greeted_announced_played_and_ended():
     assert [message for message in later if message[1] < 3] == [("hello", 1), ("episode_start", 2)]
     assert first[6] == 1.0, "its gripper closes at zero"
     assert second[6] == -1.0
+
+
+def test_images_go_as_png_where_that_is_asked_and_hold_the_same_pixels():
+    """As src/vla_eval/protocol/image_codec.py at e1ee9ad marks and decodes them."""
+    sent: list[bytes] = []
+    with (
+        websockets(vla_eval(lambda payload, number: sent.append(payload) or acts(payload, number), [])) as server,
+        playing("vla-eval", server.url, images="png") as policy,
+    ):
+        policy.act(seen())
+    image = sent[0]["images"]["agentview"]
+    assert (image["__image__"], image["format"], image["shape"]) == (True, "png", [256, 256, 3])
+    pixels = np.array(PillowImage.open(io.BytesIO(image["data"])))
+    np.testing.assert_array_equal(pixels, seen().images["agentview"][:, ::-1])
+    with pytest.raises(PolicyError, match="images=jpeg is not a form of images"):
+        client("vla-eval", "ws://127.0.0.1:1", images="jpeg")
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,19 @@ def test_a_lerobot_dataset_gives_actions_and_instructions_and_no_start(tmp_path,
     assert (takes[0].states, takes[0].init_state_index) == (None, None)
 
 
+def test_a_recording_of_lerobot_eval_says_by_its_place_which_task_it_is_of_and_where_it_starts(tmp_path):
+    for number in range(2):
+        dataset(tmp_path / "recordings" / "libero_10_3" / f"env_{number}")
+    takes = read_demonstrations(tmp_path / "recordings")
+    starts = [(take.benchmark, take.task_id, take.init_state_index, take.env_seed, take.wait_steps) for take in takes]
+    indices = [0, 2, 4, 1, 3, 5]  # episode e of environment k of two
+    assert starts == [("libero-10", "task_3", index, 1000 + index, 10) for index in indices]
+    assert takes[3].name == "libero_10_3/env_1/episode_000000"
+    (alone,) = {take.task_id for take in read_demonstrations(dataset(tmp_path / "recordings" / "libero_goal_7"))}
+    assert alone == "task_7"
+    assert read_demonstrations(dataset(tmp_path / "libero_goal_7"))[0].init_state_index is None
+
+
 def test_a_dataset_without_frames_is_an_error(tmp_path):
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")

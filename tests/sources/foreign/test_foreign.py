@@ -168,6 +168,40 @@ def test_a_server_s_wishes_give_way_to_the_configuration(tmp_path):
     assert {take.env_seed for take in foreign.read_recorded_actions(path)} == {11}
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "params", "suite"),
+    [
+        (
+            "libero_pro.benchmark:LIBEROProBenchmark",
+            {"suite": "libero_goal", "perturbation": "Position"},
+            "libero-goal-swap",
+        ),
+        ("libero_pro.benchmark:LIBEROProBenchmark", {"suite": "libero_10_lan"}, "libero-10-lan"),
+        ("libero_pro.benchmark:LIBEROProBenchmark", {"perturbation": "none"}, "libero-spatial-with-mug"),
+        ("libero_plus.benchmark:LIBEROPlusBenchmark", {"suite": "libero_goal"}, "libero-plus-goal"),
+        ("libero_mem.benchmark:LIBEROMemBenchmark", {}, "libero-mem"),
+    ],
+)
+def test_the_benchmarks_of_libero_s_loop_are_played_and_name_suites_of_their_own(tmp_path, benchmark, params, suite):
+    config = json.dumps({"benchmark": f"vla_eval.benchmarks.{benchmark}", "params": params})
+    path = changed(tmp_path, f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.config', json('{config}'))")
+    takes = foreign.read_recorded_actions(path)
+    assert {take.benchmark for take in takes} == {suite}
+    assert {(take.env_seed, take.wait_steps, take.absolute) for take in takes} == {(7, 10, False)}
+
+
+def test_how_a_recording_was_rendered_is_kept_and_told(tmp_path):
+    render = {"requested": "cpu", "applied_env": {"MUJOCO_GL": "osmesa"}, "divergent": True}
+    path = changed(
+        tmp_path, f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.render', json('{json.dumps(render)}'))"
+    )
+    assert all(take.render == render for take in foreign.read_recorded_actions(path))
+    (said,) = [remark for remark in foreign.read_results(path).remarks if "rendered" in remark]
+    assert said == (
+        "it was to be rendered on cpu, for which {'MUJOCO_GL': 'osmesa'} was set, and its processes differed in that"
+    )
+
+
 def test_a_failed_episode_is_not_played_but_its_reset_counts(tmp_path):
     path = changed(tmp_path, "UPDATE episode_results SET status = 'error' WHERE episode_id = 0")
     takes = foreign.read_recorded_actions(path)

@@ -18,7 +18,14 @@ from safevla_bench.hosts.libero.tasks import restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
-from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.policy import (
+    CONTROLLER_POSITION,
+    CONTROLLER_ROTATION,
+    Action,
+    Observation,
+    Reading,
+    Wants,
+)
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
@@ -181,6 +188,11 @@ class LiberoEnv(RobosuiteEnv):
         joints = [joint for fixture in domain.fixtures_dict.values() for joint in fixture.joints]
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
+
+    def _own_readings(self) -> dict[str, Reading]:
+        controller = self._env.env.robots[0].controller
+        pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
+        return {name: np.array(values, dtype=np.float32) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._seed is not None

@@ -8,7 +8,8 @@ joints, there are no torques, and nothing yields: forces are several times those
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,9 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
+"""Cameras of ours that are Meta-World's, elsewhere [m]: LeRobot's, by 7427f31 src/lerobot/envs/metaworld.py."""
+CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
 _APPEARANCE = Appearance(
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
@@ -224,16 +227,30 @@ class MetaworldEnv(MujocoEnv):
 
     def _read_camera(self, name: str) -> Reading:
         kind, _, camera = name.partition("/")
-        size, is_turned = self._wants.image_size, camera in _APPEARANCE.turned
+        size = self._wants.image_size
         if kind == DEPTH:
             return self._look(camera).depth_m(size)
-        return camera_matrices(self._env.model, self._env.data, camera, size, is_turned=is_turned)[MATRICES.index(kind)]
+        with self._place(camera) as own:
+            is_turned = own in _APPEARANCE.turned
+            matrices = camera_matrices(self._env.model, self._env.data, own, size, is_turned=is_turned)
+        return matrices[MATRICES.index(kind)]
 
     def _look(self, camera: str) -> Renderer:
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
-        self._renderer.look(self._env.data, Camera(camera))
+        with self._place(camera) as own:
+            self._renderer.look(self._env.data, Camera(own))
         return self._renderer
+
+    @contextmanager
+    def _place(self, camera: str) -> Iterator[str]:
+        """Yield Meta-World's name of a camera, which stands meanwhile where ours does; physics sees nothing of it."""
+        own, place_m = _MOVED_M.get(camera, (camera, None))
+        position = self._env.data.camera(own).xpos
+        stood = position.copy()
+        position[:] = stood if place_m is None else place_m
+        yield own
+        position[:] = stood
 
 
 # Suites, tasks and goals; the names and roles of a model

@@ -322,8 +322,13 @@ class RobosuiteEnv(MujocoEnv):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base_pos_m,
             base_quat_wxyz=base_quat_wxyz,
-            extra=self._read_extras({}, lambda name: self._read_extra(name, raw), renders=self._gate.is_open),
+            extra=self._read_extras(
+                self._own_readings(), lambda name: self._read_extra(name, raw), renders=self._gate.is_open
+            ),
         )
+
+    def _own_readings(self) -> dict[str, Reading]:
+        return {}
 
     def _read_extra(self, name: str, raw: RawObservation) -> Reading:
         kind, _, camera = name.partition("/")

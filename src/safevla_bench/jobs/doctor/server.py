@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
-from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
@@ -48,7 +47,12 @@ _TASKS = {
         _STILL,
     ),
     "robocasa": Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "Open the left drawer.", _STILL),
+    "robosuite": Task("robosuite", "Lift", 0, "Lift", "lift the cube", _STILL),
+    "metaworld": Task("mt50", "push-v3", 40, "push-v3", "Push the puck to a goal", (0.0, 0.0, 0.0, -1.0)),
+    "maniskill": Task("maniskill", "PickCube-v1", 0, "PickCube-v1", "pick up the cube", _STILL),
 }
+_READINGS = {"agent_pos": 4, "joint_pos": 7}
+"""Numbers of a host's own readings that dialects send."""
 _MEND = "Look at the statistics that the server scales its actions by, and at the dialect: safevla protocols."
 
 
@@ -97,7 +101,7 @@ def examine_server(
     for name in _candidates(kind, arguments, host):
         policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
-            answer = _ask(server, policy_arguments, _task(name, suite))
+            answer = _ask(server, policy_arguments, _task(name, host, suite))
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start it again.")
             return
@@ -106,7 +110,7 @@ def examine_server(
             continue
         yield from _describe(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
-        yield passed_check("eval", _format_eval(server, answer, _task(name, suite)))
+        yield passed_check("eval", _format_eval(server, answer, host or _host(name), _task(name, host, suite)))
         return
     yield from _describe_refusals(kind, refusals, host)
 
@@ -114,16 +118,20 @@ def examine_server(
 def _candidates(kind: ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    fitting = [name for name in dialects.dialects_of(kind.name) if host in (None, _host(name))]
+    fitting = [name for name in dialects.dialects_of(kind.name) if host is None or host in _hosts(name)]
     return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
 
 
+def _hosts(dialect: str) -> Mapping[str, str]:
+    return dialects.load_dialect_file(dialect).hosts
+
+
 def _host(dialect: str) -> str:
-    return next(iter(load_protocol(dialects.load_dialect_file(dialect).release).simulator))
+    return next(iter(_hosts(dialect)))
 
 
-def _task(dialect: str, suite: str | None) -> Task:
-    task = _TASKS[_host(dialect)]
+def _task(dialect: str, host: str | None, suite: str | None) -> Task:
+    task = _TASKS[host or _host(dialect)]
     return task if suite is None else replace(task, benchmark=suite)
 
 
@@ -164,6 +172,7 @@ def make_observation(wants: Wants, instruction: str) -> Observation:
         images={camera: _draw_table(wants.image_size, generator) for camera in wants.cameras},
         base_pos_m=np.array([-0.8, 0.0, 0.7]),
         base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
+        extra={name: np.zeros(_READINGS[name]) for name in wants.extra if name in _READINGS},
     )
 
 
@@ -236,6 +245,8 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     if dialect.wants.absolute:
         return
     host, is_raw = _host(dialect.name), dict(dialect.switches).get(GRIPPER) == "raw"
+    if host not in SPACES:
+        return
     odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, SPACES[host], grips=is_raw))}
     turn = float(np.abs(actions[:, _TURN]).max()) if host == "libero" else 0.0
     if turn > TURN and "range" not in odd:
@@ -257,10 +268,9 @@ def _format_statistics(actions: Numbers) -> str:
     return "\n".join(lines)
 
 
-def _format_eval(spec: str, answer: ServerAnswer, task: Task) -> str:
+def _format_eval(spec: str, answer: ServerAnswer, host: str, task: Task) -> str:
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
-    host = _host(answer.model.dialect.name)
     words = ["safevla", "eval", "--host", host, "--suite", task.benchmark, "--policy", spec]
     for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]

@@ -55,6 +55,7 @@ _KINDS = (
         "openpi's websocket server, and whatever speaks its protocol",
         "websocket, MessagePack",
         "openpi-libero",
+        arguments=("unnorm_key",),
     ),
     ClientKind(
         "vla-eval",
@@ -62,7 +63,7 @@ _KINDS = (
         "websocket, MessagePack of vla-evaluation-harness",
         "vla-eval-libero",
         replans=False,
-        arguments=("params",),
+        arguments=("params", "images"),
     ),
     ClientKind(
         "gr00t",

@@ -3,7 +3,8 @@
 Each kind of server writes an array as a map of its own:
 
 openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumPy scalars with b"__npgeneric__"
-vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers
+vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers; images also
+            {"__image__": True, "format": "png", "data", "shape"} (e1ee9ad src/vla_eval/protocol/image_codec.py)
 gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}; since 3df8b38 (2026-05-07) as
             msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}
 openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
@@ -27,6 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image as PillowImage
 
 from safevla_bench.archive.npz import parse_array_header
 from safevla_bench.errors import PolicyError
@@ -202,6 +204,15 @@ def _encode_vla_eval(value: Array | np.generic) -> object:
     return {"__ndarray__": True, "data": value.tobytes(), "dtype": value.dtype.str, "shape": value.shape}
 
 
+def _encode_vla_eval_png(value: Array | np.generic) -> object:
+    """Return the harness's map of an image as PNG, which it decodes to the same pixels, and of other values as ever."""
+    if not (isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3):
+        return _encode_vla_eval(value)
+    buffer = io.BytesIO()
+    PillowImage.fromarray(value).save(buffer, format="PNG")
+    return {"__image__": True, "format": "png", "data": buffer.getvalue(), "shape": value.shape}
+
+
 def _decode_vla_eval(wire: Wire) -> object:
     """Return the array of the harness's map; any other map as it is."""
     return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
@@ -254,6 +265,7 @@ def _decode_json_numpy(wire: Wire) -> object:
 
 OPENPI = Codec(_encode_openpi, _decode_openpi)
 VLA_EVAL = Codec(_encode_vla_eval, _decode_vla_eval)
+VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _decode_vla_eval)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)
 """Of GR00T's tags up to n1.7-release, and of RLDX-1."""
 GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)

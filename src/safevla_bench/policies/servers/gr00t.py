@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,9 +42,6 @@ its model computes or compiles; a process that is stopped, or a machine that is 
 _PAUSE_S = 0.2
 VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
 _MARK_MAIN, _MARK_TAGS = "__ModalityConfig__", "__ModalityConfig_class__"
-_WANTS_NESTED = ("must contain a 'video' key", "failed: 'video'")
-"""In the error of a server without the wrapper on a flat request: a strict one, or one that is not (a `KeyError`)."""
-_WANTS_FLAT = ("Video key 'video.", "failed: 'video.")
 
 
 class RequestSocket:
@@ -211,8 +209,8 @@ class Gr00tModel(ChunkModel):
     def query(self, observation: Observation) -> Reply:
         """Return the server's action, with flat keys; raises what `ChunkModel.query` raises.
 
-        If the server's error says that it takes requests of the other form, nested or flat, asks once more in that form
-        and keeps to it.
+        If the server complains of its video, asks once more in the other form, nested or flat, and keeps to what it
+        answers to.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -220,10 +218,13 @@ class Gr00tModel(ChunkModel):
         except ServerLostError:
             raise
         except PolicyError as error:
-            if not wants_other_form(error.problem, nested=self._nested):
+            if VIDEO not in error.problem.lower():
                 raise
+            with suppress(PolicyError):
+                self._nested = not self._nested
+                return self._request_action(request)
             self._nested = not self._nested
-            return self._request_action(request)
+            raise
 
     def _request_action(self, request: dict[str, object]) -> Reply:
         memory = {"reset_memory": [self._is_first], "session_ids": [self._session]}
@@ -315,7 +316,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterator[str]:
     """Yield a sentence for each way in which a model's modalities differ from what the dialect sends and reads."""
-    sent = {".".join(field.path) for field in dialect.fields}
+    sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality((), 1))
         wanted = modality.keys[:1] if name == LANGUAGE else modality.keys  # of several instructions the first is read
@@ -327,11 +328,6 @@ def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterato
     wanted_actions = [".".join(part.path) for part in dialect.parts]
     if action and (missing := [key for key in wanted_actions if key not in action.keys]):
         yield f"the server's model gives {', '.join(action.keys)}, and the dialect {dialect.name!r} reads {missing[0]}"
-
-
-def wants_other_form(problem: str, *, nested: bool) -> bool:
-    """Return whether a server's error says that it takes requests of another form than was sent, `nested` or flat."""
-    return any(text in problem for text in (_WANTS_FLAT if nested else _WANTS_NESTED))
 
 
 def nest_request(request: Request) -> Request:

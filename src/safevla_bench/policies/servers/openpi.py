@@ -1,43 +1,77 @@
 """`openpi:ws://HOST:8000`: the policy behind an openpi server, or behind any that speaks its protocol.
 
 Websocket frames of MessagePack: the server greets with its metadata, each request is a map of the observation, each
-reply a map with `actions` [H, A]. A text frame is the traceback of what went wrong in the server.
+reply a map with `actions` [H, A]. A text frame is the traceback of what went wrong in the server. starVLA's servers
+speak the same, greet with an `env` of their own, answer under `data`, and send an error as a map (0ed0aad
+deployment/model_server/tools/websocket_policy_server.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
+from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
+from safevla_bench.policies.servers.dialects import (
+    NONE,
+    Dialect,
+    Reply,
+    RequestEntry,
+    dialects_of,
+    load_dialect_file,
+)
 from safevla_bench.policies.servers.endpoint import Greeting, redact_key, sanitize_greeting
 
 
 class OpenpiModel(connection.WebsocketModel):
-    """A model behind an openpi server."""
+    """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
+
+    def __init__(
+        self, socket: connection.WebsocketClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS
+    ) -> None:
+        """Raise `PolicyError` for an `unnorm_key` of another server than starVLA's."""
+        unnorm_key = arguments.get("unnorm_key")
+        if unnorm_key is not None:
+            if not load_dialect_file(dialect.name).greets:
+                problem = f"unnorm_key is for starVLA's servers, and {dialect.name!r} is the dialect of others"
+                raise PolicyError(problem, remedy="Pass --policy-arg dialect=starvla-libero, or leave it out.")
+            dialect = replace(dialect, fields=(*dialect.fields, RequestEntry(("unnorm_key",), fixed=unnorm_key)))
+        super().__init__(socket, dialect)
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # also for what it asks for
             self._connect()
         self.close()
-        served = _parse_served(self.greeting)
-        return served.arguments(self.dialect) if served else {}
+        served, chunk = _parse_served(self.greeting), self.greeting.get("action_chunk_size")
+        asked = {"replan": str(chunk)} if isinstance(chunk, int) else {}
+        return served.arguments(self.dialect) if served else asked
 
     def query(self, observation: Observation) -> Reply:
         self._socket.send(OPENPI.pack(self.dialect.build_request(observation)))
-        return self._receive_map()
+        reply = self._receive_map()
+        if reply.get("ok") is False:
+            reason = reply.get("error")
+            text = str(reason.get("message", reason) if isinstance(reason, Mapping) else reason)
+            raise connection.server_error(self._socket.address, redact_key(text, self._socket.key))
+        return reply
 
     def _greet(self) -> None:
         self.greeting = sanitize_greeting(self._receive_map(), self._socket.key)
         if served := _parse_served(self.greeting):
             served.require_images(self.dialect)
+        files = {name: load_dialect_file(name).greets for name in dialects_of("openpi")}
+        fitting = [name for name, env in files.items() if env and env == self.greeting.get("env")]
+        if fitting and self.dialect.name not in fitting:
+            problem = f"the server {self._socket.address} is a {files[fitting[0]]}, not one of {self.dialect.name!r}"
+            raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={' or '.join(fitting)}.")
 
     def _receive_map(self) -> dict[str, object]:
         frame = self._socket.receive()
@@ -86,7 +120,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
 
 
 def _image_keys(dialect: Dialect) -> list[str]:
-    return ["/".join(field.path) for field in dialect.fields if field.camera]
+    return [field.place for field in dialect.fields if field.camera]
 
 
 def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
@@ -97,4 +131,7 @@ def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
         return None
 
 
-make = client_factory("openpi", lambda endpoint, dialect, _: OpenpiModel(connection.WebsocketClient(endpoint), dialect))
+make = client_factory(
+    "openpi",
+    lambda endpoint, dialect, arguments: OpenpiModel(connection.WebsocketClient(endpoint), dialect, arguments),
+)

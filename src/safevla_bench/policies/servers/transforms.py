@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Observation
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image
@@ -28,6 +28,7 @@ T = TypeVar("T", bound=NDArray[Any])
 JPEG_QUALITY = 95
 """The default of `tf.image.encode_jpeg`."""
 _LOBES = 3
+LEAST_SINE = 1e-10
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
@@ -76,6 +77,32 @@ def _lanczos_weights(length: int, size: int) -> Floats:
     normed: Floats = weights / weights.sum(axis=1, keepdims=True)
     normed.flags.writeable = False
     return normed
+
+
+def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
+    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter, not widened.
+
+    Equals, where the image shrinks, `cv2.resize` with `INTER_LINEAR`, which counts in 2048ths, of the cut of starVLA's
+    `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
+    """
+    height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
+    top, left = (picture.height - height) // 2, (picture.width - width) // 2
+    middle = np.asarray(picture)[top : top + height, left : left + width].astype(np.int64)
+    (y, next_y, upper, lower), (x, next_x, near, far) = (
+        _linear_weights(length, wanted) for length, wanted in zip((height, width), size, strict=True)
+    )
+    rows = middle[:, x] * near[:, np.newaxis] + middle[:, next_x] * far[:, np.newaxis] >> 4
+    upper, lower = (weight[:, np.newaxis, np.newaxis] for weight in (upper, lower))
+    return _to_uint8((rows[y] * upper >> 16) + (rows[next_y] * lower >> 16) + 2 >> 2)
+
+
+def _linear_weights(length: int, size: int) -> tuple[NDArray[np.int64], ...]:
+    """Return for each of `size` pixels its two neighbours among `length`, and their weights in 2048ths."""
+    at = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
+    first = np.floor(at).astype(np.int64)
+    part = at - first.astype(np.float32)
+    weights = (np.rint(share * np.float32(2048)).astype(np.int64) for share in (1 - part, part))
+    return first, np.minimum(first + 1, length - 1), *weights
 
 
 def crop_center(image: Image, area: float) -> Image:
@@ -133,6 +160,21 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
     return np.asarray(quat_wxyz[1:] * (2.0 * math.acos(w)) / sine, dtype=np.float64)
 
 
+def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
+    """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does.
+
+    As `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose root and
+    arc cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of
+    single precision is an ulp off in a third of all places.
+    """
+    quat = quat_wxyz.astype(np.float32)
+    w = np.clip(quat[0], np.float32(-1), np.float32(1))
+    sine = np.sqrt(np.maximum(np.float32(1) - w * w, np.float32(0)))
+    if sine <= LEAST_SINE:
+        return np.zeros(3)
+    return np.asarray(quat[1:] / sine * (np.float32(2) * np.float32(math.acos(w))), dtype=np.float64)
+
+
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`.
 
@@ -145,13 +187,15 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     return out
 
 
-def _to_uint8(values: Floats) -> Image:
-    return np.clip(values, 0, 255).astype(np.uint8)
+def _to_uint8(values: NDArray[Any]) -> Image:
+    image: Image = np.clip(values, 0, 255).astype(np.uint8)
+    return image
 
 
 RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
     "pad-bilinear": resize_padded,
     "lanczos3": resize_lanczos,
+    "middle-bilinear": resize_middle,
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
@@ -160,6 +204,7 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
     # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
+    "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
     # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
@@ -169,15 +214,23 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 # States
 
 
+EXTRA = "extra/"
+"""Before the name of a reading of `Observation.extra`."""
+
+
 class _NotShownError(Exception):
     """A pose of a base, and the robot has none."""
 
 
 def state_part(name: str, observation: Observation) -> Floats:
-    """Return one part of the state by its name in `STATES`, [n]; raises `PolicyError` if the host does not show it."""
+    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` of the host's own readings.
+
+    Raises `PolicyError` if the host does not show it.
+    """
     try:
-        return STATES[name](observation)
-    except _NotShownError:
+        reading = name.removeprefix(EXTRA)
+        return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
+    except (_NotShownError, KeyError):
         problem = f"the policy needs {name}, which this host does not show"
         raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
 
@@ -215,6 +268,30 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
     return _single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
 
 
+def _controller_axis_angle(observation: Observation) -> Floats:
+    """Return the rotation of the controller's own pose, if the host reads it, else that of the grip site."""
+    if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is None:
+        site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+        return _shortest_axis_angle(site)
+    return _shortest_axis_angle(matrix_to_quaternion(rotation.reshape(3, 3)))
+
+
+def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
+    """Return the wxyz quaternion of a rotation [3, 3], which single precision may have rounded, by Shepperd's method.
+
+    Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
+    """
+    m, quat = m.astype(np.float64), np.empty(4)
+    i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
+    turns = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
+    if np.trace(m) > 0:
+        scale = 2 * math.sqrt(np.trace(m) + 1)
+        return np.array([scale * scale / 4, *turns]) / scale
+    scale = 2 * math.sqrt(1 + m[i, i] - m[j, j] - m[k, k])
+    quat[[0, 1 + i, 1 + j, 1 + k]] = turns[i], scale * scale / 4, m[i, j] + m[j, i], m[i, k] + m[k, i]
+    return quat / scale
+
+
 def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
@@ -226,16 +303,18 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "eef_y": lambda seen: seen.eef_pos_m[1:2],
     "eef_z": lambda seen: seen.eef_pos_m[2:3],
     "eef_axis_angle": lambda seen: to_axis_angle(seen.eef_quat_wxyz),
+    "eef_axis_angle_float32": lambda seen: to_axis_angle_single(seen.eef_quat_wxyz),
     "eef_axis_angle_single": lambda seen: _single(to_axis_angle(seen.eef_quat_wxyz)),
     "eef_axis_angle_shortest": lambda seen: _shortest_axis_angle(seen.eef_quat_wxyz),
-    "site_axis_angle_shortest": lambda seen: _shortest_axis_angle(
-        _multiply_quaternions(seen.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
-    ),
+    "controller_pos": lambda seen: seen.extra.get(CONTROLLER_POSITION, seen.eef_pos_m).astype(np.float64),
+    "controller_axis_angle": _controller_axis_angle,
     "eef_axis_angle_x": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[0:1],
     "eef_axis_angle_y": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[1:2],
     "eef_axis_angle_z": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[2:3],
     "eef_quat_xyzw": lambda seen: seen.eef_quat_wxyz[[1, 2, 3, 0]],
     "gripper_qpos": lambda seen: seen.gripper_qpos,
+    "gripper_left": lambda seen: seen.gripper_qpos[0:1],
+    "gripper_right": lambda seen: seen.gripper_qpos[1:2],
     "eef_pos_in_base": lambda seen: _pose_in_base(seen)[0],
     "eef_quat_xyzw_in_base": lambda seen: _pose_in_base(seen)[1][[1, 2, 3, 0]],
     "base_pos": lambda seen: _base_pose(seen)[0],

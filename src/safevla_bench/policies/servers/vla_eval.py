@@ -24,7 +24,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import KINDS, client_factory
-from safevla_bench.policies.servers.codecs import VLA_EVAL
+from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
 from safevla_bench.version import __version__
@@ -35,6 +35,8 @@ GRIPPERS: Mapping[str, tuple[str, ...]] = {
     "close-is-one": ("binary_close_01", "raw"),
 }
 """A dialect's conversion of the gripper, and the formats (`action_spec`) that it is right for."""
+CODECS = {"raw": VLA_EVAL, "png": VLA_EVAL_PNG}
+"""By the argument `images`; the harness itself sends PNG."""
 PARAMETERS = ("send_state", "send_wrist_image", "quat_no_antipodal", "absolute_action", "env_seed")
 """Of a server's `observation_params` those that this client follows; LIBEROBenchmark.__init__ describes them."""
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
@@ -53,6 +55,10 @@ class VlaEvalModel(connection.WebsocketModel):
         super().__init__(socket, dialect)
         self._own_dialect = dialect
         self._params, self._is_chosen = parse_params(arguments.get("params")), "dialect" in arguments
+        images = arguments.get("images", next(iter(CODECS)))
+        if images not in CODECS:
+            raise PolicyError(f"images={images} is not a form of images", remedy=f"Write images={' or '.join(CODECS)}.")
+        self._codec = CODECS[images]
         self._seq = 0
         self._playing = False
         self._connected = False
@@ -108,7 +114,7 @@ class VlaEvalModel(connection.WebsocketModel):
     def _send_message(self, kind: str, payload: object) -> int:
         self._seq += 1
         message = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
-        self._socket.send(VLA_EVAL.pack(message))
+        self._socket.send(self._codec.pack(message))
         return self._seq
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:

@@ -139,18 +139,31 @@ def _parse_success(value: object) -> bool:
 
 def _read_harness(path: Path) -> ForeignResults:
     with closing(_open_recording(path)) as connection:
-        suites = {eval_id: _benchmark_name(text) for eval_id, text in _select(connection, _SUITES)}
+        texts = dict(_select(connection, _SUITES))
+        suites = {eval_id: _benchmark_name(text) for eval_id, text in texts.items()}
         episodes = tuple(
             ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
             for eval_id, task, status, steps in _select(connection, _RESULTS)
         )
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
+        rendered = [render for text in texts.values() if (render := _format_render(text))]
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
     if has_actions:
         remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
-    return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
+    return ForeignResults("vla-evaluation-harness recording", episodes, (*remarks, *dict.fromkeys(rendered)))
+
+
+def _format_render(metadata: str) -> str:
+    """Return a sentence on how an entry was rendered; empty for a recording that does not say it."""
+    tree = json.loads(metadata)
+    render = tree.get("render") if isinstance(tree, dict) else None
+    if not isinstance(render, dict):
+        return ""
+    differed = ", and its processes differed in that" if render.get("divergent") else ""
+    applied = render.get("applied_env", render.get("applied")) or "nothing"
+    return f"it was to be rendered on {render.get('requested')}, for which {applied} was set{differed}"
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
@@ -176,7 +189,16 @@ def _benchmark_name(metadata: str) -> str | None:
 
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
-_LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
+_BENCHMARKS: Mapping[str, Mapping[str, object]] = {
+    "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark": {"suite": "libero_spatial"},
+    "vla_eval.benchmarks.libero_pro.benchmark:LIBEROProBenchmark": {"suite": "libero_spatial_with_mug"},
+    "vla_eval.benchmarks.libero_plus.benchmark:LIBEROPlusBenchmark": {"suite": "libero_spatial", "prefix": "plus_"},
+    "vla_eval.benchmarks.libero_mem.benchmark:LIBEROMemBenchmark": {"suite": "libero_mem"},
+}
+"""The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad); LIBERO-Plus gives other tasks under LIBERO's
+names, so that its suites get the `prefix`."""
+_PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
+"""LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
 """Bytes of a value in a recording, and rows of its tables of entries and episodes."""
@@ -265,6 +287,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
         name, parameters = entries.get(str(eval_id), ("", None))
         if parameters is None:
             continue
+        render = parameters["render"]
         context = json.loads(text)
         # A process keeps its environment while the task stays the same, and seeds it only when it makes it.
         present = (str(sid), str(eval_id), str(context["task_id"]))
@@ -292,6 +315,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
             earlier_resets=resets,
             policy=name,
             absolute=bool(parameters["absolute_action"]),
+            render=render if isinstance(render, dict) else {},
         )
 
 
@@ -303,28 +327,36 @@ def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
 
 _STEP_NUMBERS = 128
 """Numbers that a step counts for; the two fields have 15."""
-_PARAMETERS = ("suite", "env_seed", "num_steps_wait", "absolute_action")
+_PARAMETERS = ("env_seed", "num_steps_wait", "absolute_action")
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of LIBERO's benchmark; None for another benchmark.
+    """Return the parameters of a benchmark of LIBERO's loop, and how it was rendered; None for another benchmark.
 
     Configured parameters come before those that the server named, and these before the harness's defaults.
     """
     config = metadata["config"]
-    if config["benchmark"] != _LIBERO:
+    defaults = _BENCHMARKS.get(config["benchmark"])
+    if defaults is None:
         return None
     asked = metadata.get("server_info", {}).get("observation_params") or {}
     parameters = {
-        "suite": "libero_spatial",
         "seed": _SEED,
         "num_steps_wait": _WAIT_STEPS,
         "absolute_action": False,
+        **defaults,
         **asked,
         **(config.get("params") or {}),
     }
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
-    return {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
+    values = {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
+    return {**values, "suite": _full_suite(parameters), "render": metadata.get("render")}
+
+
+def _full_suite(parameters: Mapping[str, Any]) -> str:
+    changed = str(parameters.get("perturbation") or "none").strip().lower()
+    suite = "_".join(filter(None, (str(parameters["suite"]), _PERTURBATIONS.get(changed, changed))))
+    return suite.replace("libero_", f"libero_{parameters.get('prefix', '')}", 1)
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:

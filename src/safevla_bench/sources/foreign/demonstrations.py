@@ -15,6 +15,10 @@ LeRobot datasets (version 3, and 2) hold actions and instructions, but not where
     meta/info.json                   `codebase_version`; what is made of several files is found by their place
     meta/tasks.parquet | .jsonl      task_index -> instruction
     data/chunk-NNN/*.parquet         a row a frame: episode_index, frame_index, task_index, action
+
+Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` of
+several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
+src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -80,6 +84,8 @@ class RecordedActions:
     ending: str = "timeout"
     absolute: bool = False
     """Whether the actions are poses in the world and not changes of pose."""
+    render: Mapping[str, object] = field(default_factory=dict)
+    """How vla-evaluation-harness was asked to render, what it set for that, and whether its processes differed."""
 
     @property
     def task_label(self) -> str:
@@ -292,7 +298,32 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
         raise RecordError(problem, remedy="One dataset has actions of one size.", place=_file_place(folder))
     keys = np.concatenate([file_keys for file_keys, _ in frames])
     actions = np.concatenate([file_actions for _, file_actions in frames])
-    return list(_split_episodes(folder, keys, actions, instructions))
+    return list(_add_starts(folder.resolve(), _split_episodes(folder, keys, actions, instructions)))
+
+
+_RECORDINGS, _SEED, _WAIT_STEPS = "recordings", 1000, 10
+_RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_(\d{{1,6}}))?)")
+
+
+def _add_starts(folder: Path, takes: Iterator[RecordedActions]) -> Iterator[RecordedActions]:
+    """Yield the episodes of a dataset, with task and start if its place says that lerobot-eval wrote it."""
+    recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
+    if recorded is None:
+        yield from takes
+        return
+    place, suite, task, environment = recorded.groups()
+    together = len(list(folder.parent.glob("env_*"))) if environment else 1
+    for number, take in enumerate(takes):
+        index = int(environment or 0) + number * together
+        yield replace(
+            take,
+            name=f"{place}/{take.name}",
+            benchmark=suite.replace("_", "-"),
+            task_id=f"task_{int(task)}",
+            init_state_index=index,
+            env_seed=_SEED + index,
+            wait_steps=_WAIT_STEPS,
+        )
 
 
 def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64], Floats]]:
@@ -393,7 +424,8 @@ _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruct
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of these by name, or of a LeRobot dataset.
+    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`) or a folder of these by name, of a LeRobot dataset, or of
+    those in the folder `recordings` of lerobot-eval.
 
     None for anything else: suffixes and the file `meta/info.json` alone decide. Raises `RecordError` if such a file is
     missing, cannot be read or holds no demonstrations; or h5py is not installed.
@@ -401,6 +433,9 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     if path.is_dir():
         if (path / INFO).is_file():
             return read_dataset(path)
+        datasets = [info.parents[1] for depth in ("*", "*/*") for info in sorted(path.glob(f"{depth}/{INFO}"))]
+        if datasets:
+            return [take for folder in datasets for take in read_dataset(folder)]
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
         budget = recording_budget()
         return [take for file in files for take in read_hdf5(file, budget)] if files else None

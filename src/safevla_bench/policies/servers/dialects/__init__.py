@@ -6,11 +6,11 @@ belongs to. It holds no state and no connection, so that every transport can use
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -54,9 +54,10 @@ class CameraView:
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the request: its path, and the camera, the state parts, the fixed text or the instruction in it."""
+    """One entry of the request: its path, and the camera, the state parts, the fixed value or the instruction in it."""
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
+    """Keys of maps, and places in lists: `["examples", 0, "image", 1]`."""
     camera: str | None = None
     state: tuple[str, ...] = ()
     """In a dialect's file `all` = the protocol's whole vector."""
@@ -66,7 +67,12 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Leading axes of length 1, for a batch or for time; a text inside them is in as many lists."""
     asked: str | None = None
     """The server's parameter that asks for it; None = it is always sent."""
-    fixed: str | None = None
+    fixed: str | bool | int | None = None
+
+    @property
+    def place(self) -> str:
+        """The path as one text, such as `examples[0]/image[1]`."""
+        return "/".join(f"[{key}]" if isinstance(key, int) else key for key in self.path).replace("/[", "[")
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,10 +108,7 @@ class Dialect:
         """Return the request; `PolicyError` for a state that the host does not show, or an image that does not fit."""
         request: Request = {}
         for field in self.fields:
-            inner = request
-            for key in field.path[:-1]:
-                inner = inner.setdefault(key, {})  # type: ignore[assignment]
-            inner[field.path[-1]] = self._entry_value(field, observation)
+            _put(request, field.path, self._entry_value(field, observation))
         return request
 
     def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
@@ -115,7 +118,7 @@ class Dialect:
         if field.state:
             row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
             return row.astype(field.dtype)[(np.newaxis,) * field.axes]
-        return _nest_text(observation.instruction if field.fixed is None else field.fixed, field.axes)
+        return field.fixed if field.fixed is not None else _nest_text(observation.instruction, field.axes)
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
@@ -148,6 +151,21 @@ def _describe_value(value: object) -> str:
     if isinstance(value, list) and value:
         return f"{len(value)} x {_describe_value(value[0])}"
     return type(value).__name__
+
+
+def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
+    """Put a value into a tree of maps and lists; places in lists that nothing is put into close up."""
+    key, rest = path[0], path[1:]
+    if isinstance(key, int):
+        key = min(key, len(tree))
+        tree.extend([None] * (key == len(tree)))
+    if not rest:
+        tree[key] = value
+        return
+    inner = tree[key] if isinstance(key, int) else tree.get(key)
+    if inner is None:
+        inner = tree[key] = [] if isinstance(rest[0], int) else {}
+    _put(inner, rest, value)
 
 
 def _nest_text(text: str, axes: int) -> object:
@@ -201,12 +219,16 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str
     transport: str
+    hosts: dict[str, Literal["upstream", "ours"]]
+    """The hosts that it fits, the first its own; whether the server's project evaluates there, or the pair is ours."""
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]
     switches: tuple[int, ...] = (6,)
     """The action's columns that are converted as the protocol's gripper is."""
     sessions: bool = False
     server_crops: bool = False
+    greets: str | None = None
+    """The `env` in the greeting of its server, where that has one."""
 
 
 def dialect_names() -> tuple[str, ...]:
@@ -238,10 +260,18 @@ def load_dialect(name: str) -> Dialect:
     content = load_dialect_file(name)
     inference = load_protocol(content.release).inference
     assert inference is not None, f"the release {content.release} of the dialect {name} has no inference"
+    fields = tuple(_request_entries(content, inference))
     return Dialect(
         name=name,
         wants=Wants(
-            cameras=tuple(field.camera for field in content.request if field.camera), image_size=inference.render
+            cameras=tuple(field.camera for field in content.request if field.camera),
+            image_size=inference.render,
+            extra=tuple(
+                part.removeprefix(transforms.EXTRA)
+                for field in fields
+                for part in field.state
+                if part.startswith(transforms.EXTRA)
+            ),
         ),
         view=CameraView(
             flip=inference.flip,
@@ -250,7 +280,7 @@ def load_dialect(name: str) -> Dialect:
             resize=inference.resize,
             crop=None if content.server_crops or inference.crop == 1 else inference.crop,
         ),
-        fields=tuple(_request_entries(content, inference)),
+        fields=fields,
         parts=content.reply,
         switches=tuple((column, inference.gripper) for column in content.switches),
         replan=inference.replan if isinstance(inference.replan, int) else None,
@@ -323,7 +353,7 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
 def _request_entries(content: DialectFile, inference: Inference) -> Iterator[RequestEntry]:
     for field in content.request:
         entry = structs.replace(field, state=inference.state) if field.state == ALL else field
-        assert set(entry.state) <= set(transforms.STATES), entry.state
+        assert all(part in transforms.STATES or part.startswith(transforms.EXTRA) for part in entry.state), entry
         yield entry
 
 
@@ -339,7 +369,7 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
         "image_size": view.size,
         "resize": view.resize,
         "crop": view.crop,
-        "request": {"/".join(field.path): _describe_entry(field) for field in dialect.fields},
+        "request": {field.place: _describe_entry(field) for field in dialect.fields},
         "reply": {"/".join(part.path): part.width for part in dialect.parts},
         "switches": {str(column): how for column, how in dialect.switches},
         "replan": dialect.replan,
@@ -353,4 +383,5 @@ def _describe_entry(field: RequestEntry) -> str:
     where = f", where the server asks for {field.asked}" if field.asked else ""
     if field.state:
         return f"{' + '.join(field.state)} ({field.dtype}{axes}){where}"
-    return f"{field.camera or 'instruction'}{axes}{where}"
+    content = field.camera or ("instruction" if field.fixed is None else repr(field.fixed))
+    return f"{content}{axes}{where}"

@@ -1,0 +1,142 @@
+"""Dialects are tables: each fits the hosts that it names, and its requests have the form of its server's own client.
+
+starVLA's messages here are written from its files (0ed0aad deployment/model_server/tools/websocket_policy_server.py and
+examples/simBenchmarks/), by the library msgpack and none of the package's own codecs.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import msgpack
+import numpy as np
+import pytest
+
+from policies.servers.stub_servers import TASK, client, playing, seen, websockets
+from safevla_bench.errors import PolicyError, ServerRefusedError
+from safevla_bench.interface.policy import Observation
+from safevla_bench.policies import ask_arguments
+from safevla_bench.policies.servers import dialects
+
+WIDTHS = {"libero": 7, "robosuite": 7, "robocasa": 12, "metaworld": 4, "maniskill": 7}
+MIDDLE = np.random.default_rng(1).integers(0, 256, (480, 480, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("name", dialects.dialect_names())
+def test_a_dialect_asks_for_cameras_that_its_hosts_have_and_gives_as_many_numbers_as_they_take(name):
+    dialect = dialects.load_dialect(name)
+    for host in dialects.load_dialect_file(name).hosts:
+        module = importlib.import_module(f"safevla_bench.hosts.{host}.host")
+        assert {*dialect.wants.cameras} <= {*getattr(module, "CAMERAS", ())}
+        assert sum(part.width for part in dialect.parts) == WIDTHS[host]
+        assert all(column < WIDTHS[host] for column, _ in dialect.switches)
+
+
+def test_places_in_lists_close_up_where_a_camera_is_not_sent():
+    chosen = dialects.choose_dialect("starvla-libero", "openpi", cameras="none,robot0_eye_in_hand")
+    (image,) = chosen.build_request(seen())["examples"][0]["image"]
+    assert image.shape == (224, 224, 3)
+    assert [field.place for field in chosen.fields][:2] == ["examples[0]/image[1]", "examples[0]/lang"]
+
+
+def test_the_host_s_own_readings_are_wanted_and_sent():
+    dialect = dialects.load_dialect("openpi-maniskill")
+    assert (dialect.wants.cameras, dialect.wants.extra) == ((), ("joint_pos",))
+    shown = Observation("lift", np.zeros(3), np.eye(4)[0], np.array([0.04, 0.03]), extra={"joint_pos": np.arange(7.0)})
+    np.testing.assert_array_equal(dialect.build_request(shown)["observation/state"], [*range(7), 0.04, 0.03])
+    with pytest.raises(PolicyError, match="needs extra/joint_pos, which this host does not show"):
+        dialect.build_request(seen())
+
+
+# starVLA's servers
+
+
+def pack(message: object) -> bytes:
+    def array(value):
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+
+    return msgpack.packb(message, default=array)
+
+
+def unpack(frame: bytes) -> dict:
+    def restore(value):
+        if b"__ndarray__" not in value:
+            return value
+        return np.frombuffer(value[b"data"], value[b"dtype"]).reshape(value[b"shape"])
+
+    return msgpack.unpackb(frame, object_hook=restore)
+
+
+def starvla(actions: object, asked: list[dict], **greeting: object):
+    """As starVLA's server answers: to what raises, with an error in a map."""
+
+    def handle(connection):
+        connection.send(
+            pack({"env": "starvla_policy_server", "action_chunk_size": 4, "default_unnorm_key": None, **greeting})
+        )
+        for frame in connection:
+            asked.append(unpack(frame))
+            head = {"type": "inference_result", "request_id": "default"}
+            if isinstance(actions, str):
+                connection.send(pack({"status": "error", "ok": False, **head, "error": {"message": actions}}))
+            else:
+                connection.send(pack({"status": "ok", "ok": True, **head, "data": {"actions": actions}}))
+
+    return websockets(handle)
+
+
+def test_starvla_s_server_is_asked_as_its_own_client_asks_it():
+    asked, actions = [], np.zeros((1, 4, 7), np.float32)
+    actions[0, :, 6] = [0.0, 0.5, 0.51, 1.0]
+    with (
+        starvla(actions, asked) as server,
+        playing("openpi", server.url, dialect="starvla-libero", unnorm_key="franka") as policy,
+    ):
+        grips = [policy.act(seen())[6] for _ in range(4)]
+        assert ask_arguments(f"openpi:{server.url}", {"dialect": "starvla-libero"}) == {"replan": "4"}
+    (request,) = asked
+    (example,) = request.pop("examples")
+    assert request == {"do_sample": False, "use_ddim": True, "num_ddim_steps": 10, "unnorm_key": "franka"}
+    assert list(example) == ["image", "lang"]
+    assert [(image.dtype, image.shape) for image in example["image"]] == [(np.uint8, (224, 224, 3))] * 2
+    assert example["lang"] == "put it there"
+    assert grips == [1.0, 1.0, -1.0, -1.0], "above one half opens"
+
+
+def test_starvla_s_server_is_asked_for_meta_world_with_one_picture_and_gives_four_numbers():
+    asked = []
+    with (
+        starvla(np.full((1, 4, 4), 0.5, np.float32), asked) as server,
+        playing("openpi", server.url, dialect="starvla-metaworld") as policy,
+    ):
+        assert policy.act(seen(images={"corner2": MIDDLE})).tolist() == [0.5] * 4
+    (image,) = asked[0]["examples"][0]["image"]
+    assert image.shape == (224, 224, 3)
+
+
+def test_starvla_s_server_of_pi0_gets_openpi_s_keys_and_answers_under_data():
+    asked = []
+    with (
+        starvla(np.zeros((10, 7), np.float32), asked, env="starvla_openpi_server") as server,
+        playing("openpi", server.url, dialect="starvla-openpi-libero") as policy,
+    ):
+        policy.act(seen())
+    assert list(asked[0]) == ["observation/image", "observation/wrist_image", "observation/state", "prompt"]
+    assert asked[0]["observation/state"].dtype == np.float32
+
+
+def test_an_error_of_starvla_s_is_told_and_another_dialect_is_refused_at_the_greeting():
+    with starvla("CUDA out of memory", []) as server:
+        with (
+            playing("openpi", server.url, dialect="starvla-libero") as policy,
+            pytest.raises(PolicyError, match="failed: CUDA out of memory"),
+        ):
+            policy.act(seen())
+        with pytest.raises(ServerRefusedError, match="is a starvla_policy_server") as caught:
+            client("openpi", server.url).reset(TASK, 0)
+    assert "dialect=starvla-libero" in caught.value.remedy
+
+
+def test_the_statistics_name_is_for_starvla_s_servers_alone():
+    with pytest.raises(PolicyError, match="unnorm_key is for starVLA's servers"):
+        client("openpi", "ws://127.0.0.1:1", unnorm_key="franka")
