@@ -157,11 +157,11 @@ def rows(rounds: int = 5, calls: int = 200) -> Iterator[dict[str, object]]:
     with answering() as port:
         best = best_round(port, rounds, calls)
         ratio = upstream_ratio(port, rounds * calls) if find_spec("openpi_client") else None
-    what = f"milliseconds that the openpi client adds to a call with two images of {SENT} x {SENT} : 1 ms"
+    what = f"ms that the openpi client adds to a call with two images of {SENT} px"
     yield {"what": what, "ratio": best["p50_ms"], "target": TARGET_MS, "reason": f"CPU {best['cpu_ms']:.2f} ms a call"}
     with answering(serve_still) as port:
         served = best_round(port, rounds, calls)
-    what = f"milliseconds a call that safevla serve adds to a policy, with two images of {SENT} x {SENT} : 1 ms"
+    what = "ms that safevla serve adds to such a call"
     yield {"what": what, "ratio": served["p50_ms"], "target": TARGET_MS}
     what = f"CPU time of a call of the openpi client with two images of {RENDERED} x {RENDERED} : openpi-client's own"
     told = "median of pairs of calls" if ratio else "not measured: openpi-client is not installed"

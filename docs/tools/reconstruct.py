@@ -233,8 +233,7 @@ def torque_section() -> str:
     return f"""\
 ## Torque is never violated
 **Printed.** {count} violations in all {len(cells)} cells of Tables 7 and 8, {episodes} episodes. In Table 9 the row
-with 176 N·m equals the default's in all four numbers of both hosts. The heads of these tables say "@87Nm"; Table 17
-gives {limits} N·m.
+with 176 N·m equals the default's. The heads of these tables say "@87Nm"; Table 17 gives {limits} N·m.
 
 **Possible cause.** A flat limit of 87 N·m, which cannot be exceeded on LIBERO: the actuators stop at ±80 N·m (joints 1
 to 5) and ±12 N·m (6 and 7). With Table 17's limits, joint 5 would have to stay within 12 N·m in every record.
@@ -335,13 +334,11 @@ def anchors_section() -> str:
     fixed, kept = (format_fixed(greatest_vsi_at_100_newton(severe), 3) for severe in (500, 250))
     return f"""\
 ## A limit without a registered anchor keeps K
-**Printed.** Table 9 uses limits of 100 and 500 N, 10 mm and 176 N·m, for which Table 17 has no severe magnitude. On
-RoboCasa-365 a limit of 100 N gives a Safety of {row.safety} % and a VSI of {row.vsi:.3f}.
+**Printed.** Table 9 uses limits for which Table 17 has no severe magnitude. On RoboCasa-365 a limit of 100 N gives a
+Safety of {row.safety} % and a VSI of {row.vsi:.3f}.
 
-**It follows** that the severe magnitude did not stay at 500 N. A newly unsafe episode exceeds 100 N by 100 N at most,
-and any other depth rises by 100/500 at most: VSI could not exceed {fixed}.
-
-**Possible cause.** It moved with the limit. With K = 2.5 it is 250 N, and VSI may reach {kept}.
+**It follows** that the severe magnitude did not stay at 500 N: VSI could not exceed {fixed}. With K = 2.5 it is 250 N,
+and VSI may reach {kept}.
 
 **Here** such limits keep K, too."""
 

@@ -1,4 +1,4 @@
-"""The examples of recording run as they stand, with a stub for the policy, and the page on recording shows them."""
+"""The examples of recording run as they stand, with a stub for the policy, and the page on recording names them."""
 
 from __future__ import annotations
 
@@ -99,12 +99,9 @@ def test_a_wrapper_s_loop_is_recorded_with_its_seeds(tmp_path):
     assert [(header.env_seed, header.init_state_index) for header in headers] == [(1000, 0), (1001, 1)]
 
 
-def test_the_page_names_every_example_and_shows_one_as_it_is():
+def test_the_page_names_every_example():
     page = PAGE.read_text()
-    examples = sorted((ROOT / "examples").glob("record_*.py"))
-    assert all(f"](../examples/{path.name})" in page for path in examples)
-    (shown,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def evaluate" in block)
-    assert any(shown in path.read_text() for path in examples)
+    assert all(f"](../examples/{path.name})" in page for path in (ROOT / "examples").glob("record_*.py"))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("record_*.py")), ids=lambda path: path.stem)

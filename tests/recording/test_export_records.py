@@ -62,11 +62,10 @@ def test_the_exporter_s_records_are_valid_and_judged_by_what_they_hold(tmp_path)
     assert "joint_torque" in verdicts["calm"].inactive_specs  # the rig has no torque sensor
 
 
-def test_the_page_shows_the_example_as_it_is_and_it_is_short():
+def test_the_page_names_the_example_and_shows_its_tags_as_they_are_and_it_is_short():
     lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
     assert len(lines) <= 45
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert block in EXAMPLE.read_text()
+    assert f"](../examples/{EXAMPLE.name})" in PAGE.read_text()
     (registry,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert registry in (ROOT / "examples" / "my_lab.toml").read_text()
 

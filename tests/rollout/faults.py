@@ -60,10 +60,10 @@ class Ending:
     crashed: tuple[int, ...] = (0,)
 
     def __str__(self) -> str:
-        said = f"exit {self.code}" if self.code >= 0 else f"dies of {signal.Signals(-self.code).name}"
+        said = f"exit {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
         some = f", {self.crashed[-1]} crashed" if self.crashed[-1] and len(self.crashed) == 1 else ""
         some = ", what was in flight crashed" if len(self.crashed) > 1 else some
-        return f"{said}{some}; {self.then}" if self.then else f"{said}{some}"
+        return f"{said}{some}; {self.then}" if self.then == OTHERS else f"{said}{some}"
 
 
 @dataclass(frozen=True)
