@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
 from email import message_from_string
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
+from threading import Thread
 
 import pytest
 
@@ -123,28 +125,34 @@ def git_server(checkout, tmp_path) -> Iterator[str]:
     git("init", "-q")
     git("add", *project_files())
     git("commit", "-qm", "all")
-    git("clone", "-q", "--bare", ".", str(tmp_path / "safevla-bench.git"))
+    git("clone", "-q", "--bare", ".", str(tmp_path / "served" / "safevla-bench.git"))
     shutil.rmtree(checkout / ".git")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = [f"--base-path={tmp_path}", "--export-all", "--listen=127.0.0.1", f"--port={port}"]
-    with subprocess.Popen(["git", "daemon", *place]) as daemon:
-        yield f"git://127.0.0.1:{port}/safevla-bench.git"
-        daemon.terminate()
+    git("-C", str(tmp_path / "served" / "safevla-bench.git"), "update-server-info")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(tmp_path / "served"))) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}/safevla-bench.git"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *words: object) -> None:
+        pass
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_one_line_installs_both_packages_from_a_bare_git_repository_and_the_recorder_alone_too(git_server, tmp_path):
-    """The dependencies are left out: `.ci/run` installs them, from the same address."""
-    sources = {"both": f"safevla-bench @ git+{git_server}",
+@pytest.mark.parametrize("installer", ["pip", "uv pip"])
+def test_one_line_installs_both_packages_from_a_bare_git_repository_and_the_recorder_alone_too(
+    installer, git_server, tmp_path
+):
+    """The dependencies are left out: `.ci/run` installs them."""
+    pytest.importorskip(installer.split()[0])
+    sources = {"both": f"safevla-bench[libero] @ git+{git_server}",
                "alone": f"safevla-recorder @ git+{git_server}#subdirectory=recorder"}  # fmt: skip
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    command = [sys.executable, "-m", *installer.split(), "install", "-q", "--no-deps", "--no-build-isolation"]
     found = {}
     for name, source in sources.items():
-        subprocess.run([*pip, str(tmp_path / name), source], check=True)
-        found[name] = {path.name for path in (tmp_path / name).iterdir()}
+        subprocess.run([*command, "--target", str(tmp_path / name), source], check=True)
+        found[name] = {path.name for path in (tmp_path / name).iterdir() if not path.name.startswith(".")}
     recorder = f"safevla_recorder-{__version__}.dist-info"
     assert found == {"both": {"bin", "safevla_bench", "safevla_recorder", f"{NAME}.dist-info"},
                      "alone": {"safevla_recorder", recorder}}  # fmt: skip
