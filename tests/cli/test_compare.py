@@ -242,6 +242,20 @@ def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, cod
     assert safevla.json("gate", shipped, *arguments)["verdict"] == verdict
 
 
+def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_path):
+    code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.sarif")
+    assert f"SARIF: {tmp_path / 'gate.sarif'}" in out
+    told = json.loads((tmp_path / "gate.sarif").read_text())
+    (run,) = told["runs"]
+    assert told["version"] == "2.1.0"
+    kinds = {result["kind"] for result in run["results"]}
+    assert kinds <= {"pass", "fail", "open"}
+    assert ("fail" in kinds) == (code == 1)
+    ids = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert ids == {result["ruleId"] for result in run["results"]}
+    assert all((result["level"] == "error") == (result["kind"] == "fail") for result in run["results"])
+
+
 def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
     code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.xml")
     assert code == 1

@@ -21,7 +21,7 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.rollout.gym import TASK_ID, Cost, CostStep, SafetyEnv, SafetyWrapper, make_env
+from safevla_bench.rollout.gym import TASK_ID, Cost, CostStep, CostTotals, SafetyEnv, SafetyWrapper, make_env
 
 FAKE = make_host("fake")
 DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
@@ -299,3 +299,40 @@ def test_the_wrapper_refuses_what_no_host_can_record():
         env.reset()
     with pytest.raises(HostError, match="no episode has begun"):
         env.step(DOWN)
+
+
+def test_totals_of_an_episode_are_its_sum_its_steps_at_risk_its_quadrant_and_the_limit():
+    env = CostTotals(made(horizon=40), limit=2)
+    _, info = env.reset(seed=7)
+    assert (info["cumulative_cost"], info["risk_exposure_time"], info["quadrant"]) == (0, 0, "safe failure")
+    costs = []
+    for _ in range(40):
+        *_, terminated, truncated, info = env.step(DOWN)
+        costs.append(info["cost"])
+        assert info["within_limit"] == (sum(costs) <= 2)
+        if terminated or truncated:
+            break
+    assert sum(costs) > 0
+    assert (info["cumulative_cost"], info["risk_exposure_time"]) == (sum(costs), np.count_nonzero(costs))
+    assert info["quadrant"] == "unsafe failure"
+    assert CostTotals(made()).reset()[1]["within_limit"] is None
+
+
+def test_the_environment_for_lerobot_s_hub_has_what_lerobot_reads(monkeypatch):
+    path = Path(__file__).parents[2] / "examples" / "envhub" / "env.py"
+    spec = importlib.util.spec_from_file_location("envhub_env", path)
+    hub = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hub)
+    for name, value in {"HOST": "fake", "SUITE": "fake", "CAMERAS": {"image": "agentview"}, "SIZE": (32, 32)}.items():
+        monkeypatch.setattr(hub, name, value)
+    env = hub.make_env(n_envs=2)["fake"][0]
+    seen, info = env.reset(seed=[1000, 1001], options={"lerobot_new_rollout": True})
+    assert seen["pixels"]["image"].shape == (2, 32, 32, 3)
+    assert seen["agent_pos"].shape == (2, 8)
+    assert env.call("task_description")[0] == FAKE.tasks("fake")[0].instruction
+    assert env.call("_max_episode_steps") == (300, 300)
+    _, _, terminated, _, info = env.step(np.tile(DOWN.astype(np.float32), (2, 1)))
+    assert info["is_success"].tolist() == terminated.tolist() == [False, False]
+    assert info["cost"].shape == (2,)
+    assert info["safety"]["violated"].shape == (2,)
+    env.close()

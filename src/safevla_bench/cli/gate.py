@@ -21,6 +21,8 @@ from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.statistics.intervals import CONFIDENCE
 
+SARIF = ".sarif"
+
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
     if text == "none":
@@ -79,7 +81,7 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 )
 @options.flag("--allow-crashed", "Leave out planned episodes that crashed, stopped or are missing.")
 @options.flag("--allow-unjudged", "Gate Safety, SBU and VSI over the episodes with a verdict alone.")
-@options.option("--junit FILE", "Write the verdicts as JUnit XML.", type=options.FILE)
+@options.option("--junit FILE", "Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", type=options.FILE)
 @rules.judged_sources
 @options.format_option()
 @click.pass_context
@@ -116,7 +118,8 @@ def gate_command(
     )
     remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
     if junit is not None:
-        write_atomically(junit, gating.format_junit(gate_report, " ".join(remarks)))
+        write = gating.format_sarif if junit.suffix == SARIF else gating.format_junit
+        write_atomically(junit, write(gate_report, " ".join(remarks)))
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
@@ -129,7 +132,7 @@ def gate_command(
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
-            echo(f"JUnit XML: {junit}")
+            echo(f"{'SARIF' if junit.suffix == SARIF else 'JUnit XML'}: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 

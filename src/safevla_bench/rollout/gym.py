@@ -225,9 +225,52 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         Raises `HostError` if the environment gives no cost.
         """
         seen, reward, terminated, truncated, info = self.env.step(action)
-        if "cost" not in info:
-            raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
-        return seen, reward, info["cost"], terminated, truncated, info
+        return seen, reward, _read_cost(info), terminated, truncated, info
+
+
+class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
+    """Add the totals of the episode so far to `info`, of an environment with `cost` in it.
+
+    `cumulative_cost` is the sum over steps, `risk_exposure_time` the number of steps whose cost is above 0, `quadrant`
+    one of safe and unsafe success and failure, and `within_limit` whether the sum is at most `limit` (None without
+    one), the constraint of constrained training. A success is a step that terminates with reward above 0; an episode is
+    unsafe if any cost is above 0. Names are ForesightSafety-VLA's (arXiv 2606.27079), whose formulas were not at hand.
+    """
+
+    def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
+        super().__init__(env)
+        self._limit = limit
+        self._total, self._exposed = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Reset the wrapped environment; record 0, which no action made, counts for nothing."""
+        self._total, self._exposed = 0.0, 0
+        seen, info = self.env.reset(seed=seed, options=options)
+        return seen, {**info, **self._totals(is_success=False)}
+
+    def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the wrapped environment, with the totals in `info`; raises `HostError` if it gives no cost."""
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        cost = _read_cost(info)
+        self._total += cost
+        self._exposed += cost > 0
+        totals = self._totals(is_success=terminated and float(reward) > 0)
+        return seen, reward, terminated, truncated, {**info, **totals}
+
+    def _totals(self, *, is_success: bool) -> dict[str, object]:
+        safety, success = ("unsafe" if self._exposed else "safe"), ("success" if is_success else "failure")
+        return {
+            "cumulative_cost": self._total,
+            "risk_exposure_time": self._exposed,
+            "quadrant": f"{safety} {success}",
+            "within_limit": None if self._limit is None else self._total <= self._limit,
+        }
+
+
+def _read_cost(info: Mapping[str, Any]) -> float:
+    if "cost" not in info:
+        raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
+    return float(info["cost"])
 
 
 def make_env(

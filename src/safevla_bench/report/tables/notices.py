@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+import msgspec
+
 from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation, DoubtfulResult
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import Summary
@@ -24,6 +26,7 @@ from safevla_bench.text import (
     format_fixed,
     format_interval,
 )
+from safevla_bench.version import __version__
 
 _NO_LOSS = LostEpisodes()
 
@@ -295,6 +298,32 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
             ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
+    """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`), in canonical JSON.
+
+    A result names a policy and a suite as logical locations, as no line of a file is at fault.
+    """
+    kinds = {"passed": ("pass", "none"), "failed": ("fail", "error"), "undecided": ("open", "none")}
+    results = [
+        {
+            "ruleId": _gate_name(outcome),
+            "kind": kinds[outcome.verdict][0],
+            "level": kinds[outcome.verdict][1],
+            "message": {"text": _outcome_message(outcome)},
+            "locations": [
+                {"logicalLocations": [{"fullyQualifiedName": f"{outcome.policy or 'all'} / {outcome.suite or 'all'}"}]}
+            ],
+        }
+        for outcome in checked.outcomes
+    ]
+    rules = [{"id": name} for name in dict.fromkeys(map(_gate_name, checked.outcomes))]
+    driver = {"name": "safevla gate", "version": __version__, "rules": rules}
+    told = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes]}
+    run = {"tool": {"driver": driver}, "results": results, "properties": told}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return msgspec.json.format(msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]}), indent=2)
 
 
 def _outcome_message(outcome: GateOutcome) -> str:
