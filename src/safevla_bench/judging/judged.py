@@ -235,12 +235,12 @@ class Judged:
 
     def _describe_latencies(self) -> Iterator[str]:
         dt_s = dict.fromkeys(header.dt for header in self.headers)
-        period = f"a control step lasts {' or '.join(f'{1000 * step:.3g}' for step in dt_s)} ms"
+        period = f"a control step lasts {' or '.join(f'{1000 * step:.3g}' for step in dt_s)} ms."
         for source in self.records.sources:
             for policy, latencies in served_latencies(source.path, source.description).items():
                 middle, most = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
                 name = source.policy_names.get(policy, policy)
-                yield f"{name} answered in {middle:.3g} ms (median), at worst {most:.3g} ms (95th percentile); {period}."
+                yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile); {period}"
 
     def describe_simulators(self) -> list[str]:
         """Return one sentence with the versions that simulated the episodes; [] where no record names any."""
