@@ -31,6 +31,7 @@ from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.formula import rename_signals
 from safevla_bench.tasks import describe_reason
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
@@ -86,8 +87,10 @@ class JudgedSource:
         for name, policy in self._named_policies():
             if name_of_filter := policy.get("filter"):
                 yield f"The actions of {name} go through the filter {name_of_filter}."
-            if delay := policy.get("delay"):
-                yield _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, delay)
+            delay = str(policy.get("delay", "0"))
+            if delay != "0":
+                late = count_noun(int(delay), "control step") if delay.isdecimal() else delay
+                yield _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
         """Return what scores.json and the report hold of the source: its description, new names, archive's digest.
@@ -326,8 +329,8 @@ class Judged:
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
 
 
-_DELAY = "The answers of {} are delayed by {} (control steps, if no unit is given)."
-_MEASURED_DELAY = "The answers of {} are delayed by what each took to compute, so that no repetition is the same run."
+_DELAY = "The answers of {} come {} late."
+_MEASURED_DELAY = "The answers of {} come as late as each took to compute, so that no repetition is the same run."
 _LIMITS_DRAWN = "Limits drawn from rollouts, which the paper does not do (Section 3.1): {}."
 _NET_ALONE = (
     "{} of {} records have net forces of two bodies alone: clauses on force are judged by them, and their numbers do "
