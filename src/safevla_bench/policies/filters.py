@@ -158,9 +158,9 @@ FILTERS: Mapping[str, type[Any]] = {
 
 def split_filter(text: str) -> tuple[str, dict[str, str]]:
     """Return name and arguments of `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`."""
-    parts = text.split(":")
+    name, *parts = text.split(":")
     pairs = [part.partition("=") for part in parts if "=" in part]
-    return ":".join(part for part in parts if "=" not in part), {key: value for key, _, value in pairs}
+    return ":".join([name, *(part for part in parts if "=" not in part)]), {key: value for key, _, value in pairs}
 
 
 def runs_code(text: str) -> bool:
@@ -174,7 +174,7 @@ def make_filter(text: str) -> Any:
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _FORM)
     if name not in FILTERS:
-        remedy = f"There are {', '.join(FILTERS)}, and python:module:Class."
+        remedy = f"There are {', '.join(FILTERS)}, and python:module:Class; POLICY=FILTER is for a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     made = FILTERS[name]
     known = [field.name for field in fields(made)] if is_dataclass(made) else []
