@@ -19,9 +19,9 @@ def evaluate(client, suite="libero_spatial", tasks=range(10), trials=50, max_ste
         env = OffScreenRenderEnv(
             bddl_file_name=suite.get_task_bddl_file_path(number), camera_heights=size, camera_widths=size
         )
-        env.seed(7)
         with safevla_recorder.record(env, policy="openpi", out=out, horizon=max_steps):  # new
             for state in suite.get_task_init_states(number)[:trials]:
+                env.seed(7)  # upstream seeds once a task: records of later episodes then cannot be paired
                 env.reset()
                 obs, chunk = env.set_init_state(state), deque()
                 for step in range(10 + max_steps):

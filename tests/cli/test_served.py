@@ -79,3 +79,14 @@ def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, t
         )
     assert code == 0
     assert "on fake said 3 different things of themselves: run.json holds them as volatile.policies_say" in err
+
+
+def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_its_answers(safevla, tmp_path):
+    options = (*FAKE, *PATIENT, "--delay", "measured", "--out", tmp_path / "run")
+    with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
+        out = safevla.ok("eval", "--policy", f"mine=openpi:{peer.url}", *options)
+    page = (tmp_path / "run" / "report.html").read_text()
+    for told in (out, page):
+        assert "mine answered in " in told
+        assert "ms (median)" in told
+        assert "come as late as each took to compute" in told

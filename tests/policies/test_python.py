@@ -114,7 +114,7 @@ class TestHere:
             ("python:mine_pkg.policy:nothing", "'mine_pkg.policy' has no 'nothing'"),
             ("python:mine_pkg.policy:fails", r"policy:fails fails: ZeroDivisionError.*policy.py, line 28"),
             ("python:mine_pkg.policy:lame", r"gives a object without act"),
-            ("python:mine_pkg.policy:number", "is a int, nothing that makes a policy"),
+            ("python:mine_pkg.policy:number", "is a int, nothing that can be called"),
             ("python:mine_pkg.policy:odd", "wants of the policy .* is a list"),
         ],
     )

@@ -14,6 +14,8 @@ REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
 """Largest magnitude of a number that is judged. No simulator means more, and squares of such numbers are finite."""
 NET_FORCE = "net_force_n"
+POLICY_ACTION = "policy_action"
+"""The policy's own actions, of an episode in which a filter executed others."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ CHANNELS = (
     ChannelSpec("gripper_contact", ("n",), dtype=TRUTH),
     ChannelSpec("gripped_body", ("n",), dtype=PLACE),
     ChannelSpec("action", ("n-1", "A")),
+    ChannelSpec(POLICY_ACTION, ("n-1", "A"), is_rare=True),
     ChannelSpec("sim_state", ("n", "S")),
     ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),

@@ -35,6 +35,7 @@ from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOption
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import split_name
+from safevla_bench.policies.filters import FILTERS
 from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.sources.runs.folder import RUN
@@ -62,6 +63,12 @@ _PLAN_OPTIONS = [
     option("--protocol NAME", f"How episodes start and end; else {PRESET}. `safevla protocols` lists them."),
     repeatable("--policy-arg [POLICY:]KEY=VALUE", "arguments",
                "An argument for every policy, or for the one named before it, as in scripted:careful:KEY=VALUE."),
+    repeatable("--filter [POLICY=]FILTER", "filters",
+               f"What changes actions before the simulator gets them, of every policy or of one: {', '.join(FILTERS)}, "
+               "or python:module:Class; with :KEY=VALUE behind it."),
+    repeatable("--delay [POLICY=]DELAY", "delays",
+               "How late a policy's answers come: control steps (3), 120ms, or measured. The world goes on meanwhile, "
+               "by the rest of the last chunk or holding."),
     option("--seed", "Of the policies' randomness.", default=0, show_default=True),
     option("--max-steps", "Horizon; else the protocol's for the suite.", type=POSITIVE),
     option("--shard I/N", "Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
@@ -169,7 +176,7 @@ def _find_distrusted(
 def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
     given = {name for name in what if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
-    names = [name for name in ("host_arguments", "policies", "arguments", "servers") if name in given]
+    names = [name for name in ("host_arguments", "policies", "arguments", "filters", "servers") if name in given]
     fields: dict[str, Any] = {}
     for name in names:
         fields |= _request_fields(name, what[name], what["policies"])
@@ -231,6 +238,8 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> dict[st
         case "arguments":
             everyone, single = _parse_arguments(value, policies)
             return {name: everyone, "policy_arguments": single}
+        case "filters" | "delays":
+            return {name: _assign_to_policies(value, policies)}
         case "host_arguments":
             return {name: dict(map(_parse_pair, value))}
     return {name: value}
@@ -298,6 +307,13 @@ def _parse_pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
     return name, value
+
+
+def _assign_to_policies(texts: tuple[str, ...], policies: tuple[str, ...]) -> dict[str, str]:
+    """Return policy -> the text for every policy, or the one that names it: `POLICY=TEXT`."""
+    named = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
+    everyone = {policy: text for text in texts if text not in named for policy in policies}
+    return {**everyone, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
 
 
 def _parse_arguments(

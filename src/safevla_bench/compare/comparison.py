@@ -27,6 +27,7 @@ from safevla_bench.compare.difference import (
     resampled_task_interval,
     unpaired_difference,
 )
+from safevla_bench.compare.interventions import Intervention, list_interventions
 from safevla_bench.compare.pairs import PairedResults, number_distinct, pair_episodes
 from safevla_bench.compare.policy_results import (
     PolicyResults,
@@ -107,6 +108,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     across_versions: tuple[str, ...] = ()
     """The suites and packages of which episodes name several physics versions; empty = one simulator."""
     warnings: tuple[str, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+    """What filters did, beside the same episodes without them; of paired episodes alone."""
 
 
 def compare_policies(
@@ -161,6 +164,7 @@ def compare_policies(
         same_rollouts=tuple(_name_pairs(results, [both for both in identical if pairs and _are_same(pairs, both)])),
         across_versions=tuple(mixtures),
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
+        interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
 
 

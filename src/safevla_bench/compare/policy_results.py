@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.scores import Floats, Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import EpisodeKey, Header
@@ -58,6 +59,8 @@ class PolicyResults:
     """What fixes the start of each RoboCasa episode that says it."""
     left_out_clauses: tuple[str, ...] = ()
     """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
+    changes: tuple[ActionChanges, ...] = ()
+    """What a filter changed in each episode, [n]; empty = not known."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -124,6 +127,7 @@ class PolicyResults:
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
+            changes=tuple(self.changes[k] for k in index) if self.changes else (),
             **{name: getattr(self, name)[index] for name in _EPISODE_ARRAYS},
         )
 
@@ -182,6 +186,7 @@ def _select_policy(scores: Scores, headers: Sequence[Header], policy: str | None
         stopped_on_violation=own.is_stopped_on_violation,
         margins=np.vstack([own.rho, own.depth, own.peak_force_n]).T,
         lost=(*(episode for episode in scores.absent if episode.policy == policy), *stopped),
+        changes=own.changes,
         standin_suites=own.standin_suites,
         left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
     )
@@ -230,6 +235,7 @@ def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
         source=", ".join(result.source for result in results),
         headers=tuple(header for result in results for header in result.headers),
         **arrays,
+        changes=tuple(changes for result in results for changes in result.changes),
         lost=tuple(lost for result in results for lost in result.lost),
         privileged=any(result.privileged for result in results),
         standin_suites=tuple(suite for result in results for suite in result.standin_suites),

@@ -5,12 +5,14 @@ A policy whose actions are wrong still gets numbers: an arm that does not move b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from safevla_bench.text import format_percent
 
 Numbers = NDArray[np.float64]
 
@@ -98,6 +100,39 @@ def _find_period(actions: Numbers) -> int | None:
         return None
     candidates = np.flatnonzero((actions[1 : count // 2 + 1] == actions[0]).all(axis=1)) + 1
     return next((int(p) for p in candidates if np.array_equal(actions[p:], actions[:-p])), 0)
+
+
+class ActionChanges(NamedTuple):
+    """How many actions an episode, or several, had; how many a filter changed, and the sum of the changes' norms."""
+
+    actions: int = 0
+    changed: int = 0
+    norm: float = 0.0
+
+    def __str__(self) -> str:
+        """Return in words how many were changed, and how far; at least one was."""
+        share = f"{format_percent(self.changed, self.actions)} %"
+        return (
+            f"changed {self.changed} of {self.actions} actions ({share}), by {self.norm / self.changed:.2g} on average "
+            "(norm, in the actions' own units)"
+        )
+
+
+def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
+    """Return what a filter changed: `executed` and the policy's own actions [N, A], the latter empty without changes.
+
+    `count` is the number of actions of the episode, which need not be recorded.
+    """
+    if executed.shape != own.shape or not own.size:
+        return ActionChanges(count)
+    norms = np.linalg.norm(executed - own, axis=1)
+    return ActionChanges(count, int((norms > 0).sum()), float(norms.sum()))
+
+
+def join_changes(parts: Iterable[ActionChanges]) -> ActionChanges:
+    """Return the changes of several episodes together."""
+    totals = [sum(numbers) for numbers in zip(*parts, strict=True)]
+    return ActionChanges(int(totals[0]), int(totals[1]), totals[2]) if totals else ActionChanges()
 
 
 class Oddity(NamedTuple):

@@ -19,12 +19,19 @@ from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.signals.contact import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
-from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, SCORES, AbsentEpisode, archive_digest
+from safevla_bench.sources.runs.folder import (
+    MAX_SCORES_BYTES,
+    SCORES,
+    AbsentEpisode,
+    archive_digest,
+    served_latencies,
+)
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.formula import rename_signals
 from safevla_bench.tasks import describe_reason
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
@@ -74,6 +81,16 @@ class JudgedSource:
         for policy in policies if isinstance(policies, list | tuple) else ():
             if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
                 yield self.policy_names.get(name, name), policy
+
+    def describe_couplings(self) -> Iterator[str]:
+        """Yield a sentence for each policy whose actions go through a filter, or whose answers come late."""
+        for name, policy in self._named_policies():
+            if name_of_filter := policy.get("filter"):
+                yield f"The actions of {name} go through the filter {name_of_filter}."
+            delay = str(policy.get("delay", "0"))
+            if delay != "0":
+                late = count_noun(int(delay), "control step") if delay.isdecimal() else delay
+                yield _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
         """Return what scores.json and the report hold of the source: its description, new names, archive's digest.
@@ -210,11 +227,23 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return a sentence for each policy name that several policies have: how these differ.
+        """Return a sentence for each policy name that several policies have, and for each filter and delay."""
+        names = describe_names([source.policy_names for source in self.records.sources])
+        return [*names, *self.describe_couplings()]
 
-        [] without such names.
-        """
-        return describe_names([source.policy_names for source in self.records.sources])
+    def describe_couplings(self) -> list[str]:
+        """Return a sentence for each policy with a filter or a delay, and for the measured latency of each server."""
+        couplings = [sentence for source in self.sources for sentence in source.describe_couplings()]
+        return [*dict.fromkeys(couplings), *self._describe_latencies()]
+
+    def _describe_latencies(self) -> Iterator[str]:
+        dt_s = dict.fromkeys(header.dt for header in self.headers)
+        period = f"a control step lasts {' or '.join(f'{1000 * step:.3g}' for step in dt_s)} ms."
+        for source in self.records.sources:
+            for policy, latencies in served_latencies(source.path, source.description).items():
+                middle, most = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
+                name = source.policy_names.get(policy, policy)
+                yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile); {period}"
 
     def describe_simulators(self) -> list[str]:
         """Return one sentence with the versions that simulated the episodes; [] where no record names any."""
@@ -306,6 +335,8 @@ class Judged:
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
 
 
+_DELAY = "The answers of {} come {} late."
+_MEASURED_DELAY = "The answers of {} come as late as each took to compute, so that no repetition is the same run."
 _LIMITS_DRAWN = "Limits drawn from rollouts, which the paper does not do (Section 3.1): {}."
 _BY_NET_FORCE = "By the net force of two bodies, and not by their largest single contact"
 _NET_ALONE = (

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from safevla_bench.judging.action_statistics import FEWEST, ActionStatistics, find_oddities
+from safevla_bench.judging.action_statistics import FEWEST, ActionChanges, ActionStatistics, find_oddities, join_changes
 from safevla_bench.judging.metrics import Summary, cell_members
 from safevla_bench.judging.scores import (
     CAPABILITIES_OPTION,
@@ -87,7 +87,8 @@ def warn_of_records(scores: Scores) -> tuple[str, ...]:
 
     They stand with those of `warn_of_cells`, which do not know the records.
     """
-    return *warn_of_differences(scores), *warn_of_unknown_poses(scores), *warn_of_actions(scores)
+    differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
+    return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores)
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
@@ -255,6 +256,18 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
         if found and statistics.count >= FEWEST:
             lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(found)}.")
     return tuple(lines)
+
+
+def warn_of_changes(scores: Scores) -> tuple[str, ...]:
+    """Return a line for each policy and suite whose actions a filter changed: how many, and how far."""
+    cells: dict[Cell, list[ActionChanges]] = {}
+    for policy, suite, changes in zip(scores.policy, scores.benchmark, scores.changes, strict=False):
+        cells.setdefault((policy, suite), []).append(changes)
+    return tuple(
+        f"{policy or 'unnamed'} on {suite}: a filter {total}."
+        for (policy, suite), parts in cells.items()
+        if (total := join_changes(parts)).changed
+    )
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:

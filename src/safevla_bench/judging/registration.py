@@ -54,6 +54,8 @@ class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: str
     arguments: dict[str, str]
     spec: str | None = None
+    filter: str | None = None
+    delay: str | None = None
 
 
 class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -274,17 +276,18 @@ def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
     fields = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     is_same = all(document[name] == run.get(name) for name in fields)
     stops = run.get("stop_on_violation") is not None
-    registered = {row["policy"]: (row["arguments"], row.get("spec", row["policy"])) for row in document["policies"]}
+    registered = {row["policy"]: _describe_policy(row) for row in document["policies"]}
     listed = run.get("policies")
     policies = [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else []
     return (
         is_same
         and stops == registration.stop_on_violation
-        and all(
-            registered.get(str(row.get("policy"))) == (row.get("arguments"), row.get("spec") or row.get("policy"))
-            for row in policies
-        )
+        and all(registered.get(str(row.get("policy"))) == _describe_policy(row) for row in policies)
     )
+
+
+def _describe_policy(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return row.get("arguments"), row.get("spec") or row.get("policy"), row.get("filter"), row.get("delay")
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.judging.action_statistics import ActionStatistics
+from safevla_bench.judging.action_statistics import ActionChanges, ActionStatistics
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
@@ -140,6 +140,7 @@ class Scores:
     holds the versions that decided the physics, package -> version; empty = no record says. `intervals` is how their
     means are summarized. `unknown` [S, E] counts the records that a specification left out because a pose is unknown
     there; None = none anywhere. `actions` [E] are statistics of the actions; None, or empty, if nothing can be said.
+    `changes` [E] are those that a filter made to actions; empty if nothing is known of them.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -163,6 +164,7 @@ class Scores:
     intervals: IntervalMethod = "default"
     unknown: Ints | None = None
     actions: tuple[ActionStatistics | None, ...] = ()
+    changes: tuple[ActionChanges, ...] = ()
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -220,7 +222,7 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
-        facts = ("simulator", "actions")
+        facts = ("simulator", "actions", "changes")
         chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in facts if getattr(self, name)}
         chosen["marks"] = {mark: flags[index] for mark, flags in self.marks.items()}
         chosen |= {} if self.unknown is None else {"unknown": self.unknown[:, index]}

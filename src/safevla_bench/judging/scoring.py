@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.errors import CollectedError
-from safevla_bench.judging.action_statistics import SPACES, ActionStatistics, measure_actions
+from safevla_bench.judging.action_statistics import (
+    SPACES,
+    ActionChanges,
+    ActionStatistics,
+    measure_actions,
+    measure_changes,
+)
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
@@ -34,6 +40,7 @@ from safevla_bench.trajectory.marks import (
     mark_flags,
     replay_fields,
 )
+from safevla_recorder.channels import POLICY_ACTION
 from safevla_recorder.simulator_versions import physics_versions
 
 
@@ -83,6 +90,7 @@ class ScoredChunk:
     """Mark of an episode, one of `MARKS` -> whether each episode has it, [E]."""
     actions: tuple[ActionStatistics | None, ...] = ()
     """Of each episode; None where nothing can be said of its actions."""
+    changes: tuple[ActionChanges, ...] = ()
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
@@ -99,6 +107,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         for spec in ruleset.library.specs
     ]
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
+    own = batch.channel(POLICY_ACTION)
     return ScoredChunk(
         headers=batch.headers,
         verdicts=verdicts,
@@ -106,6 +115,10 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         marks={mark: np.array(mark_flags(batch, mark), dtype=np.bool_) for mark in MARKS}
         | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library)},
         actions=_measure_actions(batch, ruleset.registry),
+        changes=tuple(
+            measure_changes(batch.action.episode_rows(e), own.episode_rows(e), int(batch.lengths[e]) - 1)
+            for e in range(len(batch))
+        ),
     )
 
 
@@ -151,6 +164,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         },
         simulator=tuple(physics_versions(header.versions) for header in headers),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
+        changes=tuple(changes for chunk in chunks for changes in chunk.changes),
         intervals=ruleset.intervals,
         unknown=unknown if unknown.any() else None,
     )
@@ -161,9 +175,9 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     spaces = {name: SPACES.get(suite.host) if suite else None for name, suite in suites.items()}
     is_pose, is_script, replays = mark_flags(batch, ABSOLUTE), mark_flags(batch, PRIVILEGED), replay_fields(batch)
-    statistics: list[ActionStatistics | None] = []
+    own, statistics = batch.channel(POLICY_ACTION), list[ActionStatistics | None]()
     for e, header in enumerate(batch.headers):
-        space, actions = spaces[header.benchmark], batch.action.episode_rows(e)
+        space, actions = spaces[header.benchmark], (own if own.present[e] else batch.action).episode_rows(e)
         grips = header.target_object is not None and not is_script[e] and not replays[e]
         known = space and actions.size and actions.shape[1] == space.width and not is_pose[e] and header.policy != NOOP
         statistics.append(

@@ -157,14 +157,22 @@ def make(arg: str | None, **arguments: str) -> Policy:
 
     Raises `PolicyError`, with the module and the line where its code raised, if there is none or it fails.
     """
+    return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
+
+
+def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _FORM) -> Any:
+    """Return the object that `module:factory` makes of the arguments; it has the `method`.
+
+    Raises as `make`; `form` says how to write it.
+    """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
-        raise PolicyError(f"policy 'python' got {arg!r}, not module:factory", remedy=_FORM)
+        raise PolicyError(f"'python' got {arg!r}, not module:factory", remedy=form)
     owner = f"python:{arg}"
-    policy = _call_factory(owner, _resolve_name(_import_module(module_name), name), arguments)
-    if not callable(getattr(policy, "act", None)):
-        raise PolicyError(f"{owner} gives a {type(policy).__name__} without act(observation)", remedy=_FORM)
-    return InProcessPolicy(owner, policy)
+    made = _call_factory(owner, _resolve_name(_import_module(module_name), name), arguments, method, form)
+    if not callable(getattr(made, method, None)):
+        raise PolicyError(f"{owner} gives a {type(made).__name__} without {method}(observation)", remedy=form)
+    return made
 
 
 def adopt_object(name: str, policy: object) -> Policy:
@@ -210,15 +218,15 @@ def _resolve_name(module: object, name: str) -> object:
     return value
 
 
-def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
-    """Return what the factory makes of the arguments; an object with `act` that is not a class stays as it is."""
-    if hasattr(factory, "act") and not isinstance(factory, type):
+def _call_factory(owner: str, factory: object, arguments: Mapping[str, str], method: str, form: str) -> object:
+    """Return what the factory makes of the arguments; an object with `method` that is not a class stays as it is."""
+    if hasattr(factory, method) and not isinstance(factory, type):
         if arguments:
             problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"
             raise PolicyError(problem, remedy="Name a function or a class to pass them to.")
         return factory
     if not callable(factory):
-        raise PolicyError(f"{owner} is a {type(factory).__name__}, nothing that makes a policy", remedy=_FORM)
+        raise PolicyError(f"{owner} is a {type(factory).__name__}, nothing that can be called", remedy=form)
     _check_arguments(owner, factory, arguments)
     try:
         return factory(**arguments)

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -40,6 +41,8 @@ from safevla_bench.interface.policy import (
 )
 from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.policies.coupling import Coupler
+from safevla_bench.policies.delays import DelayedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.sources.runs.folder import Latency
@@ -49,6 +52,7 @@ from safevla_bench.trajectory.marks import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED,
 OnStep = Callable[[int], None]
 SERVER_RETRIES = 2
 """How often an episode is begun again, on a new connection, after its policy server was lost."""
+NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
 _LOG = logging.getLogger(__name__)
 
 
@@ -144,8 +148,9 @@ def run_episode(
         raise
     except BaseException:  # so can a simulator that is asked for its record
         return seam.crash(planned, steps, traceback.format_exc())
-    marks = {PRIVILEGED: True} if policy.wants.privileged else {}
+    marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
+    marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
     labelled = _label_record(batch, planned, outcome, {**marks, **seam.clip_marks()})
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 
@@ -264,8 +269,14 @@ class EnvRunner:
     It is kept for the episodes of a policy and task, and made anew for others and after a crash.
     """
 
-    def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
-        self._host, self._policies, self._watch = host, policies, watch
+    def __init__(
+        self,
+        host: Host,
+        policies: Mapping[str, Policy],
+        watch: Monitor | None = None,
+        couplers: Mapping[str, Coupler] = NO_COUPLERS,
+    ) -> None:
+        self._host, self._policies, self._watch, self._couplers = host, policies, watch, couplers
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
 
@@ -283,7 +294,9 @@ class EnvRunner:
         except BaseException:  # a simulator can raise anything; the run goes on without this episode
             outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
         else:
-            outcome = _run_with_retries(env, policy, follow_server(planned, policy), on_step, self._watch)
+            coupler = self._couplers.get(planned.policy)
+            coupled = coupler.couple(env, policy) if coupler else (env, policy)
+            outcome = _run_with_retries(*coupled, follow_server(planned, policy), on_step, self._watch)
             if outcome.outcome == "crashed":
                 self.close()
         return replace(outcome, wall_s=time.perf_counter() - began_s)
@@ -307,7 +320,8 @@ class EnvRunner:
         if self._env is None:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
-            env = self._host.make(planned.task, policy.wants)
+            coupler = self._couplers.get(planned.policy)
+            env = self._host.make(planned.task, coupler.extend_wants(policy.wants) if coupler else policy.wants)
             _require_parts(env, planned.task)
             self._env = env  # from here on it is closed, whatever else is wrong
             _require_still(env, planned.task)
@@ -365,6 +379,7 @@ def run_serially(
     policies: Mapping[str, Policy],
     observer: Observer | None = None,
     watch: Monitor | None = None,
+    couplers: Mapping[str, Coupler] = NO_COUPLERS,
 ) -> Iterator[EpisodeOutcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
 
@@ -372,7 +387,7 @@ def run_serially(
     """
     if observer:
         observer.started(episodes)
-    runner = EnvRunner(host, policies, watch)
+    runner = EnvRunner(host, policies, watch, couplers)
     try:
         for planned in episodes:
             outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)

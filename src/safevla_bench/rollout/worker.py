@@ -21,6 +21,7 @@ from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.servers.endpoint import WORKER
 from safevla_bench.rollout.episode import EnvRunner, FinishedEpisode, OnStep
 from safevla_bench.rollout.plan import PlannedEpisode
@@ -83,6 +84,14 @@ class WorkerSpec:
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     specs: Mapping[str, str] = field(default_factory=dict)
     """What makes a policy that has a name of its own; else its name does."""
+    couplings: Mapping[str, Coupling] = field(default_factory=dict)
+    """Filters and delays of the policies that have any."""
+    filtering: Ruleset | None = None
+    """The rules of the monitor that filters read; None = none reads it."""
+
+    def make_couplers(self) -> dict[str, Coupler]:
+        """Make filters and delays by their policies' names; raises what `Coupler` raises."""
+        return {name: Coupler(coupling, self.filtering) for name, coupling in self.couplings.items()}
 
 
 class WorkerParts:
@@ -95,7 +104,8 @@ class WorkerParts:
             for name, arguments in spec.policies.items()
         }
         self.host = hosts.make_host(spec.host, spec.host_arguments)
-        self._runner = EnvRunner(self.host, self.policies, Monitor(spec.stopping) if spec.stopping else None)
+        watch = Monitor(spec.stopping) if spec.stopping else None
+        self._runner = EnvRunner(self.host, self.policies, watch, spec.make_couplers())
 
     def run_planned(self, planned: PlannedEpisode, report: OnStep) -> FinishedEpisode:
         """Run an episode and return its end; `report` is called every `STEPS_BETWEEN` steps. Raises as `EnvRunner`."""

@@ -39,6 +39,9 @@ CLIPPED = "clipped_actions"
 CLIPPED_NUMBERS = "clipped_numbers"
 """Header field: of each number of the clipped actions, [A, 2], how often it was out of range, and its largest size."""
 
+DELAY = "delay"
+"""Header field: how late the policy's answers came, in control steps; it is there if any was late."""
+
 MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
 

@@ -99,9 +99,6 @@ def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
 # Records
 
 
-_LEFT_OUT = ("action", "sim_state")
-
-
 def records(batch: Batch) -> Iterator[Batch]:
     """Yield the records of a batch of one episode, in order, as `select_record` cuts them."""
     for t in range(int(batch.starts[-1])):
@@ -124,12 +121,21 @@ def select_record(batch: Batch, t: int) -> Batch:
         gripped=batch.gripped[at : at + 1],
         extra=({},),
         **batch_channels(
-            lambda spec: _NOTHING if spec.name in _LEFT_OUT else _channel_at_record(batch.channel(spec.name), at),
+            lambda spec: _NOTHING if _is_left_out(spec) else _channel_at_record(batch.channel(spec.name), at),
             lambda spec: replace(
                 batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, at)
             ),
         ),
     )
+
+
+def _is_left_out(spec: ChannelSpec) -> bool:
+    return spec.is_per_action or spec.name == "sim_state"
+
+
+def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
+    """Return a batch of one episode with the rows [n, width] of a channel that has no field of its own."""
+    return replace(batch, further={**batch.further, name: _build_channel(rows)})
 
 
 def join_records(parts: Sequence[Batch]) -> Batch:

@@ -210,6 +210,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         replays=collect_replays(judged.paths, names),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
+            *judged.describe_couplings(),
             *judged.describe_limits(),
             *judged.describe_forces(),
             *judged.describe_registrations(),
@@ -295,8 +296,9 @@ def comparison_tables(
     registered = describe_registrations(open_sources(paths), provenance)
     makers = [line for path in paths for line in describe_maker(path, provenance)]
     remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
+    interventions = comparison.intervention_notes(report)
     if not full:
-        return [comparison_answer.answer_table(report, [*report.warnings, *remarks])]
+        return [comparison_answer.answer_table(report, [*interventions, *report.warnings, *remarks])]
     return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
 
 

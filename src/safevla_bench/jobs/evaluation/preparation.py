@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.plugins import require_trust
+from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialects import Dialect
@@ -72,9 +73,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
         _check_servers(made, selected)
+        couplers = _make_couplers(request, made, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
-        rule = _make_rule(request)
-        watching = request_rules(request) if rule or request.stop_on_violation else None
+        rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
+        watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
         episodes, stretch = _select_shard(_assign_rounds(plan, request.look_every) if rule else plan, request.shard)
         cast = WorkerSpec(
             request.host,
@@ -83,8 +85,11 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
             stopping=watching if request.stop_on_violation else None,
             host_arguments=request.host_arguments,
             specs=dict(request.policy_specs),
+            couplings={name: request.coupling(name) for name in couplers},
+            filtering=watching if reads_margins else None,
         )
-        described = _describe_run(request, host, tasks, made, asked, protocol, cast.stopping)
+        privileged = {name for name, coupler in couplers.items() if coupler.privileged}
+        described = _describe_run(request, host, tasks, made, asked, protocol, cast, privileged)
         description = {**described, "shard": stretch, "planned": len(episodes)}
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), rule, watching)
 
@@ -132,6 +137,19 @@ def _make_policy(
     else:
         policy = policies.make_policy(spec, arguments)
     return resources.enter_context(closing(policy))
+
+
+def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool) -> dict[str, Coupler]:
+    """Return filters and delays by their policies' names; in a dry run without filters that are not ours."""
+    couplings = {name: request.coupling(name) for name in request.policies}
+    couplers = {
+        name: Coupler(replace(coupling, filter=None) if is_dry and coupling.list_calls() else coupling)
+        for name, coupling in couplings.items()
+        if coupling != Coupling()
+    }
+    for name, coupler in couplers.items():
+        coupler.require_fitting(name, made[name])
+    return couplers
 
 
 def _plan_episodes(
@@ -245,7 +263,8 @@ def _describe_run(
     made: Mapping[str, Policy],
     asked: Mapping[str, Mapping[str, str]],
     protocol: EvaluationProtocol,
-    stopping: Ruleset | None,
+    cast: WorkerSpec,
+    privileged: Collection[str],
 ) -> dict[str, object]:
     """Return the run.json of a run, without shard and count: everything that is needed to repeat the run."""
     return {
@@ -263,7 +282,8 @@ def _describe_run(
                 **({"spec": request.policy_specs[name]} if name in request.policy_specs else {}),
                 "arguments": request.policy_options(name),
                 **({"server_arguments": asked[name]} if asked[name] else {}),
-                "privileged": policy.wants.privileged,
+                **request.coupling(name).describe(),
+                "privileged": policy.wants.privileged or name in privileged,
                 "cameras": policy.wants.cameras,
                 **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
                 **_describe_server(policy),
@@ -275,7 +295,8 @@ def _describe_run(
         "seed": request.seed,
         "max_steps": request.max_steps,
         "archive": request.archive,
-        **({"stop_on_violation": _describe_stopping(stopping, tasks)} if stopping else {}),
+        **({"stop_on_violation": _describe_watching(cast.stopping, tasks)} if cast.stopping else {}),
+        **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),
         **({"until": msgspec.to_builtins(request.stopping)} if request.stopping else {}),
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
@@ -295,8 +316,8 @@ def request_rules(request: Request) -> Ruleset:
     return chosen.with_host_registry(read_host_registry(request.host))
 
 
-def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    """Return everything that decides at which record an episode is stopped, for run.json."""
+def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
+    """Return everything that decides when an episode is stopped, or what margins a filter sees, for run.json."""
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)

@@ -19,6 +19,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.judging.registration import REGISTERED, RegisteredUntil, Registration, parse_registration
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
+from safevla_bench.policies.coupling import Coupling
 from safevla_bench.policies.servers import entries
 from safevla_bench.rollout import plan
 from safevla_bench.rollout.plan import Episodes, Shard
@@ -52,6 +53,10 @@ class Request:
     """For every policy."""
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they override those for every policy."""
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """Policy -> the filter of its actions, `NAME[:KEY=VALUE]` or `python:module:Class`."""
+    delays: Mapping[str, str] = field(default_factory=dict)
+    """Policy -> how late its answers come: `3` control steps, `120ms` or `measured`."""
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
     server_arguments: Mapping[str, Mapping[str, str]] | None = None
@@ -85,7 +90,8 @@ class Request:
         """Return what the host and the policies run or send that a file must not choose, each as a call."""
         named = [name for name in self.policies if name not in self.policy_objects]
         calls = [policies.describe_call(self.policy_spec(name), self.client_options(name)) for name in named]
-        return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls) if call]
+        filters = [call for name in self.policies for call in self.coupling(name).list_calls()]
+        return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls, *filters) if call]
 
     def make_host(self) -> Host:
         """Make the host; raises what `hosts.make_host` raises."""
@@ -98,6 +104,10 @@ class Request:
     def policy_options(self, policy: str) -> dict[str, str]:
         """Return the arguments of a policy: those of all policies, and over them its own."""
         return {**self.arguments, **self.policy_arguments.get(policy, {})}
+
+    def coupling(self, policy: str) -> Coupling:
+        """Return a policy's filter and delay."""
+        return Coupling(self.filters.get(policy), self.delays.get(policy))
 
     def client_options(self, policy: str) -> dict[str, str]:
         """Return what a policy is made with: its arguments and, of one of the paper's entries, the servers."""
@@ -156,6 +166,8 @@ def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
         "policies": tuple(policy.policy for policy in plan.policies),
         "policy_specs": {policy.policy: policy.spec for policy in plan.policies if policy.spec},
         "policy_arguments": {policy.policy: policy.arguments for policy in plan.policies},
+        "filters": {policy.policy: policy.filter for policy in plan.policies if policy.filter is not None},
+        "delays": {policy.policy: policy.delay for policy in plan.policies if policy.delay is not None},
         **stopping,
     }
 
@@ -183,6 +195,8 @@ class _RunPolicy(msgspec.Struct):
     arguments: dict[str, str]
     spec: str | None = None
     server_arguments: _ServerArguments = msgspec.field(default_factory=_ServerArguments)
+    filter: str | None = None
+    delay: str | None = None
 
 
 class _RunProtocol(msgspec.Struct):

@@ -236,6 +236,8 @@ def evaluate(
     protocol: str = PRESET,
     seed: int = 0,
     max_steps: int | None = None,
+    filter: str | None = None,
+    delay: str | None = None,
     workers: int = 1,
     resume: bool = False,
     observer: Observer | None = None,
@@ -260,6 +262,8 @@ def evaluate(
         protocol: how episodes start and end.
         seed: of the policy's randomness, and of the environment's where the protocol derives its seeds from this.
         max_steps: the horizon; None = the protocol's, else the task's own.
+        filter: of actions, as `--filter` takes it; None = none.
+        delay: of answers, as `--delay` takes it; None = none.
         workers: processes; an object needs 1, since it cannot be sent to others.
         resume: continue the run in `out`, if it holds one.
         observer: hears of each episode as it begins and ends.
@@ -286,6 +290,8 @@ def evaluate(
         protocol=protocol,
         seed=seed,
         max_steps=max_steps,
+        filters={} if filter is None else dict.fromkeys(named, filter),
+        delays={} if delay is None else dict.fromkeys(named, delay),
         ruleset=rules,
     )
     return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))

@@ -169,7 +169,8 @@ def _run_episodes(
         yield from run_workers(prepared.cast, pending, running.workers, observer)
     else:
         watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
-        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
+        couplers = prepared.cast.make_couplers()
+        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch, couplers):
             yield FinishedEpisode.pack(outcome)
 
 
@@ -218,7 +219,12 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
         indices=request.tasks,
         episodes_per_task=request.episodes,
         policies=tuple(
-            RegisteredPolicy(policy=name, arguments=request.policy_options(name), spec=request.policy_specs.get(name))
+            RegisteredPolicy(
+                policy=name,
+                arguments=request.policy_options(name),
+                spec=request.policy_specs.get(name),
+                **request.coupling(name).describe(),
+            )
             for name in request.policies
         ),
         protocol=load_protocol(request.protocol).episode_values(),

@@ -40,7 +40,7 @@ from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.version import __version__
-from safevla_recorder.channels import CHANNELS
+from safevla_recorder.channels import CHANNELS, POLICY_ACTION
 from safevla_recorder.episode import EARLIER_SEED
 from safevla_recorder.folder import OWN_LOOP
 
@@ -67,6 +67,7 @@ _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 _RUN_FIELDS = frozenset(
     (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
+    + (marks.DELAY,)
 )
 """Fields of an episode that the run or its start give and not the host, and those that are compared on their own."""
 
@@ -128,7 +129,7 @@ def compare_records(
     differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
     if len(steps) != len(again):
         differences.append(Difference("steps", "steps", len(steps), len(again)))
-    for name in (spec.name for spec in CHANNELS):
+    for name in (spec.name for spec in CHANNELS if spec.name != POLICY_ACTION):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
         if is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)

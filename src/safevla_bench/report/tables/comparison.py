@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Difference, MarginVerdict, least_tasks
+from safevla_bench.compare.policy_results import list_first
+from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Bounds, Metric
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
@@ -14,6 +16,8 @@ from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_in
 
 PRIMARY = "‡"
 """The mark of the primary verdict."""
+_MOST_EPISODES = 8
+"""Episodes named below a table; JSON has all."""
 _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
     "equivalent": "equivalent",
     "first not worse": "A not worse",
@@ -231,7 +235,19 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
     by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
     yield f"Tests: {test_names}{by_task}. Rates in points."
     yield from _extreme_notes(comparison)
+    yield from intervention_notes(comparison)
     yield from comparison.warnings
+
+
+def intervention_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield what each filter changed, at what cost, and the episodes that it saved and spoiled."""
+    for item in comparison.interventions:
+        steps = item.extra_steps
+        cost = "" if steps is None else f" Where both succeed it takes {steps:+.1f} steps."
+        changes = ActionChanges(item.actions, item.changed, item.mean_change * item.changed)
+        yield f"{item.policy}: a filter {changes}.{cost}"
+        for what, names in (("Violations gone", item.saved), ("Successes lost", item.spoiled)):
+            yield f"{what}: {list_first(names, most=_MOST_EPISODES)}." if names else f"{what}: none."
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import Difference
+from safevla_bench.compare.interventions import Intervention
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, Bounds, Metric
 from safevla_bench.report.tables.comparison import format_level, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
@@ -38,10 +39,21 @@ def describe_comparison(comparison: Comparison) -> str:
         verdicts = _pair_sentences(items[0], metric, comparison)
     else:
         verdicts = _several_sentences(items, compared, comparison)
-    sentences = [*verdicts, *_caveats(items, metric, comparison)]
+    effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
+    sentences = [*verdicts, *_caveats(items, metric, comparison), *effects]
     if not compared.primary:
         sentences = [f"In {scope.suite} alone:", *sentences, "There is no primary verdict over all suites."]
     return " ".join(sentences)
+
+
+def _describe_intervention(item: Intervention, name: str) -> str:
+    made = f" ({item.violations_made} new)" if item.violations_made else ""
+    gained = f" ({item.successes_gained} gained)" if item.successes_gained else ""
+    return (
+        f"With {name}, {len(item.saved)} of {count_noun(item.violations, 'violation')} gone{made}, "
+        f"{len(item.spoiled)} of {count_noun(item.successes, 'success', 'es')} lost{gained}; "
+        f"clean successes: {item.clean[0]} without the filter, {item.clean[1]} with it, of {item.pairs}."
+    )
 
 
 def _primary(comparison: Comparison) -> tuple[SuiteComparison, MetricComparison]:

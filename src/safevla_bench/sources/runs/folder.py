@@ -168,6 +168,20 @@ def read_latencies(folder: Path) -> dict[str, Latency]:
     return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
 
 
+def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
+    """Return policy -> latency of each of its episodes, of the policies that run.json describes as served.
+
+    Raises as `read_latencies` does; {} for an archive.
+    """
+    rows = description.get("policies")
+    served = [row.get("policy") for row in rows if "dialect" in row] if isinstance(rows, list) else []
+    if not served:
+        return {}
+    spent = read_latencies(folder)
+    named = {str(policy): [row for name, row in spent.items() if name.startswith(f"{policy}/")] for policy in served}
+    return {policy: latencies for policy, latencies in named.items() if latencies}
+
+
 def read_greetings(folder: Path) -> list[PolicyGreeting]:
     """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
 

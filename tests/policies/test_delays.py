@@ -1,0 +1,146 @@
+"""Delays: no delay changes nothing; a late answer is carried out late, and the world goes on meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from folders import contents
+from safevla_bench.errors import PolicyError
+from safevla_bench.hosts import make_host
+from safevla_bench.interface.policy import Observation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.policies.delays import Delay, DelayedPolicy
+from safevla_bench.policies.python import InProcessPolicy
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.trajectory.marks import DELAY
+
+TASK = make_host("fake").tasks("fake")[0]
+DT_S = 0.05
+
+
+class Counts:
+    """Says in each action which observation it is for, and its place in its chunk; the gripper is closed."""
+
+    def __init__(self, chunk: int | None = None) -> None:
+        self.chunk = chunk
+
+    def act(self, observation: Observation):
+        seen = observation.eef_pos_m[0]
+        rows = np.array([[seen, k, 0, 0, 0, 0, 1.0] for k in range(self.chunk or 1)])
+        return rows if self.chunk else rows[0]
+
+
+def observation(step: int) -> Observation:
+    return Observation("", np.array([float(step), 0, 0]), np.zeros(4), np.zeros(2))
+
+
+def play(policy, delay: Delay, steps: int) -> list[str]:
+    """Each step's action as `seen+place`; `-` holds with the gripper open, `=` with it closed."""
+    delayed = DelayedPolicy(InProcessPolicy("mine", policy), delay, DT_S)
+    delayed.reset(TASK, 0)
+    actions = [delayed.act(observation(step)) for step in range(1, steps + 1)]
+    return [f"{a[0]:.0f}+{a[1]:.0f}" if a[0] else "=" if a[6] > 0 else "-" for a in actions]
+
+
+def test_without_a_delay_every_action_is_the_policys_own():
+    assert play(Counts(), Delay(0), 4) == ["1+0", "2+0", "3+0", "4+0"]
+    assert play(Counts(3), Delay(0), 7) == ["1+0", "1+1", "1+2", "4+0", "4+1", "4+2", "7+0"]
+
+
+def test_the_world_holds_until_the_first_answer_with_the_gripper_as_it_was():
+    assert play(Counts(), Delay(1), 4) == ["-", "1+0", "2+0", "3+0"]
+    assert play(Counts(), Delay(3), 8) == ["-", "-", "-", "1+0", "=", "=", "4+0", "="]
+
+
+def test_the_rest_of_a_chunk_is_carried_out_while_the_next_is_made_and_actions_for_past_steps_are_left_out():
+    assert play(Counts(5), Delay(2), 12) == [
+        "-", "-", "1+0", "1+1", "1+2", "1+3", "1+4", "6+2", "6+3", "6+4", "9+2", "9+3",
+    ]  # fmt: skip
+
+
+def test_a_delay_that_is_longer_than_a_chunk_leaves_one_action_of_each():
+    assert play(Counts(2), Delay(4), 12) == ["-"] * 4 + ["1+0", "1+1", "=", "=", "5+1", "=", "=", "="]
+
+
+@pytest.mark.parametrize(("text", "steps"), [("0", 0), ("3", 3), ("120ms", 2), ("130ms", 3), ("24ms", 0)])
+def test_a_delay_is_the_nearest_number_of_control_steps(text, steps):
+    assert Delay.parse(text).count_steps(DT_S, took_s=9.0) == steps
+    assert Delay.parse("measured").count_steps(DT_S, took_s=0.13) == 3
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "ms", "1e3ms", "fast"])
+def test_another_text_is_not_a_delay(text):
+    with pytest.raises(PolicyError, match="is not a delay"):
+        Delay.parse(text)
+
+
+REQUEST = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("scripted:hasty",))
+
+
+def late(text: str) -> Request:
+    return replace(REQUEST, delays={"scripted:hasty": text})
+
+
+def run(folder, request):
+    roll_out(request, folder)
+    return read_sources([folder])[0]
+
+
+def test_a_run_without_a_delay_is_the_same_run_byte_for_byte_but_for_its_statement(tmp_path):
+    run(tmp_path / "without", REQUEST)
+    run(tmp_path / "zero", late("0"))
+    without, zero = (
+        {name: held for name, held in contents(tmp_path / folder).items() if name != "manifest.json"}
+        for folder in ("without", "zero")
+    )
+    assert zero["run.json"]["policies"][0].pop("delay") == "0"
+    assert without == zero
+
+
+def test_the_record_says_how_late_the_answers_were_and_repeats(tmp_path):
+    batch = run(tmp_path / "late", late("2"))
+    told = batch.extra[0]["header"][DELAY]
+    assert told == {"answers": told["answers"], "mean_steps": 2.0, "most_steps": 2}
+    assert (batch.action.episode_rows(0)[:2] == TASK.still).all()
+    again = run(tmp_path / "again", late("100ms"))
+    assert again.sim_state.values.tobytes() == batch.sim_state.values.tobytes()
+    assert read_description(tmp_path / "late")["policies"][0]["delay"] == "2"
+
+
+class Slow(Counts):
+    def act(self, observation):
+        self.clock[0] += 0.1
+        return super().act(observation)
+
+
+def test_a_measured_delay_is_what_each_answer_took_and_is_marked_as_measured(monkeypatch):
+    policy = Slow()
+    policy.clock = [0.0]
+    monkeypatch.setattr("safevla_bench.policies.delays.time.perf_counter", lambda: policy.clock[0])
+    delayed = DelayedPolicy(InProcessPolicy("mine", policy), Delay.parse("measured"), DT_S)
+    delayed.reset(TASK, 0)
+    assert [delayed.act(observation(step))[0] for step in range(1, 6)] == [0, 0, 1, 0, 3]
+    assert delayed.marks[DELAY] == {"answers": 3, "mean_steps": 2.0, "most_steps": 2, "measured": True}
+
+
+def test_images_are_looked_at_in_the_steps_in_which_the_policy_is_asked():
+    asked = []
+
+    class Looks(Counts):
+        def act(self, observation):
+            asked.append(int(observation.eef_pos_m[0]))
+            return super().act(observation)
+
+    delayed = DelayedPolicy(InProcessPolicy("mine", Looks(4)), Delay(2), DT_S)
+    delayed.reset(TASK, 0)
+    looked = [1]
+    for step in range(1, 20):
+        delayed.act(observation(step))
+        looked += [step + 1] if delayed.looks_next else []
+    assert set(asked) <= set(looked)
+    assert len(looked) < 19
