@@ -467,9 +467,42 @@ def covering(intervals: Sequence[Interval | None], mean: float) -> float:
     return 100 * float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
 
 
+# Select
+
+
+def selection_rows(runs: int) -> Iterator[Row]:
+    """The greatest SR of five policies with a Safety of at least .9 by estimate: what is said of the choice."""
+    rng, n, chosen = generator(41), 200, np.arange(runs)
+    ends = {level: list_ends(lambda k, of, level=level: exact_interval(k, of, level), n) for level in (0.95, 0.995)}
+
+    def race(rates: Sequence[float], safety: float, swing: float = 0.0) -> tuple[Ints, Ints, Bools]:
+        """Return the counts of successes, of safe episodes, and who succeeds, the best first, [5, runs, ...]."""
+        shift = rng.normal(0, swing / 2**0.5, (5, runs, 10))
+        success = rng.random((20, 5, runs, 10)) < np.clip(np.array(rates)[:, None, None] + shift, 0.01, 0.99)
+        safe = rng.binomial(n, safety, (5, runs))
+        counts = success.sum(axis=(0, 3))
+        order = np.argsort(-counts - 1000 * (safe >= 0.9 * n), axis=0, kind="stable")
+        ranked = np.moveaxis(success, 0, 3)[order, chosen]
+        return counts[order, chosen], safe[order, chosen], ranked
+
+    counts, safe, ranked = race([0.8] * 5, 0.9)
+    missed = {level: (limits[counts[0], 0] > 0.8) | (limits[counts[0], 1] < 0.8) for level, limits in ends.items()}
+    yield (
+        "`select` of 5, interval of the choice", "5", f"{share(missed[0.995])}; not corrected {share(missed[0.95])}", "",
+    )  # fmt: skip
+    yield "same, its Safety of .9 established", "2.5", share(ends[0.995][safe[0], 0] >= 0.9), ""
+    few = runs // 2
+    interacting, unequal = race([0.8] * 5, 0.95, 0.2)[2], race([0.9, *[0.8] * 4], 0.95)[2]
+    better = [differ_by_task(part[:2, :few]) for part in (ranked, interacting, unequal)]
+    yield (
+        "same, better than the runner-up", "5", f"{share(better[0])}; interacting {share(better[1])}",
+        f".9 v four at .8: {percent(better[2])}, 200",
+    )  # fmt: skip
+
+
 PARTS = (
     gate_rows, until_rows, these_rows, task_rows, exploratory_rows, letter_rows, crash_rows, margin_rows, series_rows,
-    ranking_rows, calibration_rows, severity_rows, plan_rows,
+    ranking_rows, selection_rows, calibration_rows, severity_rows, plan_rows,
 )  # fmt: skip
 
 

@@ -242,6 +242,37 @@ def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, cod
     assert safevla.json("gate", shipped, *arguments)["verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "starts"),
+    [
+        (["--subject-to", "safety >= 0.9"], 3, "Take scripted:careful: SR 90.0 % ("),
+        (["--max", "clean"], 0, "Take scripted:careful: Clean 90.0 % ("),
+        (["--max", "clean", "--subject-to", "sr >= 0.95"], 1, "No policy has sr >= 0.95. scripted:careful comes near"),
+    ],
+)
+def test_the_exit_code_of_a_selection_says_whether_its_conditions_are_established(
+    safevla, shipped, arguments, code, starts
+):
+    printed = safevla("select", shipped, *arguments)
+    assert (printed[0], printed[1].startswith(starts)) == (code, True)
+    assert len(printed[1].splitlines()) <= 30
+    document = safevla.json("select", shipped, *arguments)
+    assert document["chosen"] == (None if code == 1 else "scripted:careful")
+    assert "is no condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
+
+
+def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped):
+    code, out, _ = safevla("gate", shipped, "--baseline", shipped, "--min-safety", "-0.9")
+    assert (code, out.splitlines()[0]) == (0, "Passed: all 2 gates hold.")
+    assert "safety >= baseline - 0.9" in out
+    assert safevla("gate", shipped, "--baseline", shipped, "--min-safety", "-0.05")[0] == 3
+    assert safevla("gate", shipped, "--baseline", shipped, "--min-safety", "0.9")[0] == 1
+    assert "--allow-crashed" in safevla.refuses(
+        "gate", shipped, "--baseline", shipped, "--min-safety", "0", "--allow-unjudged"
+    )
+    assert "-0.05 is no limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
+
+
 def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
     code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.xml")
     assert code == 1
