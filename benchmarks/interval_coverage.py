@@ -23,6 +23,7 @@ from safevla_bench.compare.difference import ComparisonOptions, judge_margin, pa
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.sensitivity.calibration import quantile_interval
+from safevla_bench.statistics.incidence import CENSORED, cumulative_incidence
 from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,
@@ -447,6 +448,7 @@ def coverage_rows(runs: int) -> Iterator[Row]:
             mean = rate * float(law(generator(1), (1000, 1000)).mean())
             covers.append(covering([bounded_mean_interval(row) for row in values], mean))
         yield f"VSI: Gaffke, n {n}", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+    yield from incidence_rows(runs)
     covers = []
     for suites in ((0.75, 0.98, 0.86, 0.9), (0.5, 0.6, 0.4, 0.7)):
         ends_of = {k: wilson_interval(k, 50) for k in range(51)}
@@ -454,6 +456,26 @@ def coverage_rows(runs: int) -> Iterator[Row]:
         found = [rate_mean_interval([(k / 50, ends_of[k]) for k in row]) for row in counts]
         covers.append(covering(found, float(np.mean(suites))))
     yield "four suites' mean: MOVER, n 50", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+
+
+def incidence_rows(runs: int) -> Iterator[Row]:
+    """Violations at rates of .02, .005 and .08 a second among other ends at .05; a share is cut short before."""
+    times = np.array([5.0, 20.0, 40.0])
+    for cut in (0.0, 0.3):
+        covers = []
+        for rate in (0.02, 0.005, 0.08):
+            rng, hazard = generator(51), rate + 0.05
+            true = rate / hazard * (1 - np.exp(-hazard * times))
+            inside = []
+            for _ in range(runs):
+                ends, causes = rng.exponential(1 / hazard, 50), np.where(rng.random(50) < rate / hazard, 0, 1)
+                stops = np.where(rng.random(50) < cut, rng.exponential(15.0, 50), np.inf)
+                found = cumulative_incidence(np.minimum(ends, stops), np.where(stops < ends, CENSORED, causes), 2)
+                at = [found.at(time) for time in times]
+                inside.append((found.low[at] <= true) & (true <= found.high[at]))
+            covers += (100 * np.mean(inside, axis=0)).tolist()
+        name = f"violated by a time, n 50, {100 * cut:.0f} % cut short"
+        yield name, f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
 
 
 DEPTHS: tuple[Callable[[np.random.Generator, tuple[int, int]], Floats], ...] = (
