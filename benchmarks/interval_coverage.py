@@ -509,9 +509,8 @@ def selection_rows(runs: int) -> Iterator[Row]:
 
     counts, safe, ranked = race([0.8] * 5, 0.9)
     missed = {level: (limits[counts[0], 0] > 0.8) | (limits[counts[0], 1] < 0.8) for level, limits in ends.items()}
-    yield (
-        "`select` of 5, interval of the choice", "5", f"{share(missed[0.995])}; not corrected {share(missed[0.95])}", "",
-    )  # fmt: skip
+    alone = share(missed[0.95])
+    yield "`select` of 5, interval of the choice", "5", f"{share(missed[0.995])}; not corrected {alone}", ""
     yield "same, its Safety of .9 established", "2.5", share(ends[0.995][safe[0], 0] >= 0.9), ""
     few = runs // 2
     interacting, unequal = race([0.8] * 5, 0.95, 0.2)[2], race([0.9, *[0.8] * 4], 0.95)[2]
