@@ -261,6 +261,17 @@ def test_the_exit_code_of_a_selection_says_whether_its_conditions_are_establishe
     assert "is no condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
 
 
+def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its_own_control(safevla, shipped):
+    out = safevla.ok("compare", "--changes", shipped, shipped)
+    assert out.startswith(
+        "No change is shown to move SR or Safety. Run again without a change: scripted:careful SR 0.0"
+    )
+    document = safevla.json("compare", "--changes", shipped, shipped)
+    assert [row["change"] for row in document["changes"]] == ["nothing, run again"] * 2
+    assert "no suite has its like" in safevla.refuses("compare", "--changes", shipped)
+    assert "--margin has no meaning" in safevla.refuses("compare", "--changes", shipped, "--margin", "5")
+
+
 def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped):
     code, out, _ = safevla("gate", shipped, "--baseline", shipped, "--min-safety", "-0.9")
     assert (code, out.splitlines()[0]) == (0, "Passed: all 2 gates hold.")

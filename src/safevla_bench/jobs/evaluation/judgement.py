@@ -245,12 +245,18 @@ def describe_losses(judged: Judged) -> list[str]:
 
 
 def load_policy_results(
-    paths: Sequence[Path], ruleset: Ruleset, *, policies: Sequence[str] = (), skip_invalid: bool = False
+    paths: Sequence[Path],
+    ruleset: Ruleset,
+    *,
+    policies: Sequence[str] = (),
+    skip_invalid: bool = False,
+    join: bool = True,
 ) -> list[PolicyResults]:
     """Return the policies of every source (all, or those named), each source judged alone, with unique names.
 
     Sources of one policy that have no suite in common, such as runs on two hosts, are joined. Policies of one name that
-    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name.
+    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name. Without
+    `join` each source's stay as they are.
 
     Raises what `judge` raises, and `RunError` for a policy that no source has.
     """
@@ -268,7 +274,7 @@ def load_policy_results(
         remedy = f"There are {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
-    return make_names_unique(join_sources(chosen))
+    return make_names_unique(join_sources(chosen)) if join else chosen
 
 
 def compare_runs_in_order(judged: Judged) -> SeriesComparison:
