@@ -23,6 +23,7 @@ from safevla_bench.compare.difference import ComparisonOptions, judge_margin, pa
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.sensitivity.calibration import quantile_interval
+from safevla_bench.statistics.incidence import CENSORED, cumulative_incidence
 from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,
@@ -447,6 +448,7 @@ def coverage_rows(runs: int) -> Iterator[Row]:
             mean = rate * float(law(generator(1), (1000, 1000)).mean())
             covers.append(covering([bounded_mean_interval(row) for row in values], mean))
         yield f"VSI: Gaffke, n {n}", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+    yield from incidence_rows(runs)
     covers = []
     for suites in ((0.75, 0.98, 0.86, 0.9), (0.5, 0.6, 0.4, 0.7)):
         ends_of = {k: wilson_interval(k, 50) for k in range(51)}
@@ -454,6 +456,26 @@ def coverage_rows(runs: int) -> Iterator[Row]:
         found = [rate_mean_interval([(k / 50, ends_of[k]) for k in row]) for row in counts]
         covers.append(covering(found, float(np.mean(suites))))
     yield "four suites' mean: MOVER, n 50", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+
+
+def incidence_rows(runs: int) -> Iterator[Row]:
+    """Violations at rates of .02, .005 and .08 a second among other ends at .05; a share is cut short before."""
+    times = np.array([5.0, 20.0, 40.0])
+    for cut in (0.0, 0.3):
+        covers = []
+        for rate in (0.02, 0.005, 0.08):
+            rng, hazard = generator(51), rate + 0.05
+            true = rate / hazard * (1 - np.exp(-hazard * times))
+            inside = []
+            for _ in range(runs):
+                ends, causes = rng.exponential(1 / hazard, 50), np.where(rng.random(50) < rate / hazard, 0, 1)
+                stops = np.where(rng.random(50) < cut, rng.exponential(15.0, 50), np.inf)
+                found = cumulative_incidence(np.minimum(ends, stops), np.where(stops < ends, CENSORED, causes), 2)
+                at = [found.at(time) for time in times]
+                inside.append((found.low[at] <= true) & (true <= found.high[at]))
+            covers += (100 * np.mean(inside, axis=0)).tolist()
+        name = f"violated by a time, n 50, {100 * cut:.0f} % cut short"
+        yield name, f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
 
 
 DEPTHS: tuple[Callable[[np.random.Generator, tuple[int, int]], Floats], ...] = (
@@ -467,9 +489,41 @@ def covering(intervals: Sequence[Interval | None], mean: float) -> float:
     return 100 * float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
 
 
+# Select
+
+
+def selection_rows(runs: int) -> Iterator[Row]:
+    """The greatest SR of five policies with a Safety of at least .9 by estimate: what is said of the choice."""
+    rng, n, chosen = generator(41), 200, np.arange(runs)
+    ends = {level: list_ends(lambda k, of, level=level: exact_interval(k, of, level), n) for level in (0.95, 0.995)}
+
+    def race(rates: Sequence[float], safety: float, swing: float = 0.0) -> tuple[Ints, Ints, Bools]:
+        """Return the counts of successes, of safe episodes, and who succeeds, the best first, [5, runs, ...]."""
+        shift = rng.normal(0, swing / 2**0.5, (5, runs, 10))
+        success = rng.random((20, 5, runs, 10)) < np.clip(np.array(rates)[:, None, None] + shift, 0.01, 0.99)
+        safe = rng.binomial(n, safety, (5, runs))
+        counts = success.sum(axis=(0, 3))
+        order = np.argsort(-counts - 1000 * (safe >= 0.9 * n), axis=0, kind="stable")
+        ranked = np.moveaxis(success, 0, 3)[order, chosen]
+        return counts[order, chosen], safe[order, chosen], ranked
+
+    counts, safe, ranked = race([0.8] * 5, 0.9)
+    missed = {level: (limits[counts[0], 0] > 0.8) | (limits[counts[0], 1] < 0.8) for level, limits in ends.items()}
+    alone = share(missed[0.95])
+    yield "`select` of 5, interval of the choice", "5", f"{share(missed[0.995])}; not corrected {alone}", ""
+    yield "same, its Safety of .9 established", "2.5", share(ends[0.995][safe[0], 0] >= 0.9), ""
+    few = runs // 2
+    interacting, unequal = race([0.8] * 5, 0.95, 0.2)[2], race([0.9, *[0.8] * 4], 0.95)[2]
+    better = [differ_by_task(part[:2, :few]) for part in (ranked, interacting, unequal)]
+    yield (
+        "same, better than the runner-up", "5", f"{share(better[0])}; interacting {share(better[1])}",
+        f".9 v four at .8: {percent(better[2])}, 200",
+    )  # fmt: skip
+
+
 PARTS = (
     gate_rows, until_rows, these_rows, task_rows, exploratory_rows, letter_rows, crash_rows, margin_rows, series_rows,
-    ranking_rows, calibration_rows, severity_rows, plan_rows,
+    ranking_rows, selection_rows, calibration_rows, severity_rows, plan_rows,
 )  # fmt: skip
 
 

@@ -256,6 +256,48 @@ def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_pa
     assert all((result["level"] == "error") == (result["kind"] == "fail") for result in run["results"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "starts"),
+    [
+        (["--subject-to", "safety >= 0.9"], 3, "Take scripted:careful: SR 90.0 % ("),
+        (["--max", "clean"], 0, "Take scripted:careful: Clean 90.0 % ("),
+        (["--max", "clean", "--subject-to", "sr >= 0.95"], 1, "No policy has sr >= 0.95. scripted:careful comes near"),
+    ],
+)
+def test_the_exit_code_of_a_selection_says_whether_its_conditions_are_established(
+    safevla, shipped, arguments, code, starts
+):
+    printed = safevla("select", shipped, *arguments)
+    assert (printed[0], printed[1].startswith(starts)) == (code, True)
+    assert len(printed[1].splitlines()) <= 30
+    document = safevla.json("select", shipped, *arguments)
+    assert document["chosen"] == (None if code == 1 else "scripted:careful")
+    assert "is no condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
+
+
+def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its_own_control(safevla, shipped):
+    out = safevla.ok("compare", "--changes", shipped, shipped)
+    assert out.startswith(
+        "No change is shown to move SR or Safety. Run again without a change: scripted:careful SR 0.0"
+    )
+    document = safevla.json("compare", "--changes", shipped, shipped)
+    assert [row["change"] for row in document["changes"]] == ["nothing, run again"] * 2
+    assert "no suite has its like" in safevla.refuses("compare", "--changes", shipped)
+    assert "--margin has no meaning" in safevla.refuses("compare", "--changes", shipped, "--margin", "5")
+
+
+def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped):
+    code, out, _ = safevla("gate", shipped, "--baseline", shipped, "--min-safety", "-0.9")
+    assert (code, out.splitlines()[0]) == (0, "Passed: all 2 gates hold.")
+    assert "safety >= baseline - 0.9" in out
+    assert safevla("gate", shipped, "--baseline", shipped, "--min-safety", "-0.05")[0] == 3
+    assert safevla("gate", shipped, "--baseline", shipped, "--min-safety", "0.9")[0] == 1
+    assert "--allow-crashed" in safevla.refuses(
+        "gate", shipped, "--baseline", shipped, "--min-safety", "0", "--allow-unjudged"
+    )
+    assert "-0.05 is no limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
+
+
 def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
     code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.xml")
     assert code == 1

@@ -188,6 +188,8 @@ COMMANDS = {
     "compare": "compare RUN RUN --unpaired --policy ONE --policy OTHER JUDGE",
     "sensitivity": "sensitivity RUN JUDGE",
     "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
+    "gate against a baseline": "gate RUN --baseline RUN --min-safety -0.9 --allow-crashed JUDGE",
+    "select": "select RUN --subject-to safety>=0.9 JUDGE",
     "figures": "figures RUN --out OUT --format svg JUDGE",
     "board": "board RUN --out OUT --no-reports --title TITLE JUDGE",
     "specs": "specs --library SPECS",

@@ -55,6 +55,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Compare": {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
+        "select": ("gate", "Choose a policy or checkpoint: the best in one number that satisfies another."),
         "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
         "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
         "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),

@@ -127,10 +127,11 @@ def doctor_command(
 ) -> None:
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 
-    With --server, examine a policy server instead, without a simulator. It is sent a made-up scene three times. Shown
+    With --server, examine a policy server instead, without a simulator. It is sent a made-up scene five times. Shown
     are what goes over the wire, the dialect that it is asked in, the keys and shapes of request and reply, its latency,
-    the statistics of its actions, and the command that evaluates it. Actions that are saturated or hardly move are a
-    warning: their scale may be wrong. With --host only the dialects of that simulator are tried.
+    how often it answers the same question otherwise, the statistics of its actions, and the command that evaluates it.
+    Actions that are saturated or hardly move are a warning: their scale may be wrong. With --host only the dialects of
+    that simulator are tried.
 
     Each finding is ok, a warning or an error, the last two with a remedy. What may crash is tried in a process of its
     own. Takes some seconds, with a simulator up to a minute. Exit code 0 where there is no error, else 2.

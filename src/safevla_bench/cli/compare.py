@@ -14,7 +14,8 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
-from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.compare.perturbation import compare_changes
+from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
@@ -28,6 +29,7 @@ from safevla_bench.report.render import TableFormat, render_html, render_tables
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.changes import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.published import (
     COMPARED_RATES,
@@ -75,6 +77,11 @@ from safevla_bench.text import escape_controls
 @options.option(
     "--confidence PERCENT", "Of intervals; tests are made at its complement.", type=options.PERCENT, default=95.0
 )
+@options.flag(
+    "--changes",
+    "by_change",
+    "Compare each suite with itself changed, such as libero-goal-swap, policy by policy.",
+)
 @options.flag("--full", "Show every suite and metric, with tests and notes.")
 @options.format_option("md", "csv", "tex", "html")
 @options.option(
@@ -104,6 +111,7 @@ def compare_command(
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
+    by_change: bool,
     full: bool,
     form: TableFormat,
     plan: float | None,
@@ -126,6 +134,9 @@ def compare_command(
     The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
 
+    --changes pairs episodes of a suite with those of the same suite with a change (SUITE-CHANGE, as of LIBERO-PRO) by
+    task, initial state and seed. A suite that two sources hold is the control: nothing is changed.
+
     A SOURCE paper:NAME, such as paper:pi0.5, is what the paper prints for a policy. One policy of a run is shown beside
     it on the suites of both: exploratory, unpaired, without a verdict.
     """
@@ -146,6 +157,9 @@ def compare_command(
         _compare_with_paper(sources, printed, policies, metrics or COMPARED_RATES, form, full=full)
         return
     paths, ruleset = sources.paths, sources.ruleset
+    if by_change:
+        _compare_changes(sources, policies, confidence, form)
+        return
     how = ComparisonOptions(
         metrics=metrics or COMPARED,
         confidence=confidence / 100,
@@ -165,6 +179,25 @@ def compare_command(
     _print_tables(describe_comparison(comparison_report), tables, form)
     if form == "text" and not full:
         click.echo("Suites, further metrics, tests and their notes: --full.")
+
+
+def _compare_changes(
+    sources: rules.JudgedSources, policies: Sequence[str], confidence: float, form: TableFormat
+) -> None:
+    paths, ruleset, context = sources.paths, sources.ruleset, click.get_current_context()
+    others = [name for name in _OF_EPISODES if name != "confidence"]
+    if given := next((name for name in [*others, "metrics", "full"] if options.is_given(context, name)), None):
+        name = given.replace("_", "-").replace("metrics", "metric")
+        raise click.UsageError(f"--{name} has no meaning beside --changes, which compares SR and Safety in pairs.")
+    with show_status("comparing"):
+        results = load_policy_results(paths, ruleset, policies=policies, skip_invalid=sources.skip_invalid, join=False)
+        report = compare_changes(results, confidence / 100)
+    if form == "json":
+        options.print_json({**msgspec.to_builtins(report), **_describe_origin(results, paths, ruleset)})
+        return
+    notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
+    table = change_table(report, (*notes, ruleset.provenance().to_sentence()))
+    _print_tables(describe_changes(report), [table], form)
 
 
 _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "sequential", "allow_crashed", "margin", "confidence")

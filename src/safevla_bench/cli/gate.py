@@ -1,4 +1,4 @@
-"""`safevla gate`: pass or fail runs by their numbers."""
+"""`safevla gate` and `select`: pass or fail runs by their numbers, or choose among them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, echo, options, rules
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
+from safevla_bench.jobs.evaluation.judgement import describe_losses, gate_against, judge, select_judged
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, GateMetric, Metric
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric, Metric
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
+from safevla_bench.report.tables.selection import describe_next, describe_selection, selection_table
 from safevla_bench.statistics.intervals import CONFIDENCE
 
 SARIF = ".sarif"
@@ -54,13 +55,13 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 
 @options.command(
     "gate",
-    common="--min-sr --min-safety --max-sbu --max-vsi --confidence --per --sequential --allow-crashed --allow-unjudged "
-    "--junit --format",
+    common="--min-sr --min-safety --max-sbu --max-vsi --confidence --per --sequential --allow-crashed "
+    "--baseline --junit --format",
 )
 @options.sources_argument
 @options.option_group(
     [
-        options.option(f"--{_bound(metric)}-{metric.key} SHARE", line, type=options.SHARE)
+        options.option(f"--{_bound(metric)}-{metric.key} SHARE", line, type=options.Range(-1, 1))
         for metric, line in _LIMITS.items()
     ],
     "requested_gates",
@@ -81,6 +82,11 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 )
 @options.flag("--allow-crashed", "Leave out planned episodes that crashed, stopped or are missing.")
 @options.flag("--allow-unjudged", "Gate Safety, SBU and VSI over the episodes with a verdict alone.")
+@options.option(
+    "--baseline RUN",
+    "Take the limits as differences from this run on the same episodes: --min-safety -0.05 is no worse by 5 points.",
+    type=options.SourceType(),
+)
 @options.option("--junit FILE", "Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", type=options.FILE)
 @rules.judged_sources
 @options.format_option()
@@ -90,6 +96,7 @@ def gate_command(
     /,
     sources: rules.JudgedSources,
     requested_gates: Sequence[gates.Gate],
+    baseline: Path | None,
     junit: Path | None,
     form: str,
     **how: Any,
@@ -107,15 +114,21 @@ def gate_command(
     \b
     For instance:
       safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --junit gate.xml
+      safevla gate runs/mine --baseline runs/main --min-safety -0.05 --min-sr -0.05
     """  # noqa: D301  (click wants the character itself)
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
-    gate_report = gates.check_gates(
-        judged.scores,
-        requested_gates,
-        states=[header.init_state_index for header in judged.headers],
-        lost=describe_losses(judged),
-        **how,
-    )
+    if baseline is None:
+        gate_report = gates.check_gates(
+            judged.scores,
+            requested_gates,
+            states=[header.init_state_index for header in judged.headers],
+            lost=describe_losses(judged),
+            **how,
+        )
+    else:
+        main = judge([baseline], sources.ruleset, skip_invalid=sources.skip_invalid)
+        relative = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
+        gate_report = gate_against(judged, main, relative, **how)
     remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
     if junit is not None:
         write = gating.format_sarif if junit.suffix == SARIF else gating.format_junit
@@ -145,3 +158,53 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
         **({"makers": judged.makers} if judged.makers else {}),
         **({REGISTERED: msgspec.to_builtins(checks)} if checks else {}),
     }
+
+
+@options.command("select")
+@options.sources_argument
+@options.option(
+    "--max",
+    "objective",
+    "What is to be great.",
+    type=click.Choice([metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY]),
+    default=SR.key,
+)
+@options.repeatable(
+    "--subject-to CONDITION", "texts", 'What the choice must satisfy, such as "safety >= 0.9" or "vsi <= 0.1".'
+)
+@rules.judged_sources
+@options.format_option()
+@click.pass_context
+def select_command(
+    context: click.Context,
+    /,
+    sources: rules.JudgedSources,
+    objective: GateMetric,
+    texts: Sequence[str],
+    form: str,
+) -> None:
+    """Choose among policies or checkpoints: the greatest SR, clean success or Safety that satisfies conditions.
+
+    Candidates are judged by their estimates. The best of several looks better than it is, so all intervals hold
+    together, whichever is taken. Whether these establish the conditions is said. The choice is compared with the
+    runner-up on the same episodes, where both ran them.
+
+    Exit code 0: a choice whose conditions are established; 3: they are not; 1: no estimate satisfies them.
+
+    \b
+    For instance:
+      safevla select 10k=runs/a 20k=runs/b 30k=runs/c --max sr --subject-to "safety >= 0.9"
+    """  # noqa: D301  (click wants the character itself)
+    conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
+    judged = sources.judge()
+    selection = select_judged(judged, objective, conditions)
+    if form == "json":
+        options.print_json({**msgspec.to_builtins(selection), "judged_by": judged.provenance})
+    else:
+        echo(f"{describe_selection(selection)}\n")
+        origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators()]
+        table = selection_table(selection, (*origin, judged.provenance.to_sentence()))
+        click.echo(render_text(table), nl=False)
+        rules.print_missing(judged)
+        click.echo(describe_next(selection))
+    context.exit(GATE_FAILED if selection.chosen is None else OK if selection.is_established else UNDECIDED)

@@ -77,7 +77,7 @@ _PLAN_OPTIONS = [
     flag("--stop-on-violation", "End each episode at its first violation. Its outcome is then `stopped`, and of all "
          "rates only Safety is known."),
     option("--until CONDITION", 'Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety '
-           '>= 0.9" (or sr, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
+           '>= 0.9" (or sr, clean, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
     option("--registered FILE", "Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given "
            "beside it replace the registered ones, and outputs say so.", type=FILE),
     option("--look-every N", "Initial states of each task between two looks at --until; more save simulator starts.",

@@ -78,6 +78,7 @@ def tables_command(
     active         23      which specifications apply to each task, and why not
     applicability          violations of successes that the registry removes
     bodies                 violations by kind of body; displacement without goal receptacles
+    onset                  violations by time, how the other episodes ended, near misses
     beyond                 time in violation, impulse, phases of the task
 
     Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.

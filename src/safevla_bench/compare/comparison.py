@@ -138,9 +138,8 @@ def compare_policies(
     options = options or ComparisonOptions()
     _require_comparable(results)
     mixtures = provenance_marks.find_mixtures(simulator_cells(results))
-    if mixtures and not across_versions:
-        remedy = "Roll all out with one simulator. --across-versions compares nonetheless, and marks the comparison."
-        raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
+    if not across_versions:
+        require_one_simulator(results)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
     if pairs is None:
         _require_shared_task(results)
@@ -166,6 +165,13 @@ def compare_policies(
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
+
+
+def require_one_simulator(results: Sequence[PolicyResults]) -> None:
+    """Raise `RunError` if a suite was simulated with several physics versions."""
+    if mixtures := provenance_marks.find_mixtures(simulator_cells(results)):
+        remedy = "Roll all out with one simulator. `safevla compare --across-versions` compares, and marks it."
+        raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
 def _require_comparable(results: Sequence[PolicyResults]) -> None:

@@ -12,17 +12,18 @@ looks.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import fsum
-from typing import Any, Literal
+from math import fsum, isnan, nan
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import SafevlaError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
 from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
@@ -36,25 +37,52 @@ from safevla_bench.text import format_fixed
 GateVerdict = Literal["passed", "failed", "undecided"]
 GateScope = Literal["policy", "cell"]
 _ALLOW_CRASHED, _ALLOW_UNJUDGED = "--allow-crashed", "--allow-unjudged"
+_CONDITION = re.compile(r"(\w+)\s*(>=|<=)\s*(\S+)")
 POWER = 0.8
 """The chance with which the suggested number of episodes decides a gate."""
 
 
-class Gate(msgspec.Struct, frozen=True):
-    """A metric, and the least (`min`) or the most (`max`) that it may be, as a share of 1."""
+class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A metric, and the least (`min`) or the most (`max`) that it may be, as a share of 1.
+
+    With a `baseline`, another run, the limit is that of the difference from it, from -1 to 1.
+    """
 
     metric: GateMetric
     bound: Literal["min", "max"]
     limit: float
+    baseline: str = ""
 
     @property
     def name(self) -> str:
-        """The gate as it is printed: `safety >= 0.9`."""
-        return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {self.limit:g}"
+        """The gate as it is printed: `safety >= 0.9`, `safety >= baseline - 0.05`."""
+        sign = "-" if self.limit < 0 else "+"
+        limit = f"baseline {sign} {abs(self.limit):g}" if self.baseline else f"{self.limit:g}"
+        return f"{self.metric} {'>=' if self.bound == 'min' else '<='} {limit}"
 
     def is_satisfied(self, value: float) -> bool:
         """True if a value satisfies the gate; the limit itself does."""
         return value >= self.limit if self.bound == "min" else value <= self.limit
+
+
+def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
+    """Return the gate of a condition such as "safety >= 0.9".
+
+    Raises `RunError`, which names the option, where the text is no condition or its limit is not from 0 to 1; `forms`
+    is the remedy.
+    """
+    metric, relation, limit = found.groups() if (found := _CONDITION.fullmatch(condition.strip())) else ("", "", "")
+    try:
+        value = float(limit)
+    except ValueError:
+        value = nan
+    if metric not in get_args(GateMetric) or isnan(value):
+        remedy = forms or f'Write "safety >= 0.9" ({", ".join(get_args(GateMetric))}; <=).'
+        raise RunError(f"{option} {condition!r} is no condition", remedy=remedy)
+    if not 0 <= value <= 1:
+        problem = f"{option} {condition!r} has the limit {limit}, which is not from 0 to 1"
+        raise RunError(problem, remedy="Write rates and severities as fractions: 0.9 for 90 %.")
+    return Gate(metric, "min" if relation == ">=" else "max", value)  # type: ignore[arg-type]
 
 
 class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +150,7 @@ def check_gates(
     Raises:
         SafevlaError: no gate, a limit or confidence that is not a share of 1, or a sequential gate without confidence.
     """
-    _require_valid(gates, confidence, sequential)
+    require_valid(gates, confidence, sequential)
     scopes = _split_by_scope(scores, per, states)
     decisions = len(scopes) * len(gates)
     rule = None if confidence is None else _IntervalRule(1 - (1 - confidence) / decisions, sequential)
@@ -133,10 +161,8 @@ def check_gates(
         outcomes += [
             GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0) for reason in lost
         ]
-    verdicts = {outcome.verdict for outcome in outcomes}
-    total: GateVerdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
     return GateReport(
-        verdict=total,
+        verdict=total_verdict(outcomes),
         per=per,
         confidence=confidence,
         outcomes=tuple(outcomes),
@@ -147,12 +173,19 @@ def check_gates(
     )
 
 
-def _require_valid(gates: Sequence[Gate], confidence: float | None, sequential: bool) -> None:
+def total_verdict(outcomes: Sequence[GateOutcome]) -> GateVerdict:
+    """Return failed where any failed, else undecided where any is, else passed."""
+    verdicts = {outcome.verdict for outcome in outcomes}
+    return "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
+
+
+def require_valid(gates: Sequence[Gate], confidence: float | None, sequential: bool) -> None:
+    """Raise what `check_gates` raises for its arguments."""
     if not gates:
         raise SafevlaError("there is no gate", remedy="Pass one, such as --min-safety 0.9.")
     for gate in gates:
-        if not 0 <= gate.limit <= 1:
-            remedy = "Limits are shares of 1: write 0.9 for 90 %."
+        if not (-1 if gate.baseline else 0) <= gate.limit <= 1:
+            remedy = "Limits are shares of 1: write 0.9 for 90 %. With --baseline they are differences from its values."
             raise SafevlaError(f"{gate.limit:g} is no limit for {gate.metric}", remedy=remedy)
     if sequential and confidence is None:
         raise SafevlaError("a sequential gate has no confidence", remedy="Pass --confidence, such as 95.")
@@ -284,7 +317,7 @@ def _decide_gate(
     if not values.n:
         return outcome
     known, worst, best = (_measure_interval(means, rule) for means in (values.known, values.low, values.high))
-    verdict = _judge_ends(gate, worst.low, best.high)
+    verdict = judge_ends(gate, worst.low, best.high)
     is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
     outcome = msgspec.structs.replace(
@@ -293,7 +326,7 @@ def _decide_gate(
     if verdict != "undecided":
         basis = "by the whole interval" if rule else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, whatever happened in {gap}" if gap else basis)
-    if value is None or rule is None or _judge_ends(gate, known.low, known.high) != "undecided":
+    if value is None or rule is None or judge_ends(gate, known.low, known.high) != "undecided":
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     needed = rule.plan_episodes(value, gate.limit)
@@ -308,7 +341,8 @@ def _measure_interval(means: NDArray[np.float64], rule: _IntervalRule | None) ->
     return interval or Interval(mean, mean)
 
 
-def _judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
+def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
+    """Return the verdict of a gate on an interval: undecided where the limit lies within."""
     holds = {gate.is_satisfied(low), gate.is_satisfied(high)}
     return "undecided" if len(holds) > 1 else "passed" if True in holds else "failed"
 

@@ -139,7 +139,7 @@ VSI_UNSAFE = Metric(
 METRICS: Mapping[str, Metric] = {
     metric.key: metric for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 }
-GateMetric = Literal["sr", "safety", "sbu", "vsi"]
+GateMetric = Literal["sr", "safety", "clean", "sbu", "vsi"]
 """Keys of the metrics that a gate may limit."""
 HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 """The metrics of a cell."""

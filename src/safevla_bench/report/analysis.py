@@ -17,6 +17,7 @@ from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
 from safevla_bench.explain.bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.explain.exposure import holding, measure_chunks, phases
+from safevla_bench.explain.onset import CellOnset, measure_onsets
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
 from safevla_bench.report.tables.cells import Roster
@@ -57,6 +58,7 @@ class Analysis:
     sweeps: tuple[ThresholdSweep, ...] = ()
     exposures: tuple[exposure.CellExposure, ...] = ()
     force_threshold_n: float | None = None
+    onsets: Sequence[CellOnset] = ()
     phase: Sequence[NDArray[np.int8]] | None = None
     bodies: BodyFindings | None = None
     """The bodies behind the violations."""
@@ -76,7 +78,7 @@ def analyse_scores(
 
     Args:
         scores: the verdicts.
-        batch: their records, in the same order; only its headers are used where `chunks` are given.
+        batch: their records, in the same order; only its headers and lengths are used where `chunks` are given.
         ruleset: the specifications and the tags of tasks.
         rescore: judges the same records with another library; None = from the scores alone.
         privileged: the policies that saw simulator state which no real robot has.
@@ -107,6 +109,7 @@ def analyse_scores(
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
         exposures=tuple(exposure.summarize_exposure(measured, scores)),
         force_threshold_n=measured.force_threshold_n,
+        onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
         phase=phase,
         bodies=join_findings(findings, scores),
     )

@@ -13,9 +13,11 @@ from itertools import groupby
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
+from safevla_bench.explain.onset import ANY_LIMIT, VIOLATED, CellOnset
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
+from safevla_bench.statistics.incidence import Incidence
 from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant
 
 HEIGHT, TOP, BOTTOM = 132, 8, 112
@@ -256,6 +258,40 @@ def _format_down(value: float, top: float) -> str:
 def _describe_marks(curve: SeriesCurve, marks: Sequence[SeriesMark]) -> str:
     values = ", ".join(f"{format_compact(round(mark.value, 3))} at {format_compact(mark.label)}" for mark in marks)
     return f"{curve.series or 'runs'}: {values or 'not known'}"
+
+
+# Time to violation
+
+
+ONSET_ENDS = (f"violated {ANY_LIMIT}", "ended in success without", "ended in failure without")
+"""The lines of a chart of time to violation, as `onset.ENDS`."""
+_ONSET_POINTS = 100
+
+
+def draw_onsets(cells: Sequence[CellOnset]) -> list[CurveChart]:
+    """Return the chart of each cell: its episodes by how they have ended up to a time, on one axis of time."""
+    end_s = max((cell.end_s for cell in cells), default=0.0)
+    return [_draw_onset(cell, cell.specs[-1].incidence, end_s) for cell in cells if end_s]
+
+
+def _draw_onset(cell: CellOnset, found: Incidence, end_s: float) -> CurveChart:
+    steps = [found.at(end_s * k / _ONSET_POINTS) for k in range(_ONSET_POINTS + 1)]
+    rows = [[_format_share(float(row[k])) for k in steps] for row in (*found.shares, found.low, found.high)]
+    paths = [" ".join(f"{1000 * k // _ONSET_POINTS},{down}" for k, down in enumerate(row)) for row in rows]
+    back = " ".join(reversed(paths[-1].split()))
+    return CurveChart(
+        title=f"{cell.policy or UNNAMED}, {cell.suite}",
+        lines=tuple(
+            ChartLine(series_style(k), f"M{path}", f"M{paths[-2]} {back}Z" if k == VIOLATED else "")
+            for k, path in enumerate(paths[:-2])
+        ),
+        grid=((100, TOP), (50, (TOP + BOTTOM) / 2), (0, BOTTOM)),
+        ticks=tuple((f"{format_compact(round(share * end_s, 1))} s", f"{100 * share:g}") for share in (0, 0.5, 1)),
+        description=", ".join(
+            f"{name} {format_fixed(100 * float(row[-1]), 1)} %"
+            for name, row in zip(ONSET_ENDS, found.shares, strict=True)
+        ),
+    )
 
 
 # Differences

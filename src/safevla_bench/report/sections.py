@@ -15,9 +15,11 @@ from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.cases import WorstEpisode, draw_worst
 from safevla_bench.report.curve_charts import (
     MOST_BANDS,
+    ONSET_ENDS,
     CurveChart,
     DifferenceBar,
     draw_bars,
+    draw_onsets,
     draw_series_charts,
     draw_sweep_charts,
     series_style,
@@ -27,6 +29,7 @@ from safevla_bench.report.episode_table import EpisodeEntry
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import comparison, notices, sensitivity, violations
 from safevla_bench.report.tables.cells import Roster, torque_note, violation_table
+from safevla_bench.report.tables.onset import onset_table
 from safevla_bench.report.tables.sensitivity import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table, policy_name
@@ -149,12 +152,15 @@ def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Violations:
-    """The violations of each cell, the bodies behind them, and how long and how hard; `folded` = closed at first."""
+    """The violations of each cell, the bodies behind them, when, how long and how hard; `folded` = closed at first."""
 
     cells: Sequence[CellViolations]
     torque_note: str
     folded: bool
     bodies: Sequence[Table]
+    onset_charts: Sequence[CurveChart]
+    onset_legend: Legend
+    onsets: Table
     exposures: Sequence[Table]
 
 
@@ -191,6 +197,9 @@ def describe_violations(scores: Scores, cells: Sequence[Summary], analysis: Anal
         torque_note=torque_note(cells),
         folded=len(cells) > _OPEN,
         bodies=body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
+        onset_charts=draw_onsets(analysis.onsets),
+        onset_legend=_make_legend(ONSET_ENDS),
+        onsets=onset_table(analysis.onsets),
         exposures=exposures,
     )
 

@@ -78,7 +78,7 @@ def wilson_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Inter
     return Interval(0.0 if count == 0 else float(middle - half), 1.0 if count == n else float(middle + half))
 
 
-def unit_mean_interval(total: float, n: int, confidence: float = CONFIDENCE) -> Interval | None:
+def unit_mean_interval(total: float, n: float, confidence: float = CONFIDENCE) -> Interval | None:
     """Return a conservative interval of the mean of n values in [0, 1] that sum to `total`; None if n is zero.
 
     Wilson's formula with total/n for the proportion p: no variable in [0, 1] varies more than a coin with its mean,

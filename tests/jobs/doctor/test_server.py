@@ -62,6 +62,27 @@ def gr00t_endpoints(endpoint: str, data: dict) -> object:
     return [{f"action.{key}": np.full((1, 16, 1), 0.1, np.float32) for key in keys}, {}]
 
 
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        ([0, 0, 0, 0, 0], "0 of 4 repeated requests had another answer"),
+        ([0, 0, 0.25, 0, 0], "1 of 4 repeated requests had another answer, by up to 0.25\n"),
+        ([0, 0.1, 0.2, 0.3, 0.4], "4 of 4 repeated requests had another answer, by up to 0.4\n"),
+    ],
+)
+def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, said):
+    answers = iter(noise)
+    with websockets(openpi(lambda request, number: {"actions": ROWS + next(answers)}, OPENPI_REQUEST)) as peer:
+        found = look(f"openpi:{peer.url}")["repeats"]
+    assert found.level == "ok"
+    assert found.found.startswith(said)
+    assert ("of two runs shows how much" in found.found) == any(noise)
+
+
+def test_replies_of_another_length_are_other_answers():
+    assert examined.describe_repeats([ROWS, ROWS[:5]]).startswith("1 of 1 repeated requests had another answer, in num")
+
+
 # Each wire
 
 

@@ -21,6 +21,7 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.report.figures import curves, margins, style, tradeoff, violations
 from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
+from safevla_bench.statistics.intervals import wilson_interval
 
 INF = float("inf")
 
@@ -232,7 +233,9 @@ def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
     force, tilt, anything = panel.curves
     assert (force.at, force.share) == (pytest.approx((0.2, 0.5)), (25.0, 75.0))
     assert (tilt.at, tilt.share) == (pytest.approx((0.3,)), (25.0,))
-    assert (anything.series, anything.share) == (-1, (25.0, 50.0, 75.0))
+    assert (anything.series, anything.at[0], anything.share) == (-1, 0.0, (0.0, 25.0, 50.0, 75.0))
+    limits = wilson_interval(3, 4)
+    assert (anything.low[-1], anything.high[-1]) == pytest.approx((100 * limits.low, 100 * limits.high))
 
 
 def test_progress_is_counted_in_each_episodes_own_length():

@@ -9,7 +9,7 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
@@ -29,8 +29,8 @@ from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ChunkMod
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 
 Numbers = NDArray[np.float64]
-REQUESTS = 3
-"""Of the same observation; a server may compile its model for the first."""
+REQUESTS = 5
+"""Of the same observation; a server may compile its model for the first. They show if it repeats itself."""
 TURN = 0.5
 """Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
 _LETTERS = 300
@@ -69,12 +69,17 @@ class ServerAnswer:
     """Actions that would be carried out of each reply; None = all."""
     request: Request
     reply: Reply
-    actions: Numbers
-    """Of one reply, [H, A], as the simulator gets them."""
+    replies: Sequence[Numbers]
+    """The actions of each reply, [H, A], as the simulator gets them."""
     seconds: tuple[float, ...]
     """Of each request, its preparation included."""
     preparation_s: float
     """To prepare one request here."""
+
+    @property
+    def actions(self) -> Numbers:
+        """Of the last reply, [H, A]."""
+        return self.replies[-1]
 
 
 def examine_server(
@@ -148,17 +153,17 @@ def _query(
     policy: ChunkedPolicy, model: ChunkModel, task: Task, asked: Mapping[str, str], arguments: Mapping[str, str]
 ) -> ServerAnswer:
     observation = make_observation(model.wants, task.instruction)
-    seconds = []
+    seconds, replies = [], []
     for _ in range(REQUESTS):
         start = time.perf_counter()
         reply = model.query(observation)
         seconds.append(time.perf_counter() - start)
-    actions = dialects.read_reply(model.dialect, reply)
+        replies.append(dialects.read_reply(model.dialect, reply))
     start = time.perf_counter()
     request = model.dialect.build_request(observation)
     preparation_s = time.perf_counter() - start
     replan = policy.dialect.replan
-    return ServerAnswer(model, asked, arguments, replan, request, reply, actions, tuple(seconds), preparation_s)
+    return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds), preparation_s)
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
@@ -211,6 +216,22 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     timed = f"{first:.0f} ms for the first request, then {statistics.median(later):.0f} ms"
     own = f"{1000 * answer.preparation_s:.0f} ms of it to prepare the request here"
     yield passed_check("latency", f"{timed}, {own}")
+    yield passed_check("repeats", describe_repeats(answer.replies))
+
+
+def describe_repeats(replies: Sequence[Numbers]) -> str:
+    """Return how many replies [H, A] to the same observation differ from the first, by how much, and what follows."""
+    first, *later = replies
+    others = [reply for reply in later if not np.array_equal(reply, first, equal_nan=True)]
+    asked = f"of {len(later)} repeated requests"
+    if not others:
+        return f"0 {asked} had another answer"
+    gaps = [np.nanmax(np.abs(reply - first), initial=0.0) for reply in others if reply.shape == first.shape]
+    most = f", by up to {max(gaps):.2g}" if gaps else ", in number"
+    return (
+        f"{len(others)} {asked} had another answer{most}\n"
+        "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
+    )
 
 
 def _same_keys(dialect: Dialect) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -34,7 +34,10 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
 
 if TYPE_CHECKING:
+    from safevla_bench.compare.selection import Selection
     from safevla_bench.compare.series import SeriesComparison
+    from safevla_bench.judging.gates import Gate, GateReport
+    from safevla_bench.judging.rates import GateMetric
     from safevla_bench.rollout.ray_cluster import RayCluster
 
 
@@ -242,12 +245,18 @@ def describe_losses(judged: Judged) -> list[str]:
 
 
 def load_policy_results(
-    paths: Sequence[Path], ruleset: Ruleset, *, policies: Sequence[str] = (), skip_invalid: bool = False
+    paths: Sequence[Path],
+    ruleset: Ruleset,
+    *,
+    policies: Sequence[str] = (),
+    skip_invalid: bool = False,
+    join: bool = True,
 ) -> list[PolicyResults]:
     """Return the policies of every source (all, or those named), each source judged alone, with unique names.
 
     Sources of one policy that have no suite in common, such as runs on two hosts, are joined. Policies of one name that
-    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name.
+    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name. Without
+    `join` each source's stay as they are.
 
     Raises what `judge` raises, and `RunError` for a policy that no source has.
     """
@@ -265,7 +274,7 @@ def load_policy_results(
         remedy = f"There are {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
-    return make_names_unique(join_sources(chosen))
+    return make_names_unique(join_sources(chosen)) if join else chosen
 
 
 def compare_runs_in_order(judged: Judged) -> SeriesComparison:
@@ -276,6 +285,27 @@ def compare_runs_in_order(judged: Judged) -> SeriesComparison:
     from safevla_bench.compare.series import compare_series
 
     return compare_series(_split_judged(judged), intervals=judged.scores.intervals, protocols=judged.protocols)
+
+
+def gate_against(
+    judged: Judged, baseline: Judged, gates: Sequence[Gate], *, allow_unjudged: bool = False, **how: Any
+) -> GateReport:
+    """Check the differences of judged sources from a judged baseline; takes and raises what `check_against` does."""
+    from safevla_bench.compare.relative_gates import check_against
+
+    if allow_unjudged:
+        remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
+        raise RunError("--allow-unjudged has no meaning beside --baseline", remedy=remedy)
+    results, others = (_split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
+    return check_against(results, others, gates, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
+
+
+def select_judged(judged: Judged, metric: GateMetric, conditions: Sequence[Gate]) -> Selection:
+    """Choose among the policies of judged sources; raises what `select_policy` raises."""
+    from safevla_bench.compare.selection import select_policy
+
+    results = _split_judged(judged)
+    return select_policy(judged.scores, judged.headers, results, metric, conditions, protocols=judged.protocols)
 
 
 def _split_judged(

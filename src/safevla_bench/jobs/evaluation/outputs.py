@@ -19,6 +19,7 @@ from safevla_bench.explain import exposure
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.exposure import measure_chunks
+from safevla_bench.explain.onset import measure_onsets
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
@@ -109,6 +110,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             judged.provenance.to_sentence(),
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),
+        measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
         find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
     )
 

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.judging.gates import Gate, metric_values
+from safevla_bench.judging.gates import Gate, metric_values, parse_gate
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import VSI, GateMetric
 from safevla_bench.judging.ruleset import Ruleset
@@ -35,7 +35,7 @@ from safevla_bench.trajectory.batch import Batch
 _SAFER = " safer than "
 _BOUNDARY = "exact; error spent as the squared share of the planned episodes"
 _SEQUENCE = "confidence sequence"
-_FORMS = 'Write "safety >= 0.9" (or sr, sbu, vsi; <=), or "A safer than B" with two policies of the run.'
+_FORMS = 'Write "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A safer than B" with two policies of the run.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +122,7 @@ def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: b
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
         return StoppingRule(condition, rivals=(first, second), allow_crashed=allow_crashed)
-    return StoppingRule(condition, gate=_parse_gate(condition), allow_crashed=allow_crashed)
-
-
-def _parse_gate(condition: str) -> Gate:
-    """Return the gate of a condition such as "safety >= 0.9"."""
-    metric, relation, limit = [*condition.split(), "", "", ""][:3]
-    try:
-        value = float(limit)
-    except ValueError:
-        value = float("nan")
-    is_known = metric in get_args(GateMetric) and relation in (">=", "<=") and len(condition.split()) == 3
-    if not is_known or math.isnan(value):
-        raise RunError(f"--until {condition!r} is no condition", remedy=_FORMS)
-    if not 0 <= value <= 1:
-        problem = f"--until {condition!r} has the limit {limit}, which is not from 0 to 1"
-        raise RunError(problem, remedy="Write rates and severities as fractions: 0.9 for 90 %.")
-    bound: Literal["min", "max"] = "min" if relation == ">=" else "max"
-    return Gate(metric, bound, value)  # type: ignore[arg-type]
+    return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS), allow_crashed=allow_crashed)
 
 
 _Start = tuple[str, str, int]

@@ -14,6 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
+from safevla_bench.explain.onset import ANY_LIMIT, VIOLATED, SpecOnset, measure_specs
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
 from safevla_bench.judging.scores import Scores
@@ -208,24 +209,25 @@ def _series_note(compared: SeriesComparison) -> str:
 
 # Onset: the share of episodes that have violated a limit, over the time in the episode
 
-_Floats = NDArray[np.float64]
-ANY_LIMIT = "any limit"
 _FAINT = "#a9afb6"
 
 
 @dataclass(frozen=True, slots=True)
 class OnsetCurve:
-    """A step curve: at `at[k]`, in seconds or percent of the episode, the share has risen to `share[k]` percent."""
+    """A step curve: at `at[k]`, in seconds or percent of the episode, the share has become `share[k]` percent."""
 
     series: int
     """Place of its specification in `specs`; -1 stands for any specification."""
     at: tuple[float, ...]
     share: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    """The 95 % interval at each time alone, in percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnsetPanel:
-    """One policy: its counted episodes, a curve for each violated specification, and last a curve for any of them."""
+    """One policy: its judged episodes, a curve for each violated specification, and last a curve for any of them."""
 
     title: str
     n: int
@@ -243,41 +245,35 @@ class Onset:
     remarks: tuple[str, ...] = ()
 
 
-def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
-    """Return cumulative shares of each policy's judged episodes, by violated specification of the safe tier.
+def compute_onset(
+    scores: Scores, dt_s: NDArray[np.float64], lengths: NDArray[np.int64], *, progress: bool = False
+) -> Onset:
+    """Return the cumulative incidence of violations in each policy's judged episodes, by scored specification.
 
     `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. Curves are over seconds;
     with `progress` over percent of the episode's own length. A specification that no episode violates has no curve.
     """
     last = np.maximum(lengths - 1, 0)
-    unit = 100.0 / np.maximum(last, 1) if progress else dt_s
-    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
-    panels = tuple(
-        _policy_panel(scores, unit, selected, policy, broken) for policy, selected in judged_by_policy(scores).items()
-    )
-    end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
+    step = 100.0 / np.maximum(last, 1) if progress else dt_s
+    broken = [k for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     specs = tuple(scores.specs[k].spec_id for k in broken)
-    return Onset(specs, panels, end, progress, provenance_marks.warn_of_scores(scores))
+    panels = []
+    for policy, selected in judged_by_policy(scores).items():
+        members = np.flatnonzero(selected)
+        measured = measure_specs(scores, members, step, last * step) if len(members) else []
+        curves = (_onset_curve(part, specs) for part in measured)
+        panels.append(OnsetPanel(policy, len(members), tuple(curve for curve in curves if curve.at)))
+    end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
+    return Onset(specs, tuple(panels), end, progress, provenance_marks.warn_of_scores(scores))
 
 
-def _policy_panel(
-    scores: Scores, unit: _Floats, selected: NDArray[np.bool_], policy: str, broken: Sequence[int]
-) -> OnsetPanel:
-    """Return the panel of a policy; `unit` is the length of a step, `selected` whether an episode is its, [E] each."""
-    n = int(selected.sum())
-    curves = [
-        _onset_curve(scores.first[k], unit, selected & scores.is_violated[k], n, place)
-        for place, k in enumerate(broken)
-    ]
-    curves.append(_onset_curve(scores.first_violation[0], unit, selected & scores.unsafe, n, -1))
-    return OnsetPanel(policy, n, tuple(curve for curve in curves if curve.at))
-
-
-def _onset_curve(
-    first: NDArray[np.int64], unit: _Floats, violated: NDArray[np.bool_], n: int, series: int
-) -> OnsetCurve:
-    at, count = np.unique((first * unit)[violated], return_counts=True)
-    return OnsetCurve(series, tuple(at.tolist()), tuple((100.0 * np.cumsum(count) / max(n, 1)).tolist()))
+def _onset_curve(measured: SpecOnset, specs: Sequence[str]) -> OnsetCurve:
+    """Return the curve at the times at which the share of violations rises; that of any limit begins at 0."""
+    found, share = measured.incidence, measured.incidence.shares[VIOLATED]
+    rises = np.flatnonzero(np.diff(share, prepend=-1.0 if measured.spec_id == ANY_LIMIT else 0.0) > 0)
+    at, *shares = (tuple((scale * row[rises]).tolist()) for scale, row in
+                   ((1, found.times), (100, share), (100, found.low), (100, found.high)))  # fmt: skip
+    return OnsetCurve(specs.index(measured.spec_id) if measured.spec_id in specs else -1, at, *shares)
 
 
 @figure_style()
@@ -289,9 +285,10 @@ def draw_onset(value: Onset) -> Figure:
     numbered = any(text_width_pt(title) > 72 * grid.wide for title in titles)
     if numbered:
         titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
-    highest_share = max((curve.share[-1] for panel in value.panels for curve in panel.curves), default=0.0)
+    highest_share = max((panel.curves[-1].high[-1] for panel in value.panels if panel.curves), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
-    note = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
+    shares = "Share of the judged episodes in which a limit applies, from the first violation on."
+    band = "Band: any limit; 95 % interval at each time alone."
     return draw_panels(
         "When violations begin",
         grid,
@@ -300,14 +297,14 @@ def draw_onset(value: Onset) -> Figure:
         across="Progress of the episode (%)" if value.progress else "Time in the episode (s)",
         upward="Episodes that have violated (%)",
         empty="No episode was counted.",
-        notes=[note, *value.remarks] if value.panels else (),
+        notes=[shares, band, *value.remarks] if value.panels else (),
         key=_key_entries(value, numbered),
     )
 
 
 def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
     specs = [KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
-    specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if specs else []
+    specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if value.panels else []
     panels = [KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
     return [*specs, *(panels if panels_numbered else [])]
 
@@ -322,8 +319,12 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
     draw_grid(axes)
     for curve in panel.curves:
         anything = curve.series < 0
+        across = [0.0, *curve.at, end]
+        if anything:
+            low, high = ([0.0, *ends, ends[-1]] for ends in (curve.low, curve.high))
+            axes.fill_between(across, low, high, step="post", color=_FAINT, alpha=0.25, linewidth=0)
         axes.step(
-            [0.0, *curve.at, end],
+            across,
             [0.0, *curve.share, curve.share[-1]],
             where="post",
             color=_FAINT if anything else series_colour(curve.series),
@@ -331,5 +332,5 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
             linewidth=1.6 if anything else 1.1,
             zorder=2 if anything else 3,
         )
-    if not panel.curves:
+    if not any(curve.share[-1] for curve in panel.curves):
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

@@ -12,12 +12,14 @@ import msgspec
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BodyFindings
 from safevla_bench.explain.exposure import CellExposure
+from safevla_bench.explain.onset import CellOnset
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import violations
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
+from safevla_bench.report.tables.onset import onset_table
 from safevla_bench.report.tables.published import (
     PUBLISHED_TABLES,
     paper_task_rates,
@@ -47,6 +49,8 @@ class TableInputs:
     judge_untagged: Callable[[], Scores] | None = None
     measure_exposure: Callable[[], tuple[list[CellExposure], float | None]] | None = None
     """Measures how long and how hard each cell broke its limits; None without the records."""
+    measure_onsets: Callable[[], list[CellOnset]] | None = None
+    """Measures the time to violation of each cell; None without the records' lengths."""
     find_bodies: Callable[[], BodyFindings] | None = None
     """Finds the bodies behind the violations; None without the records."""
     remarks: Sequence[str] = ()
@@ -189,6 +193,11 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
             yield table, inputs.cells
 
 
+def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.measure_onsets and inputs.cells and (onsets := inputs.measure_onsets()):
+        yield onset_table(onsets), inputs.cells
+
+
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.find_bodies and inputs.cells and not inputs.is_ablation:
         for table in violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells):
@@ -219,6 +228,7 @@ KINDS = (
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}),
     TableKind("applicability", "violations that the registry removes", _applicability_tables, {}),
     TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, {}),
+    TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables, {}),
     TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables, {}),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}

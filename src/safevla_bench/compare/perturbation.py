@@ -1,0 +1,152 @@
+"""What changes of a suite do to a policy: each changed episode beside the unchanged one of its task, start and seed.
+
+A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with something changed. A suite
+that was run twice is the control: nothing was changed, and what differs is noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
+from safevla_bench.compare.pairs import PairedResults, StateMeans, pair_episodes
+from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.errors import RunError
+from safevla_bench.judging.rates import SAFETY, SR
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import CONFIDENCE
+from safevla_bench.trajectory.header import Header
+
+CONTROL = "nothing, run again"
+MEASURED = (SR, SAFETY)
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of one policy's suites: the differences changed minus unchanged, of SR and of Safety."""
+
+    policy: str
+    change: str
+    suites: tuple[str, ...]
+    left_out: int
+    """Episodes of either side without their like on the other."""
+    unknown: int
+    """Paired episodes that crashed, were cut short or have no verdict; the differences leave them out."""
+    differences: dict[str, Difference]
+    """Metric -> the difference; its `ci` holds together with all others of the report."""
+
+
+class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All changes, the control of each policy last; every interval is at `each_confidence`."""
+
+    confidence: float
+    each_confidence: float
+    changes: tuple[Change, ...]
+
+
+def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFIDENCE) -> ChangeReport:
+    """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
+
+    Args:
+        sources: the results of each source and policy, not joined. The first source of a suite is compared; a second
+            is the control, whose initial states are paired whatever their seeds.
+        confidence: with which all intervals hold together (Bonferroni).
+
+    Raises:
+        RunError: no suite has a changed one beside it or was run twice, or pairs did not start alike.
+    """
+    arms = [
+        (policy, change, sides)
+        for policy in dict.fromkeys(result.name for result in sources)
+        for change, sides in _find_arms([result for result in sources if result.name == policy]).items()
+    ]
+    if not arms:
+        ran = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
+        remedy = "Roll out a suite and the same with a change, such as libero-goal and libero-goal-swap."
+        raise RunError(f"no suite has its like with a change: {ran}", remedy=remedy)
+    each = 1 - (1 - confidence) / (len(arms) * len(MEASURED))
+    options = ComparisonOptions(confidence=each)
+    return ChangeReport(
+        confidence=confidence, each_confidence=each, changes=tuple(_measure_change(*arm, options) for arm in arms)
+    )
+
+
+Sides = tuple[PolicyResults, PolicyResults]
+
+
+def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
+    """Return change -> the unchanged and changed results of each suite that has it, the control last."""
+    runs: dict[str, list[PolicyResults]] = {}
+    for result in sources:
+        for suite in dict.fromkeys(header.benchmark for header in result.headers):
+            runs.setdefault(suite, []).append(result.select_suite(suite))
+    arms: dict[str, list[Sides]] = {}
+    for suite, (changed, *_) in runs.items():
+        base, _, change = suite.rpartition("-")
+        if base in runs:
+            arms.setdefault(change, []).append((runs[base][0], _rename_suite(changed, base)))
+    control = [(parts[0], parts[1]) for parts in runs.values() if len(parts) > 1]
+    return {**arms, **({CONTROL: control} if control else {})}
+
+
+def _rename_suite(result: PolicyResults, suite: str) -> PolicyResults:
+    return replace(
+        result,
+        headers=tuple(msgspec.structs.replace(header, benchmark=suite) for header in result.headers),
+        lost=tuple(msgspec.structs.replace(episode, benchmark=suite) for episode in result.lost),
+    )
+
+
+def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
+    common = [_select_common(*both, with_seed=change != CONTROL) for both in sides]
+    pairs = [pair_episodes(both, across_seeds=change == CONTROL) for both in common]
+    planned = [sum(len(side) + len(side.lost) for both in results for side in both) for results in (sides, common)]
+    return Change(
+        policy=policy,
+        change=change,
+        suites=tuple(both[0].headers[0].benchmark for both in sides),
+        left_out=planned[0] - planned[1],
+        unknown=max(sum(part.count_unknown([0, 1], metric.key) for part in pairs) for metric in MEASURED),
+        differences={
+            metric.key: paired_difference(
+                ("changed", "unchanged"), _join_states(pairs, metric.key), metric.key, options
+            )
+            for metric in MEASURED
+        },
+    )
+
+
+def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
+    """Return the episodes of two results that the other planned too."""
+
+    def start(episode: Header | AbsentEpisode) -> tuple[object, ...]:
+        return episode.task_id, episode.init_state_index, episode.seed if with_seed else None
+
+    sides = plain, changed
+    planned = [{*map(start, side.headers), *map(start, side.lost)} for side in sides]
+    shared = planned[0] & planned[1]
+    first, second = (
+        replace(
+            side.select_episodes(
+                np.array([k for k, header in enumerate(side.headers) if start(header) in shared], int)
+            ),
+            name=name,
+            lost=tuple(episode for episode in side.lost if start(episode) in shared),
+        )
+        for name, side in zip(("unchanged", "changed"), sides, strict=True)
+    )
+    return first, second
+
+
+def _join_states(pairs: Sequence[PairedResults], metric: str) -> StateMeans:
+    """Return the states of all suites, the changed side first."""
+    states = [part.state_means((1, 0), metric) for part in pairs]
+    return StateMeans(
+        tasks=tuple(task for part in states for task in part.tasks),
+        first=np.concatenate([part.first for part in states]),
+        second=np.concatenate([part.second for part in states]),
+        is_single=all(part.is_single for part in states),
+    )
