@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -44,7 +45,7 @@ from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
+from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
 SERVER_RETRIES = 2
@@ -144,8 +145,10 @@ def run_episode(
         raise
     except BaseException:  # so can a simulator that is asked for its record
         return seam.crash(planned, steps, traceback.format_exc())
-    marks = {PRIVILEGED: True} if policy.wants.privileged else {}
+    marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
+    if planned.task.label:
+        marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
     labelled = _label_record(batch, planned, outcome, {**marks, **seam.clip_marks()})
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 
@@ -227,6 +230,8 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
+        benchmark=planned.task.suite,
+        init_state_index=planned.episode if planned.task.label else batch.headers[0].init_state_index,
         policy=planned.policy,
         seed=planned.seed,
         horizon=planned.horizon,
@@ -365,16 +370,19 @@ def run_serially(
     policies: Mapping[str, Policy],
     observer: Observer | None = None,
     watch: Monitor | None = None,
+    later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Iterator[EpisodeOutcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
 
+    Each further batch of `later` is asked for when all episodes before it have ended.
+
     Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
     """
-    if observer:
+    if observer and episodes:
         observer.started(episodes)
     runner = EnvRunner(host, policies, watch)
     try:
-        for planned in episodes:
+        for planned in chain(episodes, chain.from_iterable(later)):
             outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)
             if observer:
                 observer.finished(outcome)
