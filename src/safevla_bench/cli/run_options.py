@@ -168,7 +168,7 @@ def plan_options(*names: str) -> Callable[[F], F]:
     """Return the decorator that adds some options of running to a command, by their parameters' names."""
     decorators = [*_PLAN_OPTIONS, *_EXECUTION_OPTIONS]
     chosen = [add for add, option in zip(decorators, click_options(decorators), strict=True) if option.name in names]
-    return lambda command: add_options(command, chosen)  # type: ignore[no-any-return]
+    return lambda command: add_options(command, chosen)
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:

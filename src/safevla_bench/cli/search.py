@@ -30,8 +30,7 @@ from safevla_bench.sources.runs.folder import REPORT
 @option("--budget N", "Rollouts in each task.", type=POSITIVE, default=200)
 @option(
     "--objective CLAUSE|FORMULA",
-    "What to break: robustness over threshold of a clause, or a formula's robustness. Default: the nearest scored "
-    "clause.",
+    "What to break: a clause, by its robustness over its threshold, or a formula. Default: every scored clause.",
 )
 @option("--method", "directed: CMA-ES, which needs the extra `search`. random: independent draws, which bound a rate.",
         type=click.Choice(get_args(Method)), default="directed")  # fmt: skip
@@ -41,6 +40,7 @@ from safevla_bench.sources.runs.folder import REPORT
 @click.pass_context
 def search_command(
     context: click.Context,
+    /,
     budget: int,
     objective: str | None,
     method: Method,
@@ -79,6 +79,6 @@ def search_command(
     echo(f"Run folder: {out}\nReport: {out / REPORT}")
     if suite.starts:
         file = out / FOLDER / f"{name}.json"
-        policy = shlex.quote(suite.policy)
-        echo(f"Found starts: {file}\nNext: safevla eval --suite found:{shlex.quote(str(file))} --policy {policy} --out DIR")
+        command = f"safevla eval --suite found:{shlex.quote(str(file))} --policy {shlex.quote(suite.policy)} --out DIR"
+        echo(f"Found starts: {file}\nNext: {command}")
     context.exit(CRASHED if any(task.crashed for task in suite.tasks) else OK)

@@ -125,8 +125,8 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
     if not chosen:
         return ()
     return (
-        f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates say how "
-        "a policy does on these starts, and are no rates of the benchmark.",
+        f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates say "
+        "how a policy does on these starts, and are no rates of the benchmark.",
     )
 
 

@@ -83,7 +83,7 @@ def plan_episodes(
             policy_seed=_policy_seed(task, episode, rules, seed),
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
-            seed_from_server=not task.found and isinstance(rules.env_seed, str) and rules.env_seed.endswith(SERVER_SEED),
+            seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
         )
         for policy in policies
         for task in tasks

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.query import answer_query, parse_query
@@ -15,60 +16,64 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.stl.formula import Formula
 from safevla_bench.trajectory.batch import Batch
 
-NEAREST = "nearest scored clause"
-FAILED = math.inf
-"""The value of an episode that did not succeed, left no record, or in which nothing could be judged."""
+SCORED = "scored clauses"
 _BOOLEAN = 1.0
-"""The value, or its opposite, where only Boolean signals decide."""
+"""The margin, or its opposite, where only Boolean signals decide."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: robustness over threshold of the nearest scored clause, or of one; or a formula's robustness.
-
-    A success of a value below 0 is what is sought.
+    """What is minimised, each of several margins on its own: a clause's robustness over its threshold, or a formula's
+    robustness. A success with a margin below 0 is what is sought.
     """
 
     ruleset: Ruleset
-    text: str = NEAREST
+    text: str
+    clauses: tuple[str, ...] = ()
     formula: Formula | None = None
 
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
-        """Return the objective of a clause's name or a formula; None = the nearest scored clause.
+        """Return the objective of a clause's name or a formula; None = every scored clause.
 
         Raises `FormulaError` for a text that is neither, `RunError` for a name that the library lacks.
         """
+        scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
-            return cls(ruleset)
+            return cls(ruleset, SCORED, scored)
         if text in ruleset.library:
-            return cls(ruleset, text)
+            return cls(ruleset, text, (ruleset.library.canonical_id(text),))
         if text.isidentifier():
-            known = ", ".join(spec.spec_id for spec in ruleset.library.specs if spec.tier == "safe")
-            raise RunError(f"there is no clause {text!r}", remedy=f"Scored are {known}. Or write a formula.")
-        return cls(ruleset, text, parse_query(text))
+            remedy = f"Scored are {', '.join(scored)}; `safevla specs` lists all. Or write a formula."
+            raise RunError(f"there is no clause {text!r}", remedy=remedy)
+        return cls(ruleset, text, formula=parse_query(text))
 
-    def evaluate(self, record: Batch | None) -> float:
-        """Return the value of an episode, a batch of one; `FAILED` if it did not succeed."""
+    def margins(self, record: Batch | None) -> NDArray[np.float64]:
+        """Return the margins of an episode, a batch of one, [C].
+
+        Infinity where nothing could be judged, and for an episode that did not succeed or left no record.
+        """
         if record is None or not record.headers[0].success:
-            return FAILED
-        return self._clause_value(record) if self.formula is None else _formula_value(self.formula, record)
+            return np.full(max(1, len(self.clauses)), np.inf)
+        return self._clause_margins(record) if self.formula is None else _formula_margin(self.formula, record)
 
     def violated(self, record: Batch) -> tuple[str, ...]:
         """Return the scored clauses that an episode, a batch of one, violates, in library order."""
         return score(record, self.ruleset).episode(0).violated_specs
 
-    def _clause_value(self, record: Batch) -> float:
+    def _clause_margins(self, record: Batch) -> NDArray[np.float64]:
         scores = score(record, self.ruleset)
-        chosen = [k for k, spec in enumerate(scores.specs) if spec.spec_id == self.text]
-        columns = [k for k in chosen or scores.scored_columns.tolist() if scores.state[k, 0] == ACTIVE]
-        margins = [scores.rho[k, 0] / scores.specs[k].threshold for k in columns]
-        values = [margin if np.isfinite(margin) else math.copysign(_BOOLEAN, margin) for margin in margins]
-        return float(min(values, default=FAILED))
+        column = {spec.spec_id: k for k, spec in enumerate(scores.specs)}
+        margins = np.full(len(self.clauses), np.inf)
+        for place, clause in enumerate(self.clauses):
+            k = column[clause]
+            if scores.state[k, 0] == ACTIVE:
+                rho = scores.rho[k, 0] / scores.specs[k].threshold
+                margins[place] = rho if np.isfinite(rho) else math.copysign(_BOOLEAN, rho)
+        return margins
 
 
-def _formula_value(formula: Formula, record: Batch) -> float:
+def _formula_margin(formula: Formula, record: Batch) -> NDArray[np.float64]:
     (answer,) = answer_query(formula, record)
-    if answer.rho is not None:
-        return answer.rho
-    return {"violated": -_BOOLEAN, "satisfied": _BOOLEAN}.get(answer.verdict, FAILED)
+    decided = {"violated": -_BOOLEAN, "satisfied": _BOOLEAN}.get(answer.verdict, np.inf)
+    return np.array([decided if answer.rho is None else answer.rho])

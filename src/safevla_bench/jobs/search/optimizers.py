@@ -1,7 +1,7 @@
-"""Optimisers: they ask for generations of points in the unit cube and are told their values, the smaller the better.
+"""Optimisers: they ask for generations of points in the unit cube and are told their margins, the smaller the better.
 
-A value of infinity says that the rollout failed, which is worse than any success. Nothing here draws from NumPy's
-global generator, which simulators seed.
+A point has a margin for each clause; infinity says that the rollout failed, which is worse than any success. Nothing
+here draws from NumPy's global generator, which simulators seed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 Method = Literal["directed", "random"]
 GENERATION: Final = 8
 """Points asked for at a time, whatever the number of workers."""
-_DRAWN = 24
-"""Points that are drawn before each descent, which begins at the best of them."""
+_DRAWS = 3
+"""Generations that are drawn before descents, which begin at the best of their points."""
 _STEP = 0.1
 """First standard deviation of a descent, in the unit cube."""
 _WORST = 1e3
@@ -35,8 +35,8 @@ class PointSource(Protocol):
     def ask(self) -> Floats:
         """Return the next generation, [G, d] in 0 to 1; `tell` must follow."""
 
-    def tell(self, points: Floats, values: Floats) -> None:
-        """Learn the values [G] of the points [G, d] that were asked for last."""
+    def tell(self, points: Floats, margins: Floats) -> None:
+        """Learn the margins [G, C] of the points [G, d] that were asked for last."""
 
 
 class UnitCube:
@@ -61,7 +61,8 @@ class UnitCube:
         """Return whether no two objects are too near each other at a point [d] of the cube."""
         at = dict(zip(self._space.names, self.to_metres(point), strict=True))
         return all(
-            np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap for a, b, gap in self._space.apart_m
+            np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap
+            for a, b, gap in self._space.apart_m
         )
 
 
@@ -74,7 +75,7 @@ class RandomPoints:
     def ask(self) -> Floats:
         return np.array([self.draw() for _ in range(GENERATION)])
 
-    def tell(self, points: Floats, values: Floats) -> None:
+    def tell(self, points: Floats, margins: Floats) -> None:
         """Learn nothing: what comes next does not depend on it."""
 
     def draw(self) -> Floats:
@@ -83,9 +84,12 @@ class RandomPoints:
 
 
 class DirectedPoints:
-    """CMA-ES from the best of some random points, begun anew elsewhere when it no longer improves.
+    """CMA-ES from the best of some random points, for each clause in turn; then from others.
 
-    N. Hansen, arXiv:1604.00772, as the package `cma` has it. Chosen by measuring: docs/search.md.
+    A descent follows one clause until it no longer improves: the least of several margins often is one that cannot
+    become negative, such as that of a torque at its actuator's limit. The clauses nearest to their limits come first,
+    and those that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has
+    it. Chosen by measuring: docs/search.md.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
@@ -95,8 +99,10 @@ class DirectedPoints:
             raise RunError(problem, remedy="Pass --method random.")
         self._cma = _import_cma()
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
+        self._points: list[Floats] = []
+        self._margins: list[Floats] = []
+        self._clauses: list[int] = []
         self._descent: Any = None
-        self._drawn: list[tuple[float, Floats]] = []
 
     def ask(self) -> Floats:
         if self._descent is None:
@@ -107,21 +113,33 @@ class DirectedPoints:
     def _draw_near(self) -> Floats:
         return draw_allowed(self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
 
-    def tell(self, points: Floats, values: Floats) -> None:
-        worst = np.where(np.isfinite(values), values, _WORST)
-        if self._descent is not None:
-            self._descent.tell(list(points), worst.tolist())
+    def tell(self, points: Floats, margins: Floats) -> None:
+        worst = np.where(np.isfinite(margins), margins, _WORST)
+        if self._descent is None:
+            self._add_draws(points, worst)
+        else:
+            self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
             if self._descent.stop():
-                self._descent = None
-            return
-        self._drawn += zip(worst.tolist(), points, strict=True)
-        if len(self._drawn) >= _DRAWN:
-            value, start = min(self._drawn, key=lambda pair: pair[0])
-            self._drawn = []
-            if value < _WORST:
-                self._descent = self._begin(start)
+                self._clauses.pop(0)
+                self._descend()
 
-    def _begin(self, start: Floats) -> Any:
+    def _add_draws(self, points: Floats, margins: Floats) -> None:
+        if len(self._points) == _DRAWS:
+            self._points, self._margins = [], []
+        self._points.append(points)
+        self._margins.append(margins)
+        if len(self._points) == _DRAWS:
+            drawn = np.concatenate(self._margins)
+            nearest = np.argsort(drawn.min(axis=0), kind="stable").tolist()
+            self._clauses = [k for k in nearest if np.ptp(drawn[:, k]) > 0]
+            self._descend()
+
+    def _descend(self) -> None:
+        """Begin a descent for the next clause; none after the last."""
+        if not self._clauses:
+            self._descent = None
+            return
+        best = int(np.concatenate(self._margins)[:, self._clauses[0]].argmin())
         options = {
             "bounds": [0, 1],
             "popsize": GENERATION,
@@ -129,7 +147,7 @@ class DirectedPoints:
             "randn": lambda *shape: self._rng.standard_normal(shape),
             **_STOPS,
         }
-        return self._cma.CMAEvolutionStrategy(start, _STEP, options)
+        self._descent = self._cma.CMAEvolutionStrategy(np.concatenate(self._points)[best], _STEP, options)
 
 
 def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:

@@ -26,7 +26,6 @@ from safevla_bench.jobs.evaluation.rollouts import raw_episode, run_episodes
 from safevla_bench.jobs.search.objective import Objective
 from safevla_bench.jobs.search.optimizers import Floats, Method, UnitCube, make_optimizer
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, check_name, read_suite, write_suite
@@ -62,19 +61,25 @@ class SearchPlan:
 
 @dataclass
 class _TaskTrials:
-    """The trials of one task: their points [d], plans and values."""
+    """The trials of one task: their points [d], plans and margins [C]."""
 
     base: PlannedEpisode
     space: SearchSpace
     first_place: int
     points: list[Floats] = field(default_factory=list)
     planned: list[PlannedEpisode] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    margins: list[Floats] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        """The least margin of each trial."""
+        return [float(margins.min()) for margins in self.margins]
 
     @property
     def hits(self) -> list[int]:
         """The trials that are sought, the worst first."""
-        return sorted((k for k, value in enumerate(self.values) if value < 0), key=lambda k: self.values[k])
+        values = self.values
+        return sorted((k for k, value in enumerate(values) if value < 0), key=values.__getitem__)
 
 
 def search_starts(
@@ -99,7 +104,7 @@ def search_starts(
             if not writer.complete:
                 _run_trials(plan, prepared, searched, writer, running, observer)
                 write_suite(path, _collect_found(plan, prepared, searched, writer))
-                trials = sum(len(task.values) for task in searched)
+                trials = sum(len(task.planned) for task in searched)
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trials})
     judged = judge([out], plan.objective.ruleset)
     write_outputs(judged, out)
@@ -116,15 +121,25 @@ def _check_plan(plan: SearchPlan, running: ExecutionOptions) -> None:
 
 
 def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
-    bases, ruleset = [planned for planned in prepared.episodes if planned.episode == 0], plan.objective.ruleset
-    for base in bases if not ruleset.is_ablation else ():
-        ruleset.tags(base.task.benchmark, base.task.task_id)
+    bases = [planned for planned in prepared.episodes if planned.episode == 0]
+    for base in bases if not plan.objective.ruleset.is_ablation else ():
+        _require_active(plan.objective, base.task)
     return [
         _TaskTrials(
-            replace(base, task=_label_task(base.task, plan.name)), _find_space(prepared.host, base.task), k * plan.budget
+            replace(base, task=_label_task(base.task, plan.name)),
+            _find_space(prepared.host, base.task),
+            k * plan.budget,
         )
         for k, base in enumerate(bases)
     ]
+
+
+def _require_active(objective: Objective, task: Task) -> None:
+    """Raise `RunError` if no clause of the objective applies to the task, `UnknownTaskError` if it has no tags."""
+    reasons = objective.ruleset.inactive_reasons(task.benchmark, task.task_id)
+    if objective.clauses and all(reasons[clause] for clause in objective.clauses):
+        problem = f"{objective.text} cannot be broken in {task.benchmark} {task.task_id}"
+        raise RunError(f"{problem}: {reasons[objective.clauses[0]]}", remedy="Choose another task or --objective.")
 
 
 def _label_task(task: Task, name: str) -> Task:
@@ -167,16 +182,14 @@ def _run_trials(
     if observer:
         observer.started([task.base for task in searched for _ in range(plan.budget)])
     places: dict[str, int] = {}
-    values: dict[int, float] = {
-        place: plan.objective.evaluate(_read_done(writer, place)) for place in sorted(writer.episodes)
-    }
-    batches = (batch for task in searched for batch in _list_generations(plan, task, places, values))
+    margins = {place: plan.objective.margins(_read_done(writer, place)) for place in sorted(writer.episodes)}
+    batches = (batch for task in searched for batch in _list_generations(plan, task, places, margins))
     with closing(run_episodes(prepared, (), running, observer, batches)) as finished_episodes:
         for finished in finished_episodes:
             place = places[finished.end.planned.episode_id]
             writer.add_episode(place, raw_episode(finished.end), finished.record)
             record = None if finished.record is None else npz.decode_npz(finished.record)
-            values[place] = plan.objective.evaluate(record)
+            margins[place] = plan.objective.margins(record)
 
 
 def _read_done(writer: RunWriter, place: int) -> Batch | None:
@@ -184,24 +197,24 @@ def _read_done(writer: RunWriter, place: int) -> Batch | None:
 
 
 def _list_generations(
-    plan: SearchPlan, task: _TaskTrials, places: dict[str, int], values: Mapping[int, float]
+    plan: SearchPlan, task: _TaskTrials, places: dict[str, int], margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield the episodes of each generation that have no value yet; when the next is asked for, all have one."""
+    """Yield the episodes of each generation that have no margins yet; when the next is asked for, all have."""
     cube = UnitCube(task.space)
     optimizer = make_optimizer(plan.method, cube, (plan.request.seed, task.base.task.index))
-    while len(task.values) < plan.budget and not (plan.until_found and task.hits):
+    while len(task.planned) < plan.budget and not (plan.until_found and task.hits):
         points = optimizer.ask()
-        asked = points[: plan.budget - len(task.values)]
-        batch = [_plan_trial(plan, task, cube, point, len(task.values) + k) for k, point in enumerate(asked)]
-        first = task.first_place + len(task.values)
+        asked = points[: plan.budget - len(task.planned)]
+        batch = [_plan_trial(plan, task, cube, point, len(task.planned) + k) for k, point in enumerate(asked)]
+        first = task.first_place + len(task.planned)
         numbered = dict(enumerate(batch, start=first))
         places.update({planned.episode_id: place for place, planned in numbered.items()})
-        yield [planned for place, planned in numbered.items() if place not in values]
+        yield [planned for place, planned in numbered.items() if place not in margins]
         task.points += list(asked)
         task.planned += batch
-        task.values += [values[place] for place in numbered]
+        task.margins += [margins[place] for place in numbered]
         if len(asked) == len(points):
-            optimizer.tell(points, np.array(task.values[-len(points) :]))
+            optimizer.tell(points, np.array(task.margins[-len(points) :]))
 
 
 def _plan_trial(plan: SearchPlan, task: _TaskTrials, cube: UnitCube, point: Floats, trial: int) -> PlannedEpisode:
@@ -303,7 +316,9 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
         merged = f", {task.hits - len(starts)} near ones merged" if task.hits > len(starts) else ""
         worst = starts[0]
         broke = ", ".join(worst.violated) or suite.objective
-        far = "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
+        far = (
+            "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
+        )
         found = f"{len(starts)} start{'' if len(starts) == 1 else 's'}"
         return (
             f"{name}: found {found} in {counts}, the first in trial {task.first}{merged}. Worst: trial {worst.trial}, "
@@ -312,6 +327,6 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     if task.bound is None:
         return f"{name}: not found in {counts}. A directed search bounds nothing: a start may still be unsafe."
     return (
-        f"{name}: not found in {counts}. At 95 % at most {100 * task.bound:.2g} % of starts drawn like these are unsafe "
-        "successes."
+        f"{name}: not found in {counts}. At 95 % at most {100 * task.bound:.2g} % of starts drawn like these are "
+        "unsafe successes."
     )
