@@ -93,5 +93,8 @@ class Host(Protocol):
 class SearchableHost(Protocol):
     """A method that a host offers beside `Host` if its environments start at `EpisodeSeed.placed`."""
 
-    def search_space(self, task: Task) -> SearchSpace:
-        """Return where the objects of a task may start, within what its benchmark draws from."""
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
+        """Return where the objects of a task may start, within what its benchmark draws from.
+
+        Its coordinates will replace those of this start.
+        """

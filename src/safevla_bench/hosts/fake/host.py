@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -85,11 +85,11 @@ class FakeHost:
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
 
-    def search_space(self, task: Task) -> SearchSpace:
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the squares of ±1 cm in which block, cup and tray may start; each start draws the block's."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         centre = _flat_places(_first_objects(task.index))
-        own = (_initial_world(task.index, EpisodeSeed(k, 0, 0)).objects for k in range(INIT_STATES))
+        own = (_initial_world(task.index, replace(start, init_state_index=k)).objects for k in range(INIT_STATES))
         return SearchSpace(
             tuple(names),
             tuple((centre - JITTER_M).tolist()),

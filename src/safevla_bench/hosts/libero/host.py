@@ -66,7 +66,7 @@ class LiberoHost:
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
-    def search_space(self, task: Task) -> SearchSpace:
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the x and y of each movable object that LIBERO draws on a table or floor, within its BDDL region."""
         with closing(self.make(task, Wants())) as env:
             return env.search_space()

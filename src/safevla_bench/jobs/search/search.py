@@ -127,7 +127,7 @@ def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
     return [
         _TaskTrials(
             replace(base, task=_label_task(base.task, plan.name)),
-            _find_space(prepared.host, base.task),
+            _find_space(prepared.host, base),
             k * plan.budget,
         )
         for k, base in enumerate(bases)
@@ -146,11 +146,11 @@ def _label_task(task: Task, name: str) -> Task:
     return replace(task, label=label_suite(SEARCHED, name, task.benchmark))
 
 
-def _find_space(host: Host, task: Task) -> SearchSpace:
+def _find_space(host: Host, base: PlannedEpisode) -> SearchSpace:
     """Return the search space of a task; one without coordinates if a seed draws all of its start."""
     if isinstance(host, SearchableHost):
-        return host.search_space(task)
-    if task.init_states is None:
+        return host.search_space(base.task, base.start)
+    if base.task.init_states is None:
         return SearchSpace()
     problem = f"the host {host.name!r} does not say where the objects of a task may start"
     raise HostError(problem, remedy="A host that can be searched has a method `search_space`: docs/adding-a-host.md.")
