@@ -46,12 +46,12 @@ def bump(gap: Floats) -> float:
 
 def pair(gap: Floats) -> float:
     """A force [N] that depends on where the block is to the cup alone."""
-    return float(260 * np.exp(-((np.hypot(gap[0] - gap[2], gap[1] - gap[3]) / 0.09) ** 2)))
+    return float(260 * np.exp(-((np.hypot(gap[0] - gap[2], gap[1] - gap[3]) / 0.053) ** 2)))
 
 
 def ledge(gap: Floats) -> float:
     """A force [N] of 0 beyond a distance: a contact that most starts do not make."""
-    return float(260 * max(0.0, 1 - np.linalg.norm(gap[:4]) / 0.75))
+    return float(260 * max(0.0, 1 - np.linalg.norm(gap[:4]) / 0.545))
 
 
 def needle(gap: Floats) -> float:

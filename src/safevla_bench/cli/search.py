@@ -25,8 +25,10 @@ from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.sources.runs.folder import REPORT
 
 
-@command("search")
-@plan_options("host", "suites", "tasks", "policies", "arguments", "seed", "max_steps", "out", "workers", "resume")
+@command(
+    "search", common="--host --suite --task --policy --out --workers --resume --budget --objective --method --until"
+)
+@plan_options("host", "suites", "tasks", "policies", "arguments", "seed", "out", "workers", "resume")
 @option("--budget N", "Rollouts in each task.", type=POSITIVE, default=200)
 @option(
     "--objective CLAUSE|FORMULA",

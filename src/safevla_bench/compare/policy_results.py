@@ -298,6 +298,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     `left_out` counts the pairs that some policy did not finish. `paired`: whether episodes were paired; else the tasks
     that some policy did not run are named.
     """
+    yield from provenance_marks.warn_of_choice(header.benchmark for result in results for header in result.headers)
     yield from provenance_marks.warn_of_standins(_standin_cells(results))
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     for result in results:
