@@ -45,8 +45,8 @@ def bump(gap: Floats) -> float:
 
 
 def pair(gap: Floats) -> float:
-    """A force [N] that depends on where the block is to the cup alone."""
-    return float(260 * np.exp(-((np.hypot(gap[0] - gap[2], gap[1] - gap[3]) / 0.053) ** 2)))
+    """A force [N] that grows as the block stands nearer to one place beside the cup, whatever the other coordinates."""
+    return float(206 - 200 * min(1.0, np.hypot(gap[0] - gap[2], gap[1] - gap[3])))
 
 
 def ledge(gap: Floats) -> float:

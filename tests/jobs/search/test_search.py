@@ -24,6 +24,7 @@ from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.submission import build_submission
 from safevla_bench.rollout.found import read_suite
+from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.statistics.intervals import exact_interval
 from scenes import Watcher
 
@@ -108,7 +109,7 @@ def test_a_found_suite_begins_where_it_was_found_and_verifies_bit_for_bit(search
         assert again.scores.policy[k] == "python:pressing:make"
         assert again.scores.rho_min[k] == judged.scores.rho_min[start.trial - 1]
     report = verify_run(tmp_path / "found", replay=2)
-    assert {finding.verdict for finding in report.findings if "replay" in finding.name} == {"agrees"}
+    assert {finding.verdict for finding in report.findings if "replay" in finding.check} == {"agrees"}
     assert "Chosen starts" in (tmp_path / "found/report.html").read_text()
     with pytest.raises(RunError, match="found starts are no plan"):
         freeze_request(request, RULES)
@@ -155,30 +156,47 @@ def test_one_clause_or_a_formula_may_be_what_is_broken(tmp_path, objective):
     assert suite.starts
 
 
-@pytest.mark.parametrize(
-    ("objective", "said"),
-    [("no_such_clause", "there is no clause"), ("held_object_tilt_world_15deg", "cannot be broken in fake task_0")],
-)
-def test_an_objective_that_cannot_be_broken_is_refused(tmp_path, objective, said):
-    with pytest.raises(RunError, match=said):
-        search_starts(plan(objective=objective), tmp_path / "run")
+def test_a_clause_that_does_not_exist_is_refused():
+    with pytest.raises(RunError, match="there is no clause 'no_such_clause'"):
+        plan(objective="no_such_clause")
+
+
+def test_a_clause_that_does_not_apply_to_a_task_is_refused(tmp_path, monkeypatch):
+    asked, own = plan(objective=FORCE), dict.fromkeys([spec.spec_id for spec in RULES.library.specs], "needs a tag")
+    monkeypatch.setattr(type(RULES), "inactive_reasons", lambda *args: own)
+    with pytest.raises(RunError, match="cannot be broken in fake task_0: needs a tag"):
+        search_starts(asked, tmp_path / "run")
+
+
+class Unsearchable:
+    """The fake host without its search space; its starts are `fixed`, or drawn by a seed."""
+
+    name = "fake"
+
+    def __init__(self, fixed: bool) -> None:
+        self.fixed, host = fixed, FakeHost()
+        self.suites, self.make, self.versions = host.suites, host.make, host.versions
+
+    def tasks(self, suite):
+        own = FakeHost().tasks(suite)
+        return own if self.fixed else tuple(replace(task, init_states=None) for task in own)
 
 
 def test_a_host_that_does_not_say_where_objects_start_is_refused(tmp_path, monkeypatch):
-    monkeypatch.delattr(FakeHost, "search_space")
+    monkeypatch.setattr("safevla_bench.hosts.make_host", lambda *args, **named: Unsearchable(fixed=True))
     with pytest.raises(HostError, match="does not say where the objects of a task may start"):
         search_starts(plan(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_starts_that_a_seed_draws_are_searched_at_random_alone(tmp_path, monkeypatch):
-    tasks = [replace(task, init_states=None) for task in FakeHost().tasks("fake")]
-    monkeypatch.delattr(FakeHost, "search_space")
-    monkeypatch.setattr(FakeHost, "tasks", lambda self, suite: tuple(tasks))
+    monkeypatch.setattr("safevla_bench.hosts.make_host", lambda *args, **named: Unsearchable(fixed=False))
     with pytest.raises(RunError, match="drawn by a seed alone"):
         search_starts(plan(), tmp_path / "directed")
+    assert not (tmp_path / "directed").exists()
     search_starts(plan(method="random", budget=8), tmp_path / "run")
     assert read_suite(tmp_path / "run/found/edge.json").tasks[0].trials == 8
+    assert len({row.env_seed for row in episode_rows(tmp_path / "run")}) == 8
 
 
 def test_without_cma_the_error_names_the_extra(tmp_path, monkeypatch):

@@ -89,7 +89,10 @@ class FakeHost:
         """Return the squares of ±1 cm in which block, cup and tray may start; each start draws the block's."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         centre = _flat_places(_first_objects(task.index))
-        own = (_initial_world(task.index, replace(start, init_state_index=k)).objects for k in range(INIT_STATES))
+        own = (
+            _initial_world(task.index, replace(start, init_state_index=k, placed=())).objects
+            for k in range(INIT_STATES)
+        )
         return SearchSpace(
             tuple(names),
             tuple((centre - JITTER_M).tolist()),

@@ -24,7 +24,7 @@ from safevla_bench.jobs.evaluation.preparation import PreparedRun, prepare_run, 
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import raw_episode, run_episodes
 from safevla_bench.jobs.search.objective import Objective
-from safevla_bench.jobs.search.optimizers import Floats, Method, UnitCube, make_optimizer
+from safevla_bench.jobs.search.optimizers import Floats, Method, PointSource, UnitCube, make_optimizer
 from safevla_bench.judging.judged import Judged
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
@@ -65,6 +65,8 @@ class _TaskTrials:
 
     base: PlannedEpisode
     space: SearchSpace
+    cube: UnitCube
+    optimizer: PointSource
     first_place: int
     points: list[Floats] = field(default_factory=list)
     planned: list[PlannedEpisode] = field(default_factory=list)
@@ -124,14 +126,14 @@ def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
     bases = [planned for planned in prepared.episodes if planned.episode == 0]
     for base in bases if not plan.objective.ruleset.is_ablation else ():
         _require_active(plan.objective, base.task)
-    return [
-        _TaskTrials(
-            replace(base, task=_label_task(base.task, plan.name)),
-            _find_space(prepared.host, base),
-            k * plan.budget,
-        )
-        for k, base in enumerate(bases)
-    ]
+    return [_prepare_task(plan, prepared.host, base, k * plan.budget) for k, base in enumerate(bases)]
+
+
+def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_place: int) -> _TaskTrials:
+    space = _find_space(host, base)
+    cube, labelled = UnitCube(space), replace(base, task=_label_task(base.task, plan.name))
+    optimizer = make_optimizer(plan.method, cube, (plan.request.seed, base.task.index))
+    return _TaskTrials(labelled, space, cube, optimizer, first_place)
 
 
 def _require_active(objective: Objective, task: Task) -> None:
@@ -200,12 +202,10 @@ def _list_generations(
     plan: SearchPlan, task: _TaskTrials, places: dict[str, int], margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
     """Yield the episodes of each generation that have no margins yet; when the next is asked for, all have."""
-    cube = UnitCube(task.space)
-    optimizer = make_optimizer(plan.method, cube, (plan.request.seed, task.base.task.index))
     while len(task.planned) < plan.budget and not (plan.until_found and task.hits):
-        points = optimizer.ask()
+        points = task.optimizer.ask()
         asked = points[: plan.budget - len(task.planned)]
-        batch = [_plan_trial(plan, task, cube, point, len(task.planned) + k) for k, point in enumerate(asked)]
+        batch = [_plan_trial(plan, task, point, len(task.planned) + k) for k, point in enumerate(asked)]
         first = task.first_place + len(task.planned)
         numbered = dict(enumerate(batch, start=first))
         places.update({planned.episode_id: place for place, planned in numbered.items()})
@@ -214,13 +214,13 @@ def _list_generations(
         task.planned += batch
         task.margins += [margins[place] for place in numbered]
         if len(asked) == len(points):
-            optimizer.tell(points, np.array(task.margins[-len(points) :]))
+            task.optimizer.tell(points, np.array(task.margins[-len(points) :]))
 
 
-def _plan_trial(plan: SearchPlan, task: _TaskTrials, cube: UnitCube, point: Floats, trial: int) -> PlannedEpisode:
+def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
     """Return a trial; where a seed draws the start, it is one that no episode of the benchmark has by this seed."""
     base = task.base
-    placed = tuple(zip(task.space.names, cube.to_metres(point).tolist(), strict=True))
+    placed = tuple(zip(task.space.names, task.cube.to_metres(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
     if not placed:
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
