@@ -43,7 +43,8 @@ CHOSEN = "chosen_start"
 """Header field: of an episode whose start a search chose, the host's own `init_state_index`, and under `placed_m` the
 coordinates that replaced those of that state, name -> m. The header's index counts the search's starts."""
 FOUND, SEARCHED = "found", "search"
-"""How the names of suites begin whose starts a search found, or tried: `found:NAME:SUITE`."""
+"""How the names of suites begin whose starts a search found, or tried: `found:NAME:SUITE`. The latter is also the key
+of run.json that holds what was searched for, and stands there in the place of a number of episodes."""
 
 MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""

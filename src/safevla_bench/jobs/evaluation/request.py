@@ -28,6 +28,7 @@ from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.tasks.entries import spell_suite
+from safevla_bench.trajectory.marks import SEARCHED
 from safevla_recorder.folder import OWN_LOOP
 
 
@@ -119,6 +120,9 @@ class Request:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
             problem = "a script of your own recorded this (safevla_recorder), and only that can go on with it"
             raise RunError(problem, remedy=remedy, place=place)
+        if description.get("episodes") == SEARCHED:
+            remedy = "Give the same `safevla search` command again, with --resume."
+            raise RunError("a search made this run, and only that can go on with it", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:

@@ -36,8 +36,6 @@ from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, label_suite
 
-SEARCH = "search"
-"""The key of run.json that holds what is searched for, and how."""
 FOLDER = "found"
 """The folder of a run folder that holds suites of found starts."""
 NEAR = 0.1
@@ -169,7 +167,7 @@ def _describe_search(plan: SearchPlan, prepared: PreparedRun, searched: Sequence
         "judged_by": describe_ruleset(plan.objective.ruleset),
     }
     planned = plan.budget * len(searched)
-    return {**prepared.description, "tasks": tasks, "episodes": SEARCH, "planned": planned, SEARCH: search}
+    return {**prepared.description, "tasks": tasks, "episodes": SEARCHED, "planned": planned, SEARCHED: search}
 
 
 def _run_trials(
