@@ -251,6 +251,12 @@ class Late(Mutant):
             raise
 
 
+@starting("test_an_initial_state_placed_where_it_is_starts_as_it_does")
+def immovable(seed):
+    """Leaves objects where the initial state has them."""
+    return replace(seed, placed=())
+
+
 @starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
 def boundless(seed):
     """Starts in the nearest initial state there is."""

@@ -265,3 +265,21 @@ def test_gpus_are_found_by_the_driver_s_tool_or_else_by_their_devices(tmp_path, 
     assert usable_gpus({}, devices=tmp_path) == ("0", "1")
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert usable_gpus({}, devices=tmp_path) == ("2", "10")
+
+
+@given(st.lists(st.booleans(), max_size=20), st.integers(min_value=1, max_value=4))
+def test_a_later_batch_is_asked_for_when_all_before_have_ended_and_the_same_workers_run_it(dies, count):
+    pool, ended = Stage(dies), []
+    pool.starts = 99
+
+    def later():
+        for first in (0, 2, 7):
+            assert len(ended) == first
+            yield EPISODES[first : {0: 2, 2: 7, 7: 9}[first]]
+
+    for finished in run_pool(pool, (), count, None, later()):
+        ended.append(finished)
+    assert sorted(end.end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
+    assert all(worker.ended for worker in pool.made)
+    if not any(dies):
+        assert len(pool.made) == min(count, 5)

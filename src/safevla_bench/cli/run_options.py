@@ -19,6 +19,7 @@ from safevla_bench.cli.options import (
     FILE,
     POSITIVE,
     RAY,
+    add_options,
     click_options,
     engine_option,
     flag,
@@ -31,7 +32,14 @@ from safevla_bench.cli.options import (
 )
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
-from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOptions, Request, entry_fields, replay_fields
+from safevla_bench.jobs.evaluation.request import (
+    ENTRY_OPTIONS,
+    ExecutionOptions,
+    Request,
+    entry_fields,
+    found_fields,
+    replay_fields,
+)
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import split_name
@@ -49,7 +57,8 @@ _PLAN_OPTIONS = [
     repeatable("--host-arg KEY=VALUE", "host_arguments",
                "An argument for the host, such as split=pretrain for robocasa."),
     repeatable("--suite NAME", "suites",
-               "The task suite, such as libero-spatial, or a .bddl file or a folder of them."),
+               "The task suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE, starts that "
+               "`safevla search` found."),
     option("--task 0,3|0-4|all", "tasks", "Tasks of each suite.", default="all"),
     option("--episodes N", "Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: "
            "50 in robocasa, 1 elsewhere; of a replay, all that were recorded.", type=POSITIVE),
@@ -135,6 +144,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     out = how["out"] or Path()
     is_resumed = how["resume"] and (out / RUN).exists()
     what |= _expand_entry(what)
+    what |= _expand_found(what)
     what |= _name_policies(what["policies"])
     if is_resumed:
         request = _recorded_request(context, what, Request.from_run(out))
@@ -143,7 +153,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
     else:
         request = _new_request(context, {**what, **_expand_replay(what)}, how)
-    recorded = out / RUN if is_resumed else what["registered"]
+    recorded = out / RUN if is_resumed else what["registered"] or what.get("found")
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
     shares = {name: how[f"actor_{name}"] for name in ("cpus", "gpus", "episodes")}
     execution = ExecutionOptions(
@@ -159,6 +169,25 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
 def run_options(command: F) -> F:
     """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
     return config_option(option_group([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS], "run_command", _parse_command)(command))
+
+
+def plan_options(*names: str) -> Callable[[F], F]:
+    """Return the decorator that adds some options of running to a command, by their parameters' names."""
+    decorators = [*_PLAN_OPTIONS, *_EXECUTION_OPTIONS]
+    chosen = [add for add, option in zip(decorators, click_options(decorators), strict=True) if option.name in names]
+    return lambda command: add_options(command, chosen)
+
+
+def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
+    """Return the request of the plan's options that a command has, named on the command line."""
+    for name in _REQUIRED:
+        if not what[name]:
+            _raise_missing(context, name)
+    what = {**what, **_name_policies(what["policies"])}
+    fields: dict[str, Any] = {}
+    for name, value in what.items():
+        fields |= _request_fields(name, value, what["policies"])
+    return Request(**fields, volatile=_volatile_facts())
 
 
 def _find_distrusted(
@@ -258,6 +287,24 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
     filled["policies"] = (what["entry"],) if own_name else filled["policies"]
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
+
+
+def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for which --suite found:FILE stands; {} without it."""
+    files = [suite.removeprefix(FOUND) for suite in what["suites"] if suite.startswith(FOUND)]
+    if not files:
+        return {}
+    if len(what["suites"]) > 1:
+        raise RunError("a suite of found starts is run alone", remedy="Give one --suite found:FILE and no other.")
+    filled = found_fields(Path(files[0]).absolute())
+    if what["host"] not in (None, filled["host"]):
+        problem = f"--host {what['host']}: the starts in {files[0]} were found on {filled['host']}"
+        raise RunError(problem, remedy="Leave --host out.")
+    filled["host_arguments"] = tuple(f"{name}={value}" for name, value in filled["host_arguments"].items())
+    return filled
+
+
+FOUND = "found:"
 
 
 def _name_policies(policies: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.scores import Floats, Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import EpisodeKey, Header
-from safevla_bench.trajectory.marks import Kitchen
+from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
 from safevla_recorder.simulator_versions import physics_versions, results_version
 
@@ -208,7 +208,8 @@ def _stopped_episode(header: Header) -> AbsentEpisode:
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of a policy where they have no suite in common, such as its runs on two hosts.
 
-    All sources of a policy stay apart if any two share a suite, lost episodes included, or protocols differ. Policies
+    All sources of a policy stay apart if any two share a suite, lost episodes included, protocols differ, or a search
+    chose the starts of some alone. Policies
     stand in order of first appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
@@ -220,7 +221,8 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 def _can_join(results: Sequence[PolicyResults]) -> bool:
     suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
-    return same_protocol and sum(map(len, suites)) == len(set().union(*suites))
+    is_distinct = sum(map(len, suites)) == len(set().union(*suites))
+    return same_protocol and is_distinct and len(set(map(is_chosen, set().union(*suites)))) < 2
 
 
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
@@ -310,6 +312,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     `left_out` counts the pairs that some policy did not finish. `paired`: whether episodes were paired; else the tasks
     that some policy did not run are named.
     """
+    yield from provenance_marks.warn_of_choice(header.benchmark for result in results for header in result.headers)
     yield from provenance_marks.warn_of_standins(_standin_cells(results))
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     for result in results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 
 
@@ -87,3 +87,14 @@ class Host(Protocol):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of everything that the trajectory depends on, by distribution name."""
+
+
+@runtime_checkable
+class SearchableHost(Protocol):
+    """A method that a host offers beside `Host` if its environments start at `EpisodeSeed.placed`."""
+
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
+        """Return where the objects of a task may start, within what its benchmark draws from.
+
+        Its coordinates will replace those of this start.
+        """

@@ -26,6 +26,15 @@ class Task:
     """Number of episodes that its benchmark runs of it."""
     unusable: str | None = None
     """The reason why no environment of it can be made here; None if one can, as far as is known."""
+    label: str = ""
+    """The suite that records name in the place of `benchmark`, if its starts were chosen by a search."""
+    found: tuple[FoundStart, ...] = ()
+    """The starts of its episodes, one each; () = as the protocol says."""
+
+    @property
+    def suite(self) -> str:
+        """The suite that records name: `label`, else `benchmark`."""
+        return self.label or self.benchmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,32 @@ class EpisodeSeed:
     drawn: bool = False
     """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
     recorded: RecordedEpisode | None = None
+    placed: tuple[tuple[str, float], ...] = ()
+    """Coordinates [m] of the host's `SearchSpace`, by name, that replace those of the initial state."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStart:
+    """A start that a search found, and the seed of the policy's randomness there."""
+
+    start: EpisodeSeed
+    policy_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Where a task's objects may start: coordinates, [d] each, such as `plate_1.x`, in the world frame [m].
+
+    It is the box from `low` to `high`, without the points at which two objects are too near each other.
+    """
+
+    names: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    apart_m: tuple[tuple[str, str, float], ...] = ()
+    """Two objects, and the horizontal distance of their centres that is to be exceeded; both have an x and a y."""
+    own: tuple[tuple[float, ...], ...] = ()
+    """The benchmark's own starts, [d] each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
         left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
     recorded = sum(sum(cell.outcomes.values()) - cell.crashed for cell in summaries)
     return (
+        *warn_of_choice(suite for _, suite in by_key),
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
@@ -73,6 +74,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
+        *warn_of_choice(suite for _, suite in cells),
         *warn_of_standins({cell: bool(standins[members].any()) for cell, members in cells.items()}),
         *warn_of_mixtures(simulator_by_cell(scores)),
         *warn_of_divergence({cell: int(diverged[members].sum()) for cell, members in cells.items()}),
@@ -112,6 +114,21 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> 
         if reason.startswith(_LEFT_OUT)
     ]
     return (f"Left out of the judgement: {'; '.join(parts)}.",) if parts else ()
+
+
+def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
+    """Return the warning on suites of starts that a search tried or found; empty where none is.
+
+    >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
+    'Chosen starts: those of found:edge:fake were chosen by a search for unsafe successes'
+    """
+    chosen = [suite for suite in dict.fromkeys(suites) if marks.is_chosen(suite)]
+    if not chosen:
+        return ()
+    return (
+        f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates say "
+        "how a policy does on these starts, and are no rates of the benchmark.",
+    )
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from safevla_bench.sources.runs.folder import (
 )
 from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.marks import base_suite
 
 REPLAY = "replay3d.json"
 """How the file of a replay in three dimensions ends."""
@@ -370,7 +371,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     header, suites = record.headers[0], read_description(folder).get("suites")
     for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
         for task in host.tasks(suite):
-            if (task.benchmark, task.task_id) == (header.benchmark, header.task_id):
+            if (task.benchmark, task.task_id) == (base_suite(header.benchmark), header.task_id):
                 return host.stage(task, record)
     problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
     raise HostError(problem, remedy="Render with the versions that run.json names.")

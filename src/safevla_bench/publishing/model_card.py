@@ -24,6 +24,7 @@ from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, UNSAFE_SUCCES
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.text import escape_controls, format_fixed
+from safevla_bench.trajectory.marks import is_chosen
 
 _Text = Annotated[str, Meta(min_length=1)]
 _Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -74,7 +75,8 @@ def read_facts(path: Path | None) -> ModelFacts:
 def publishable_cells(judged: Judged) -> list[Summary]:
     """Return the cells (one a suite) of the only policy that was judged.
 
-    Raises `RunError` for several policies or none, and for a simulator that ran with stand-ins for its own assets.
+    Raises `RunError` for several policies or none, for a simulator that ran with stand-ins for its own assets, and for
+    starts that a search chose.
     """
     cells = judged.summarize_scores()[0]
     policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
@@ -85,6 +87,9 @@ def publishable_cells(judged: Judged) -> list[Summary]:
         if cell.standin_assets:
             problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is no result on it"
             raise RunError(problem, remedy="Run it with the official assets.")
+        if is_chosen(cell.suite or ""):
+            problem = f"{cell.suite} holds starts that a search chose, which is no result on the benchmark"
+            raise RunError(problem, remedy="Name runs of the benchmark's own starts.")
     return list(cells)
 
 

@@ -25,6 +25,7 @@ from safevla_bench.sources.runs.folder import archive_parts, dump_json
 from safevla_bench.sources.runs.parts import plan_digest
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.header import OUTCOMES, Header
+from safevla_bench.trajectory.marks import is_chosen
 from safevla_bench.version import __version__
 
 _UnitShare = Annotated[float, Meta(ge=0, le=1)]
@@ -150,6 +151,9 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
     summaries = cells(judged.scores)
     if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
+    if chosen := sorted(filter(is_chosen, set(judged.scores.benchmark))):
+        problem = f"{chosen[0]} holds starts that a search chose, which is no result on the benchmark"
+        raise RunError(problem, remedy="Submit a run of the benchmark's own starts.")
     rows = list(judged.scores.episodes())
     return Submission(
         judged_by=JudgedBy(version=__version__, **describe_ruleset(ruleset)),

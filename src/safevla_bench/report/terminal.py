@@ -110,6 +110,7 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         *([explanation.instruction] if explanation.instruction else []),
         " · ".join(facts),
+        *provenance_marks.warn_of_choice([row.benchmark]),
         *provenance_marks.warn_of_standins({(row.policy, row.benchmark): row.standin_assets}),
     ]
     return [part for line in lines for part in _wrap_words(line, width)]

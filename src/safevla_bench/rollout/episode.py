@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Protocol
 
@@ -47,7 +48,7 @@ from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
+from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
 SERVER_RETRIES = 2
@@ -151,6 +152,8 @@ def run_episode(
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
+    if planned.task.label:
+        marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
     labelled = _label_record(batch, planned, outcome, {**marks, **seam.clip_marks()})
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 
@@ -232,6 +235,8 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
+        benchmark=planned.task.suite,
+        init_state_index=planned.episode if planned.task.label else batch.headers[0].init_state_index,
         policy=planned.policy,
         seed=planned.seed,
         horizon=planned.horizon,
@@ -380,16 +385,19 @@ def run_serially(
     observer: Observer | None = None,
     watch: Monitor | None = None,
     couplers: Mapping[str, Coupler] = NO_COUPLERS,
+    later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Iterator[EpisodeOutcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
 
+    Each further batch of `later` is asked for when all episodes before it have ended.
+
     Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
     """
-    if observer:
+    if observer and episodes:
         observer.started(episodes)
     runner = EnvRunner(host, policies, watch, couplers)
     try:
-        for planned in episodes:
+        for planned in chain(episodes, chain.from_iterable(later)):
             outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)
             if observer:
                 observer.finished(outcome)

@@ -46,6 +46,11 @@ class PlannedEpisode:
     round: int = 0
     """All episodes of a round are begun before those of the next; 0 for all if none is to be decided early."""
 
+    @property
+    def state(self) -> int:
+        """The initial state that pairs it with other policies' episodes; of chosen starts the number of the start."""
+        return self.episode if self.task.label else self.start.init_state_index
+
 
 def plan_episodes(
     tasks: Sequence[Task],
@@ -69,18 +74,16 @@ def plan_episodes(
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     return tuple(
         PlannedEpisode(
-            episode_id=name_episode(policy, f"{task.benchmark}/{task.task_id}", episode),
+            episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
             policy=policy,
             task=task,
             episode=episode,
             start=episode_start(task, episode, rules, seed),
             seed=seed,
-            policy_seed=(
-                policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
-            ),
+            policy_seed=_policy_seed(task, episode, rules, seed),
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
-            seed_from_server=isinstance(rules.env_seed, str) and rules.env_seed.endswith(SERVER_SEED),
+            seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
         )
         for policy in policies
         for task in tasks
@@ -93,8 +96,11 @@ def plan_episodes(
 def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> EpisodeSeed:
     """Return the start of an episode of a task under a protocol: initial state, seed, and steps to wait and to rest.
 
-    The index of the initial state wraps around the task's states only if the protocol says so.
+    The index of the initial state wraps around the task's states only if the protocol says so. A start that a search
+    found is what it is.
     """
+    if task.found:
+        return task.found[episode].start
     wraps = rules.init_state == "episode % count" and task.init_states is not None
     return EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
@@ -135,6 +141,12 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
+def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
+    if task.found:
+        return task.found[episode].policy_seed
+    return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
+
+
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
     if isinstance(rules.env_seed, int):
         return rules.env_seed
@@ -146,6 +158,8 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
+    if task.found:
+        return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
         return episodes
     if episodes is None:
@@ -165,9 +179,10 @@ def _check_plan(
         raise RunError(f"the policy {twice[0]!r} is named twice", remedy="Name each policy once.")
     for task in () if is_recorded else tasks:
         count = _count_episodes(task, episodes, rules)
-        if rules.init_state == "episode" and task.init_states is not None and count > task.init_states:
-            problem = f"{task.benchmark} {task.task_id} has {task.init_states} initial states, {count} are asked for"
-            raise RunError(problem, remedy=f"Pass --episodes {task.init_states} or fewer.")
+        most = None if task.found or rules.init_state != "episode" else task.init_states
+        if most is not None and count > most:
+            problem = f"{task.benchmark} {task.task_id} has {most} initial states, {count} are asked for"
+            raise RunError(problem, remedy=f"Pass --episodes {most} or fewer.")
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
@@ -239,6 +254,10 @@ class EpisodeQueue:
 
     def __init__(self, episodes: Sequence[PlannedEpisode]) -> None:
         self._left: dict[Scene, deque[PlannedEpisode]] = {}
+        self.add(episodes)
+
+    def add(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Put episodes last, in their order."""
         for planned in episodes:
             self._left.setdefault(scene_of(planned), deque()).append(planned)
 

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Generic, Protocol, TypeVar
@@ -75,26 +76,36 @@ class _BusyWorker(Generic[W]):
     steps: int = 0
     """Of the episode in flight, as far as is known."""
     scene: Scene | None = None
+    waits: bool = False
+    """True if it is ready and has been given nothing."""
 
 
 def run_pool(
-    pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], count: int, observer: Observer | None = None
+    pool: WorkerPool[W],
+    episodes: Sequence[PlannedEpisode],
+    count: int,
+    observer: Observer | None = None,
+    later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[FinishedEpisode]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
+
+    Each further batch of `later` is asked for, and run by the same workers, when all episodes before it have ended.
 
     Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
     as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
     """
-    if observer:
+    if observer and episodes:
         observer.started(episodes)
-    scheduler = _Scheduler(pool, episodes, observer)
+    scheduler = _Scheduler(pool, episodes, observer, keeps=later != ())
     try:
         for number in range(min(count, len(episodes))):
             scheduler.start_worker(number)
-        while scheduler.is_working:
-            for number, message in scheduler.messages():
-                if (finished := scheduler.handle_message(number, message)) is not None:
-                    yield finished
+        for batch in chain([()], later):
+            scheduler.add_batch(batch, count)
+            while scheduler.is_working:
+                for number, message in scheduler.messages():
+                    if (finished := scheduler.handle_message(number, message)) is not None:
+                        yield finished
         scheduler.dismiss_all()
         scheduler.close(_CLOSE_S)
     finally:
@@ -104,8 +115,10 @@ def run_pool(
 class _Scheduler(Generic[W]):
     """The workers, the episodes that are left, and how often each episode has cost a worker."""
 
-    def __init__(self, pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], observer: Observer | None) -> None:
-        self._pool, self._observer = pool, observer
+    def __init__(
+        self, pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], observer: Observer | None, *, keeps: bool
+    ) -> None:
+        self._pool, self._observer, self._keeps = pool, observer, keeps
         self._left = EpisodeQueue(episodes)
         self._deaths: Counter[str] = Counter()
         self._startup_deaths: Counter[int] = Counter()
@@ -148,6 +161,15 @@ class _Scheduler(Generic[W]):
         self._workers.clear()
         self._dismissed.clear()
 
+    def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
+        """Give further episodes to the workers that wait, and to new ones up to `count` workers in all."""
+        self._left.add(episodes)
+        for number in [number for number, worker_state in self._workers.items() if worker_state.waits]:
+            self._assign_next(number)
+        for number in range(min(count, len(episodes))):
+            if number not in self._workers:
+                self.start_worker(number)
+
     def start_worker(self, number: int) -> None:
         self._workers[number] = _BusyWorker(self._pool.start(number))
 
@@ -165,8 +187,10 @@ class _Scheduler(Generic[W]):
             return
         others = [other.scene for other in self._workers.values() if other is not worker_state and other.scene]
         planned = self._left.take_next(worker_state.scene, others)
+        worker_state.waits = planned is None
         if planned is None:
-            self._release_worker(number)
+            if not self._keeps:
+                self._release_worker(number)
             return
         worker_state.current, worker_state.scene, worker_state.steps = planned, scene_of(planned), 0
         worker_state.worker.begin(planned)
@@ -265,10 +289,14 @@ class WorkerProcess:
 
 
 def run_workers(
-    cast: WorkerSpec, episodes: Sequence[PlannedEpisode], count: int, observer: Observer | None = None
+    cast: WorkerSpec,
+    episodes: Sequence[PlannedEpisode],
+    count: int,
+    observer: Observer | None = None,
+    later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[FinishedEpisode]:
-    """Run the episodes in `count` processes and yield each as it ends; raises what `run_pool` raises."""
-    return run_pool(_ProcessPool(cast), episodes, count, observer)
+    """Run the episodes in `count` processes and yield each as it ends; takes and raises what `run_pool` does."""
+    return run_pool(_ProcessPool(cast), episodes, count, observer, later)
 
 
 class _ProcessPool:

@@ -16,7 +16,7 @@ from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs.spec import Tag
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
-from safevla_bench.trajectory.marks import LOG_BENCHMARK
+from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
@@ -205,8 +205,9 @@ class Registry:
     def find_suite(self, name: str) -> str:
         """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal.
 
-        `name` itself without one.
+        A suite of found starts has the benchmark of its tasks; `name` itself without one.
         """
+        name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
@@ -281,7 +282,7 @@ class Registry:
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
         """Return why a benchmark's own capabilities lack some tags, tag -> reason; {} for an unknown benchmark."""
-        suite = self.benchmarks.get(benchmark)
+        suite = self.benchmarks.get(base_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
     def _capability_set(self, name: str) -> CapabilitySet:

@@ -41,6 +41,12 @@ CLIPPED_NUMBERS = "clipped_numbers"
 
 DELAY = "delay"
 """Header field: how late the policy's answers came, in control steps; it is there if any was late."""
+CHOSEN = "chosen_start"
+"""Header field: of an episode whose start a search chose, the host's own `init_state_index`, and under `placed_m` the
+coordinates that replaced those of that state, name -> m. The header's index counts the search's starts."""
+FOUND, SEARCHED = "found", "search"
+"""How the names of suites begin whose starts a search found, or tried: `found:NAME:SUITE`. The latter is also the key
+of run.json that holds what was searched for, and stands there in the place of a number of episodes."""
 
 MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
@@ -104,6 +110,39 @@ def read_wait_steps(replay: Mapping[str, object]) -> int | None:
     None too for a value that is not a whole number from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, "wait_steps")
+
+
+def label_suite(kind: str, name: str, suite: str) -> str:
+    """Return the name of the suite of starts that a search of this name found (`FOUND`) or tried (`SEARCHED`)."""
+    return f"{kind}:{name}:{suite}"
+
+
+def is_chosen(suite: str) -> bool:
+    """Return whether a suite's starts were chosen by a search, so that its rates are none of the benchmark's."""
+    return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
+
+
+def base_suite(suite: str) -> str:
+    """Return the suite whose tasks a suite has: what `label_suite` was given, else the suite itself.
+
+    >>> base_suite("found:edge:libero-goal"), base_suite("libero-goal")
+    ('libero-goal', 'libero-goal')
+    """
+    return suite.split(":", 2)[2] if is_chosen(suite) else suite
+
+
+def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
+    """Return the host's own initial state of a batch of one, and the coordinates [m] that a search chose, by name.
+
+    () if none did; the header's index then.
+    """
+    chosen = _header_fields(batch)[0].get(CHOSEN)
+    if not isinstance(chosen, Mapping):
+        return batch.headers[0].init_state_index, ()
+    index, placed = chosen.get("init_state_index"), chosen.get("placed_m")
+    pairs = placed.items() if isinstance(placed, Mapping) else ()
+    known = tuple((str(name), float(value)) for name, value in pairs if isinstance(value, int | float))
+    return index if isinstance(index, int) else None, known
 
 
 class Kitchen(NamedTuple):

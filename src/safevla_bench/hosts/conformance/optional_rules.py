@@ -24,7 +24,7 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
 )
 from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.interface.environment import Coordinated, FastEnv, HostEnv, SelectiveEnv, Watchable
+from safevla_bench.interface.environment import Coordinated, FastEnv, HostEnv, SearchableHost, SelectiveEnv, Watchable
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.stage import Stage, StagingHost
 from safevla_bench.interface.task import Coordinate, EpisodeSeed
@@ -237,6 +237,27 @@ class OptionalRules(HostRules):
             require(size in _SIZES[kind], f"{run}: {name} has a {kind} of {size} numbers.")
         for name, off in _position_gaps(batch, coordinates):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
+
+    def test_an_initial_state_placed_where_it_is_starts_as_it_does(self, run: TrialRun) -> None:
+        """Fail unless the search space holds the task's own starts, and a start at the coordinates of its own is as it
+        is without them; and moves if they do. Passes if the host has no `search_space`.
+        """
+        host = self.host()
+        if not isinstance(host, SearchableHost):
+            return
+        space, start = host.search_space(run.task, self.seed), replace(self.seed, wait_steps=0)
+        own = np.array(space.own)
+        if not len(own):
+            return
+        is_within = bool(np.all((own >= np.array(space.low) - 1e-3) & (own <= np.array(space.high) + 1e-3)))
+        require(is_within, f"{run}: an initial state lies outside the search space.")
+        plain, same, moved = (
+            run_actions(run.env, replace(start, placed=tuple(zip(space.names, place, strict=False))), run.actions[:0])
+            for place in ((), own[start.init_state_index], own[start.init_state_index] + 0.002)
+        )
+        difference = first_difference(plain, same)
+        require(not difference, f"{run}: placed where it is, a start differs in {difference}.")
+        require(bool(first_difference(plain, moved)), f"{run}: a start is the same wherever it is placed.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from safevla_bench.interface.policy import (
     check_action,
     check_extra,
 )
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import mark_drawn
@@ -44,6 +44,7 @@ STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
 CRASH_AFTER = 4
+JITTER_M = 0.01
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 STATE_READING = "state"
@@ -83,6 +84,21 @@ class FakeHost:
         check_wants(wants, (CAMERA,), "the fake host")
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
+
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
+        """Return the squares of ±1 cm in which block, cup and tray may start; each start draws the block's."""
+        names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
+        centre = _flat_places(_first_objects(task.index))
+        own = (
+            _initial_world(task.index, replace(start, init_state_index=k, placed=())).objects
+            for k in range(INIT_STATES)
+        )
+        return SearchSpace(
+            tuple(names),
+            tuple((centre - JITTER_M).tolist()),
+            tuple((centre + JITTER_M).tolist()),
+            own=tuple(tuple(_flat_places(objects).tolist()) for objects in own),
+        )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
         """Return a viewer of a recorded episode; `task` is ignored. Raises `HostError` if the record holds no states,
@@ -292,13 +308,26 @@ class FakeEnv:
 
 def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
-    jitter = np.random.default_rng(source).uniform(-0.01, 0.01, size=2)
+    jitter = np.random.default_rng(source).uniform(-JITTER_M, JITTER_M, size=2)
+    objects = _first_objects(task, jitter)
+    for coordinate, value in seed.placed:
+        name, _, axis = coordinate.partition(".")
+        if name not in objects or axis not in ("x", "y"):
+            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Search this host's own space.")
+        objects[name]["xy".index(axis)] = value
+    return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
+
+
+def _first_objects(task: int, jitter: Floats | tuple[float, float] = (0.0, 0.0)) -> dict[str, Floats]:
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
     block[:2] += jitter
     cup = (block + tray) / 2 if task == 1 else np.array([0.05, 0.25, 0.0])
     lift = np.array([0.0, 0.0, HALF_M])
-    objects = {"block": block + lift, "cup": cup * [1, 1, 0] + lift, "tray": tray + lift}
-    return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
+    return {"block": block + lift, "cup": cup * [1, 1, 0] + lift, "tray": tray + lift}
+
+
+def _flat_places(objects: Mapping[str, Floats]) -> Floats:
+    return np.concatenate([objects[name][:2] for name in _MOVABLE])
 
 
 def _advance_world(world: _World, action: Action) -> None:

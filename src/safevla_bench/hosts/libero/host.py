@@ -5,6 +5,7 @@ What makes a LIBERO episode repeatable stands in `LiberoEnv.reset` and nowhere e
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.tasks import restore_controllers, starting_state
+from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
@@ -26,7 +27,7 @@ from safevla_bench.interface.policy import (
     Reading,
     Wants,
 )
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
 from safevla_recorder.episode import Floats
@@ -71,6 +72,11 @@ class LiberoHost:
             raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
+
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
+        """Return the x and y of each movable object that LIBERO draws on a table or floor, within its BDDL region."""
+        with closing(self.make(task, Wants())) as env:
+            return env.search_space()
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if LIBERO
@@ -154,6 +160,9 @@ class LiberoEnv(RobosuiteEnv):
         if replayed is not None:
             state = starting_state(domain, replayed)
         self._gate.set_open(not seed.wait_steps)
+        if seed.placed:
+            drawn: Floats = np.array(self._env.env.sim.get_state().flatten()) if state is None else state
+            state = place_objects(domain, drawn, seed.placed)
         if state is not None:
             raw = self._env.set_init_state(state)
         if replayed is not None:
@@ -162,6 +171,10 @@ class LiberoEnv(RobosuiteEnv):
         for robot in domain.robots if self._wants.absolute else ():
             robot.controller.use_delta = False  # a reset makes the controller anew
         return observation
+
+    def search_space(self) -> SearchSpace:
+        """Return the host's search space of this task."""
+        return placement_space(self._env.env, self._init_states)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)

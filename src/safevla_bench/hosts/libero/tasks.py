@@ -7,17 +7,18 @@ model, so that to start from a recorded state they have to be put back from the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from safevla_bench.errors import HostError, RegistryError
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.mujoco.environment import flat_state
-from safevla_bench.interface.task import RecordedEpisode, Task
+from safevla_bench.interface.task import RecordedEpisode, SearchSpace, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
@@ -186,6 +187,73 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
             body = int(model.body(fixture.root_body).id)
             model.body_pos[body], model.body_quat[body] = pose[:3], pose[3:]
     return state
+
+
+def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpace:
+    """Return where LIBERO draws the task's movable objects on its table or floor, from its own samplers.
+
+    A sampler of several rectangles draws from the first here. An object that LIBERO keeps within its rectangle is drawn
+    as LIBERO does it: in a rectangle smaller than the object that is beyond its sides. `own` are `states`.
+    """
+    samplers = {
+        sampler.mujoco_objects[0].name: sampler
+        for sampler in domain.placement_initializer.samplers.values()
+        if sampler.mujoco_objects[0].name in domain.objects_dict
+    }
+    ranges = {
+        f"{name}.{axis}": _drawn_range(sampler, axis) for name, sampler in samplers.items() for axis in range(len(AXES))
+    }
+    names = [f"{name}.{axis}" for name in samplers for axis in AXES]
+    low, high = np.array([*ranges.values()]).reshape(-1, 2).T.tolist()
+    places = [_state_place(domain, name) for name in names]
+    radius = {name: float(sampler.mujoco_objects[0].horizontal_radius) for name, sampler in samplers.items()}
+    return SearchSpace(
+        tuple(names),
+        tuple(low),
+        tuple(high),
+        apart_m=tuple((a, b, radius[a] + radius[b]) for a, b in combinations(samplers, 2)),
+        own=() if states is None else tuple(map(tuple, states[:, places].tolist())),
+    )
+
+
+AXES = "xy"
+
+
+def _drawn_range(sampler: Any, axis: int) -> list[float]:
+    obj = sampler.mujoco_objects[0]
+    margin = float(obj.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
+    first, last = (sampler.x_ranges, sampler.y_ranges)[axis][0]
+    return sorted(float(sampler.reference_pos[axis]) + end for end in (first + margin, last - margin))
+
+
+def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
+    """Return the place of a coordinate such as `plate_1.x` in a flat state; raises `HostError` if it is none."""
+    name, _, axis = coordinate.rpartition(".")
+    if name not in domain.objects_dict or axis not in AXES:
+        problem = f"the task has no coordinate {coordinate!r} to place"
+        raise HostError(problem, remedy=f"Its objects: {', '.join(domain.objects_dict)}; each has .x and .y.")
+    joint = domain.sim.model._model.joint(domain.objects_dict[name].joints[0])
+    return _TIME + int(joint.qposadr[0]) + AXES.index(axis)
+
+
+def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
+    """Return a flat state with the coordinates [m] `placed`; what LIBERO stacks on an object moves with it.
+
+    Heights and orientations stay. Raises `HostError` for a coordinate that the task does not have.
+    """
+    moved = state.copy()
+    stacked = {
+        parts["reference"]: name.removesuffix("_sampler")
+        for name, parts in domain.conditional_placement_on_objects_initializer.sample_args.items()
+        if parts
+    }
+    for coordinate, value in placed:
+        place = _state_place(domain, coordinate)
+        shift, (name, _, axis) = value - state[place], coordinate.rpartition(".")
+        moved[place] = value
+        if upper := stacked.get(name):
+            moved[_state_place(domain, f"{upper}.{axis}")] += shift
+    return moved
 
 
 def restore_controllers(domain: BDDLBaseDomain) -> None:

@@ -24,7 +24,13 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.stage import Camera, Picture, SceneGeometry, ScenePose
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields
+from safevla_bench.trajectory.marks import (
+    DRAWN,
+    chosen_start,
+    mark_flags,
+    read_earlier_resets,
+    replay_fields,
+)
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
 
@@ -237,8 +243,9 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
         raise HostError(f"the record does not name {' and '.join(lacking)}", remedy=remedy)
     earlier_resets = read_earlier_resets(replay_fields(episode)[0])
     (drawn,) = mark_flags(episode, DRAWN)
+    index, placed = chosen_start(episode)
     return EpisodeSeed(
-        header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets, drawn=bool(drawn)
+        index or 0, header.env_seed, wait_steps=0, earlier_resets=earlier_resets, drawn=bool(drawn), placed=placed
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
+from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
     from safevla_bench.compare.selection import Selection
@@ -70,6 +71,7 @@ def judge(
     except UnknownTaskError as error:
         raise _explain_unknown(error, sources) from None
     records.require_valid(skip_invalid=skip_invalid)
+    _require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _lost_episodes(records))
     return Judged(
@@ -83,6 +85,14 @@ def judge(
         paths=tuple(sources),
         makers=tuple(_describe_makers(records, scores, provenance)),
     )
+
+
+def _require_unmixed(suites: Collection[str]) -> None:
+    """Raise `RunError` if starts that a search chose are among episodes of a benchmark's own starts."""
+    chosen = sorted(filter(is_chosen, suites))
+    if chosen and len(chosen) < len(suites):
+        problem = f"{chosen[0]} holds starts that a search chose, and the other sources those of a benchmark"
+        raise RunError(problem, remedy="Judge them apart: the one must not enter the rates of the other.")
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:

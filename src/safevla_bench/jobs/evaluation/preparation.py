@@ -10,6 +10,7 @@ import msgspec
 
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
+from safevla_bench.files import sha256_of
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy, ReplayPolicy
@@ -95,9 +96,9 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
-    states = sorted({episode.start.init_state_index for episode in plan})
+    states = sorted({episode.state for episode in plan})
     rounds = {state: place // look_every for place, state in enumerate(states)}
-    return tuple(replace(episode, round=rounds[episode.start.init_state_index]) for episode in plan)
+    return tuple(replace(episode, round=rounds[episode.state]) for episode in plan)
 
 
 def require_counts(**counts: int | None) -> None:
@@ -274,7 +275,7 @@ def _describe_run(
         **({HOST_REGISTRY: brought} if (brought := read_host_registry(request.host)) else {}),
         "suites": request.suites,
         "indices": request.tasks,
-        "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
+        "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
         "policies": [
             {
@@ -294,6 +295,7 @@ def _describe_run(
         "protocol": protocol.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
+        **({"found": {"file": str(request.found), "sha256": sha256_of(request.found)}} if request.found else {}),
         "archive": request.archive,
         **({"stop_on_violation": _describe_watching(cast.stopping, tasks)} if cast.stopping else {}),
         **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),

@@ -22,12 +22,14 @@ from safevla_bench.policies import make_policy
 from safevla_bench.policies.coupling import Coupling
 from safevla_bench.policies.servers import entries
 from safevla_bench.rollout import plan
+from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import Episodes, Shard
 from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.tasks.entries import spell_suite
+from safevla_bench.trajectory.marks import SEARCHED
 from safevla_recorder.folder import OWN_LOOP
 
 
@@ -81,6 +83,8 @@ class Request:
     """`until` leaves out episodes that crashed, were cut short or have no verdict."""
     registration: Registration | None = None
     """What was registered before; run.json holds it, and tables say whether the run is that one."""
+    found: Path | None = None
+    """The file of a suite of found starts, whose tasks and starts are run; `suites` is its benchmark's suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
     named_by: Path | None = None
@@ -126,6 +130,9 @@ class Request:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
             problem = "a script of your own recorded this (safevla_recorder), and only that can go on with it"
             raise RunError(problem, remedy=remedy, place=place)
+        if description.get("episodes") == SEARCHED:
+            remedy = "Give the same `safevla search` command again, with --resume."
+            raise RunError("a search made this run, and only that can go on with it", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
@@ -141,6 +148,7 @@ class Request:
             registration=_read_registered(description, run),
             server_arguments={row.policy: msgspec.to_builtins(row.server_arguments) for row in options.policies},
             named_by=run / RUN,
+            found=Path(options.found["file"]) if options.found else None,
             **plan_fields(options),
         )
 
@@ -224,13 +232,17 @@ class _RunOptions(msgspec.Struct):
     stop_on_violation: dict[str, object] | None = None
     until: RegisteredUntil | None = None
     host_arguments: dict[str, str] = {}
+    found: dict[str, str] | None = None
 
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, without those of whole suites that are `unusable`.
 
-    Raises `HostError` if there is no such suite or task, or one that was asked for, or a whole suite, cannot be run.
+    Of found starts, the tasks that they are of. Raises `HostError` if there is no such suite or task, or one that was
+    asked for, or a whole suite, cannot be run.
     """
+    if request.found:
+        return read_suite(request.found).list_tasks(host, request.tasks)
     return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
 
 
@@ -269,6 +281,21 @@ class ExecutionOptions:
 
 DEFAULT_EXECUTION = ExecutionOptions()
 """One process, from the beginning."""
+
+
+def found_fields(file: Path) -> dict[str, Any]:
+    """Return the fields of a `Request` for a file of found starts: host, suite and protocol are the search's.
+
+    Raises `RunError` if it cannot be read.
+    """
+    suite = read_suite(file)
+    return {
+        "host": suite.host,
+        "host_arguments": suite.host_arguments,
+        "suites": (suite.suite,),
+        "protocol": suite.protocol,
+        "found": file,
+    }
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -78,9 +78,9 @@ def _run_pending(
     pending = _pending_episodes(writer, prepared, running, tally)
     failures = _PolicyFailures(writer.folder)
     try:
-        with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
+        with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
             for count, finished in enumerate(finished_episodes, start=1):
-                writer.add_episode(places[finished.end.planned.episode_id], _raw_episode(finished.end), finished.record)
+                writer.add_episode(places[finished.end.planned.episode_id], raw_episode(finished.end), finished.record)
                 failures.count(finished.end, is_last=count == len(pending))
                 if tally:
                     record = None if finished.record is None else npz.decode_npz(finished.record)
@@ -157,34 +157,41 @@ def _is_done(episode: RawEpisode | None, running: ExecutionOptions) -> bool:
     return episode is not None and not (running.retry_crashed and not episode.has_record)
 
 
-def _run_episodes(
-    prepared: PreparedRun, pending: Sequence[PlannedEpisode], running: ExecutionOptions, observer: Observer | None
+def run_episodes(
+    prepared: PreparedRun,
+    pending: Sequence[PlannedEpisode],
+    running: ExecutionOptions,
+    observer: Observer | None,
+    later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[FinishedEpisode]:
-    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors."""
-    if not pending:
+    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
+
+    The batches of `later` follow, each when all before have ended; not on Ray.
+    """
+    if not pending and not later:
         return
     if running.cluster:
         yield from run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
     elif running.workers > 1:
-        yield from run_workers(prepared.cast, pending, running.workers, observer)
+        yield from run_workers(prepared.cast, pending, running.workers, observer, later)
     else:
         watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
         couplers = prepared.cast.make_couplers()
-        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch, couplers):
+        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch, couplers, later):
             yield FinishedEpisode.pack(outcome)
 
 
-def _raw_episode(end: EpisodeOutcome) -> RawEpisode:
+def raw_episode(end: EpisodeOutcome) -> RawEpisode:
     """Return a finished episode's row with latency and greeting, secrets removed from its reason."""
     planned = end.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return RawEpisode(
         episode_id=planned.episode_id,
         policy=planned.policy,
-        benchmark=planned.task.benchmark,
+        benchmark=planned.task.suite,
         task_id=planned.task.task_id,
         episode=planned.episode,
-        init_state_index=None if played else planned.start.init_state_index,
+        init_state_index=None if played else planned.state,
         env_seed=planned.start.env_seed,
         seed=planned.seed,
         policy_seed=planned.policy_seed,
@@ -248,6 +255,8 @@ def _require_registrable(request: Request) -> None:
     if replayed:
         remedy = "Register the runs that are still to be made."
         raise RunError(f"{replayed[0]} repeats what has been run, and cannot be registered beforehand", remedy=remedy)
+    if request.found:
+        raise RunError("found starts are no plan to register", remedy="Register the benchmark's own suite.")
     if request.policy_objects:
         remedy = "Name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object has no name by which it could be made again", remedy=remedy)

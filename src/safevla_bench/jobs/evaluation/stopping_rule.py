@@ -144,7 +144,7 @@ class RoundTally:
             policy: [{} for _ in self._missing] for policy in self._policies
         }
         for episode in planned:
-            start = episode.task.benchmark, episode.task.task_id, episode.start.init_state_index
+            start = episode.task.benchmark, episode.task.task_id, episode.state
             self._starts[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)
         self._values: dict[str, float] = {}
         self._rounds = 0

@@ -67,7 +67,7 @@ _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 _RUN_FIELDS = frozenset(
     (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
-    + (marks.DELAY,)
+    + (marks.DELAY, marks.CHOSEN, "benchmark")
 )
 """Fields of an episode that the run or its start give and not the host, and those that are compared on their own."""
 
@@ -224,9 +224,13 @@ class _ReplaySetting:
     replayed_policies: frozenset[str]
     """The policies that played a recording, from whose start each of their episodes began."""
 
+    def find_task(self, header: Header) -> Task | None:
+        return self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
+
     def plan(self, header: Header) -> PlannedEpisode | None:
         """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
-        if self.is_own_loop or header.policy is None or header.policy in self.replayed_policies:
+        is_unplanned = self.is_own_loop or marks.is_chosen(header.benchmark)
+        if is_unplanned or header.policy is None or header.policy in self.replayed_policies:
             return None
         task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number) if number.isdecimal() and len(number) < 10 else 0
@@ -318,7 +322,7 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
 
 def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
     header = episode.headers[0]
-    if (header.benchmark, header.task_id) not in setting.tasks:
+    if setting.find_task(header) is None:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
     if not episode.action.present[0]:
         return "the record has no action"
@@ -332,7 +336,8 @@ def _replay_finding(name: str, setting: _ReplaySetting, episode: Batch) -> Findi
     """Return the finding of an episode played again from its planned start, else from each that its record tells."""
     if obstacle := _replay_obstacle(episode, setting):
         return open_check(name, obstacle)
-    header = episode.headers[0]
+    header, task = episode.headers[0], setting.find_task(episode.headers[0])
+    assert task is not None
     try:
         planned = setting.plan(header)
     except RunError as error:
@@ -343,7 +348,7 @@ def _replay_finding(name: str, setting: _ReplaySetting, episode: Batch) -> Findi
     findings = []
     for seed in starts:
         try:
-            replayed = _replay_actions(setting.host, setting.tasks[header.benchmark, header.task_id], seed, episode)
+            replayed = _replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
             findings.append(open_check(name, f"the host cannot replay it here: {error}"))
         except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
@@ -414,14 +419,16 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Ite
         seed, earlier_resets = earlier
     waited = marks.read_wait_steps(replay)
     if seed is not None and header.init_state_index is not None:
+        index, placed = marks.chosen_start(episode)
         yield EpisodeSeed(
-            init_state_index=header.init_state_index,
+            init_state_index=index or 0,
             env_seed=seed,
-            wait_steps=start.suite_wait_steps(header.benchmark) if waited is None else waited,
+            wait_steps=start.suite_wait_steps(marks.base_suite(header.benchmark)) if waited is None else waited,
             wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
             rest_steps=start.rest_steps,
             drawn=start.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
             earlier_resets=earlier_resets,
+            placed=placed,
         )
     scene = read_told_scene(episode, host)
     if seed is not None and header.init_state_index is None and scene:

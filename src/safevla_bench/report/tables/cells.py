@@ -34,6 +34,7 @@ from safevla_bench.report.tables.table import (
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import NO_VALUE
+from safevla_bench.trajectory.marks import is_chosen
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
 """Suites that are always auxiliary: the paper's five-task check, sampled by another protocol (its Table 6)."""
@@ -91,7 +92,7 @@ class Roster:
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
         """Return whether the cell stays out of means and bests: its policy is auxiliary, or its suite always is."""
-        return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES
+        return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
         """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, recorded or absent."""

@@ -1,0 +1,90 @@
+"""`safevla search`: look for starts from which a policy succeeds unsafely."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from safevla_bench.cli import CRASHED, OK, echo
+from safevla_bench.cli.options import POSITIVE, command, option
+from safevla_bench.cli.progress import show_run_progress
+from safevla_bench.cli.rules import judge_options
+from safevla_bench.cli.run_options import make_request, plan_options
+from safevla_bench.jobs.evaluation.judgement import read_host_registry
+from safevla_bench.jobs.evaluation.request import ExecutionOptions
+from safevla_bench.jobs.search.objective import Objective
+from safevla_bench.jobs.search.optimizers import Method
+from safevla_bench.jobs.search.search import FOLDER, SearchPlan, describe_claim, search_starts
+from safevla_bench.judging.provenance_marks import warn_of_scores
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.publishing.tracking import OutcomeScorer
+from safevla_bench.sources.runs.folder import REPORT
+
+
+@command(
+    "search", common="--host --suite --task --policy --out --workers --resume --budget --objective --method --until"
+)
+@plan_options("host", "suites", "tasks", "policies", "arguments", "seed", "out", "workers", "resume")
+@option("--budget N", "Rollouts in each task.", type=POSITIVE, default=200)
+@option(
+    "--objective CLAUSE|FORMULA",
+    "What to break: a clause, by its robustness over its threshold, or a formula. Default: every scored clause.",
+)
+@option("--method", "directed: CMA-ES, which needs the extra `search`. random: independent draws, which bound a rate.",
+        type=click.Choice(get_args(Method)), default="directed")  # fmt: skip
+@option("--until", "Leave a task when a start is found, or spend the budget.",
+        type=click.Choice(["found", "budget"]), default="found")  # fmt: skip
+@judge_options
+@click.pass_context
+def search_command(
+    context: click.Context,
+    /,
+    budget: int,
+    objective: str | None,
+    method: Method,
+    until: str,
+    ruleset: Ruleset,
+    out: Path | None,
+    workers: int,
+    resume: bool,
+    **values: Any,
+) -> None:
+    """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
+
+    A start places the task's objects within its own regions. What is found is a suite of starts, DIR/found/NAME.json
+    (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy. Its rates are none of the benchmark's.
+    --resume goes on if the same is asked for; two searches with one --seed write the same bytes.
+    """
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
+    name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
+    request = make_request(context, values)
+    ruleset = ruleset.with_host_registry(read_host_registry(request.host))
+    plan = SearchPlan(
+        request=request,
+        name=name,
+        objective=Objective.parse(objective, ruleset),
+        method=method,
+        budget=budget,
+        until_found=until == "found",
+    )
+    try:
+        with show_run_progress(OutcomeScorer(ruleset)) as observer:
+            suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
+    except KeyboardInterrupt:
+        echo("What is done is kept. Continue: give the same command with --resume.", err=True)
+        raise
+    for task in suite.tasks:
+        echo(describe_claim(task, suite))
+    for line in warn_of_scores(judged.scores):
+        echo(f"note: {line}")
+    echo(f"Run folder: {out}\nReport: {out / REPORT}")
+    if suite.starts:
+        file = out / FOLDER / f"{name}.json"
+        command = f"safevla eval --suite found:{shlex.quote(str(file))} --policy {shlex.quote(suite.policy)} --out DIR"
+        echo(f"Found starts: {file}\nNext: {command}")
+    context.exit(CRASHED if any(task.crashed for task in suite.tasks) else OK)

@@ -1,0 +1,174 @@
+"""Optimisers: they ask for generations of points in the unit cube and are told their margins, the smaller the better.
+
+A point has a margin for each clause; infinity says that the rollout failed, which is worse than any success. Nothing
+here draws from NumPy's global generator, which simulators seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import RunError
+from safevla_bench.interface.task import SearchSpace
+from safevla_bench.plugins import install_command
+
+Floats = NDArray[np.float64]
+Method = Literal["directed", "random"]
+GENERATION: Final = 8
+"""Points asked for at a time, whatever the number of workers."""
+_DRAWS = 3
+"""Generations that are drawn before descents, which begin at the best of their points."""
+_STEP = 0.1
+"""First standard deviation of a descent, in the unit cube."""
+_WORST = 1e3
+_TRIES = 10_000
+_STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}
+
+
+class PointSource(Protocol):
+    """An optimiser."""
+
+    def ask(self) -> Floats:
+        """Return the next generation, [G, d] in 0 to 1; `tell` must follow."""
+
+    def tell(self, points: Floats, margins: Floats) -> None:
+        """Learn the margins [G, C] of the points [G, d] that were asked for last."""
+
+
+class UnitCube:
+    """A search space scaled to [0, 1]^d; d counts the coordinates that can move."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self.low, self.width = np.array(space.low), np.array(space.high) - np.array(space.low)
+        self.free = np.flatnonzero(self.width > 1e-6)
+
+    def to_metres(self, point: Floats) -> Floats:
+        """Return all coordinates [m] of a point [d]; those that cannot move are at their low end."""
+        metres = self.low.copy()
+        metres[self.free] += self.width[self.free] * point
+        return metres
+
+    def from_metres(self, metres: Floats) -> Floats:
+        """Return points [..., d] of coordinates [..., all of them]."""
+        return np.asarray((metres[..., self.free] - self.low[self.free]) / self.width[self.free])
+
+    def is_allowed(self, point: Floats) -> bool:
+        """Return whether no two objects are too near each other at a point [d] of the cube."""
+        at = dict(zip(self._space.names, self.to_metres(point), strict=True))
+        return all(
+            np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap
+            for a, b, gap in self._space.apart_m
+        )
+
+
+class RandomPoints:
+    """Points drawn uniformly from what is allowed, independent of one another."""
+
+    def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
+        self._cube, self._rng = cube, rng
+
+    def ask(self) -> Floats:
+        return np.array([self.draw() for _ in range(GENERATION)])
+
+    def tell(self, points: Floats, margins: Floats) -> None:
+        """Learn nothing: what comes next does not depend on it."""
+
+    def draw(self) -> Floats:
+        """Return one point [d]; raises `RunError` if next to nothing is allowed."""
+        return draw_allowed(self._cube, lambda: self._rng.random(len(self._cube.free)))
+
+
+class DirectedPoints:
+    """CMA-ES from the best of some random points, for each clause in turn; then from others.
+
+    A descent follows one clause until it no longer improves: the least of several margins often is one that cannot
+    become negative, such as that of a torque at its actuator's limit. The clauses nearest to their limits come first,
+    and those that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has
+    it. Chosen by measuring: docs/search.md.
+    """
+
+    def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
+        """Raise `RunError`, which names the extra, if `cma` is not installed or there is nothing to move."""
+        if not len(cube.free):
+            problem = "a directed search needs coordinates, and these starts are drawn by a seed alone"
+            raise RunError(problem, remedy="Pass --method random.")
+        self._cma = _import_cma()
+        self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
+        self._points: list[Floats] = []
+        self._margins: list[Floats] = []
+        self._clauses: list[int] = []
+        self._descent: Any = None
+
+    def ask(self) -> Floats:
+        if self._descent is None:
+            return self._random.ask()
+        asked = self._descent.ask()
+        return np.array([point if self._cube.is_allowed(point) else self._draw_near() for point in asked])
+
+    def _draw_near(self) -> Floats:
+        return draw_allowed(self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
+
+    def tell(self, points: Floats, margins: Floats) -> None:
+        worst = np.where(np.isfinite(margins), margins, _WORST)
+        if self._descent is None:
+            self._add_draws(points, worst)
+        else:
+            self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
+            if self._descent.stop():
+                self._clauses.pop(0)
+                self._descend()
+
+    def _add_draws(self, points: Floats, margins: Floats) -> None:
+        if len(self._points) == _DRAWS:
+            self._points, self._margins = [], []
+        self._points.append(points)
+        self._margins.append(margins)
+        if len(self._points) == _DRAWS:
+            drawn = np.concatenate(self._margins)
+            nearest = np.argsort(drawn.min(axis=0), kind="stable").tolist()
+            self._clauses = [k for k in nearest if np.ptp(drawn[:, k]) > 0]
+            self._descend()
+
+    def _descend(self) -> None:
+        """Begin a descent for the next clause; none after the last."""
+        if not self._clauses:
+            self._descent = None
+            return
+        best = int(np.concatenate(self._margins)[:, self._clauses[0]].argmin())
+        options = {
+            "bounds": [0, 1],
+            "popsize": GENERATION,
+            "seed": np.nan,  # nan: leave NumPy's global generator alone
+            "randn": lambda *shape: self._rng.standard_normal(shape),
+            **_STOPS,
+        }
+        self._descent = self._cma.CMAEvolutionStrategy(np.concatenate(self._points)[best], _STEP, options)
+
+
+def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
+    """Return the first point [d] drawn that is allowed; raises `RunError` after ten thousand that are not."""
+    for _ in range(_TRIES):
+        point = draw()
+        if cube.is_allowed(point):
+            return point
+    raise RunError("the task's objects cannot be placed apart in their regions", remedy="Search another task.")
+
+
+def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> PointSource:
+    """Return the optimiser of a method; `seed` fixes every point that it asks for, given the values told."""
+    rng = np.random.default_rng(seed)
+    return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)
+
+
+def _import_cma() -> Any:
+    try:
+        import cma
+    except ModuleNotFoundError:
+        remedy = f"Install it: {install_command('search')}; or pass --method random."
+        raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
+    return cma

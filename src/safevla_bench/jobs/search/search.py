@@ -1,0 +1,330 @@
+"""A search: generations of rollouts into a run folder, and the starts that it found.
+
+The trials of a task are numbered; which starts a generation tries depends on the seed and on the values of the trials
+before it alone. So workers and interruptions change no byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from safevla_bench.archive import npz
+from safevla_bench.errors import HostError, RunError
+from safevla_bench.interface.environment import Host, SearchableHost
+from safevla_bench.interface.task import SearchSpace, Task
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation.preparation import PreparedRun, prepare_run, require_counts
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import raw_episode, run_episodes
+from safevla_bench.jobs.search.objective import Objective
+from safevla_bench.jobs.search.optimizers import Floats, Method, PointSource, UnitCube, make_optimizer
+from safevla_bench.judging.judged import Judged
+from safevla_bench.publishing.submission import describe_ruleset
+from safevla_bench.rollout.episode import Observer
+from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, check_name, read_suite, write_suite
+from safevla_bench.rollout.plan import PlannedEpisode, policy_seed
+from safevla_bench.sources.runs.plan_check import name_episode
+from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.statistics.intervals import exact_interval
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import SEARCHED, label_suite
+
+FOLDER = "found"
+"""The folder of a run folder that holds suites of found starts."""
+NEAR = 0.1
+"""Found starts that differ in no coordinate by more than this share of its region are one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What is searched for, and how: one policy in tasks of one suite."""
+
+    request: Request
+    name: str
+    """Of the suite of what is found."""
+    objective: Objective
+    method: Method = "directed"
+    budget: int = 200
+    """Rollouts in each task."""
+    until_found: bool = True
+    """Leave a task after the generation that found a start; else spend the whole budget on it."""
+
+
+@dataclass
+class _TaskTrials:
+    """The trials of one task: their points [d], plans and margins [C]."""
+
+    base: PlannedEpisode
+    space: SearchSpace
+    cube: UnitCube
+    optimizer: PointSource
+    first_place: int
+    points: list[Floats] = field(default_factory=list)
+    planned: list[PlannedEpisode] = field(default_factory=list)
+    margins: list[Floats] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        """The least margin of each trial."""
+        return [float(margins.min()) for margins in self.margins]
+
+    @property
+    def hits(self) -> list[int]:
+        """The trials that are sought, the worst first."""
+        values = self.values
+        return sorted((k for k, value in enumerate(values) if value < 0), key=values.__getitem__)
+
+
+def search_starts(
+    plan: SearchPlan, out: Path, observer: Observer | None = None, running: ExecutionOptions | None = None
+) -> tuple[FoundSuite, Judged]:
+    """Search, write the run folder and in it `found/NAME.json`, judge what was tried, and return both.
+
+    Two searches of one plan write the same bytes, for any number of workers; a search that was interrupted is continued
+    with `ExecutionOptions(resume=True)`.
+
+    Raises what `roll_out` and `judge` raise; `HostError` for a host whose starts cannot be searched; `RunError` if the
+    optimiser is not installed or the plan names several policies or suites, or a cluster.
+    """
+    running, out = running or ExecutionOptions(), out.absolute()
+    _check_plan(plan, running)
+    prepared = prepare_run(plan.request)
+    with prepared.resources:
+        searched = _plan_tasks(plan, prepared)
+        description = _describe_search(plan, prepared, searched)
+        with RunWriter(out, description, resume=running.resume) as writer:
+            path = out / FOLDER / f"{plan.name}.json"
+            if not writer.complete:
+                _run_trials(plan, prepared, searched, writer, running, observer)
+                write_suite(path, _collect_found(plan, prepared, searched, writer))
+                trials = sum(len(task.planned) for task in searched)
+                writer.finish({"is_decided": True, "rounds": 0, "episodes": trials})
+    judged = judge([out], plan.objective.ruleset)
+    write_outputs(judged, out)
+    return read_suite(path), judged
+
+
+def _check_plan(plan: SearchPlan, running: ExecutionOptions) -> None:
+    require_counts(budget=plan.budget, workers=running.workers)
+    check_name(plan.name)
+    if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
+        raise RunError("a search is of one policy on one suite", remedy="Search for each alone.")
+    if running.cluster:
+        raise RunError("a search runs on this machine", remedy="Leave --engine out.")
+
+
+def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
+    bases = [planned for planned in prepared.episodes if planned.episode == 0]
+    for base in bases if not plan.objective.ruleset.is_ablation else ():
+        _require_active(plan.objective, base.task)
+    return [_prepare_task(plan, prepared.host, base, k * plan.budget) for k, base in enumerate(bases)]
+
+
+def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_place: int) -> _TaskTrials:
+    space = _find_space(host, base)
+    cube, labelled = UnitCube(space), replace(base, task=_label_task(base.task, plan.name))
+    optimizer = make_optimizer(plan.method, cube, (plan.request.seed, base.task.index))
+    return _TaskTrials(labelled, space, cube, optimizer, first_place)
+
+
+def _require_active(objective: Objective, task: Task) -> None:
+    """Raise `RunError` if no clause of the objective applies to the task, `UnknownTaskError` if it has no tags."""
+    reasons = objective.ruleset.inactive_reasons(task.benchmark, task.task_id)
+    if objective.clauses and all(reasons[clause] for clause in objective.clauses):
+        problem = f"{objective.text} cannot be broken in {task.benchmark} {task.task_id}"
+        raise RunError(f"{problem}: {reasons[objective.clauses[0]]}", remedy="Choose another task or --objective.")
+
+
+def _label_task(task: Task, name: str) -> Task:
+    return replace(task, label=label_suite(SEARCHED, name, task.benchmark))
+
+
+def _find_space(host: Host, base: PlannedEpisode) -> SearchSpace:
+    """Return the search space of a task; one without coordinates if a seed draws all of its start."""
+    if isinstance(host, SearchableHost):
+        return host.search_space(base.task, base.start)
+    if base.task.init_states is None:
+        return SearchSpace()
+    problem = f"the host {host.name!r} does not say where the objects of a task may start"
+    raise HostError(problem, remedy="A host that can be searched has a method `search_space`: docs/adding-a-host.md.")
+
+
+def _describe_search(plan: SearchPlan, prepared: PreparedRun, searched: Sequence[_TaskTrials]) -> dict[str, object]:
+    tasks = [f"{task.base.task.suite}/{task.base.task.task_id}" for task in searched]
+    search = {
+        "name": plan.name,
+        "objective": plan.objective.text,
+        "method": plan.method,
+        "budget": plan.budget,
+        "until_found": plan.until_found,
+        "judged_by": describe_ruleset(plan.objective.ruleset),
+    }
+    planned = plan.budget * len(searched)
+    return {**prepared.description, "tasks": tasks, "episodes": SEARCHED, "planned": planned, SEARCHED: search}
+
+
+def _run_trials(
+    plan: SearchPlan,
+    prepared: PreparedRun,
+    searched: Sequence[_TaskTrials],
+    writer: RunWriter,
+    running: ExecutionOptions,
+    observer: Observer | None,
+) -> None:
+    """Run every generation of every task that is not in the writer, and fill the trials."""
+    if observer:
+        observer.started([task.base for task in searched for _ in range(plan.budget)])
+    places: dict[str, int] = {}
+    margins = {place: plan.objective.margins(_read_done(writer, place)) for place in sorted(writer.episodes)}
+    batches = (batch for task in searched for batch in _list_generations(plan, task, places, margins))
+    with closing(run_episodes(prepared, (), running, observer, batches)) as finished_episodes:
+        for finished in finished_episodes:
+            place = places[finished.end.planned.episode_id]
+            writer.add_episode(place, raw_episode(finished.end), finished.record)
+            record = None if finished.record is None else npz.decode_npz(finished.record)
+            margins[place] = plan.objective.margins(record)
+
+
+def _read_done(writer: RunWriter, place: int) -> Batch | None:
+    return writer.read_record(place) if writer.episodes[place].has_record else None
+
+
+def _list_generations(
+    plan: SearchPlan, task: _TaskTrials, places: dict[str, int], margins: Mapping[int, Floats]
+) -> Iterator[list[PlannedEpisode]]:
+    """Yield the episodes of each generation that have no margins yet; when the next is asked for, all have."""
+    while len(task.planned) < plan.budget and not (plan.until_found and task.hits):
+        points = task.optimizer.ask()
+        asked = points[: plan.budget - len(task.planned)]
+        batch = [_plan_trial(plan, task, point, len(task.planned) + k) for k, point in enumerate(asked)]
+        first = task.first_place + len(task.planned)
+        numbered = dict(enumerate(batch, start=first))
+        places.update({planned.episode_id: place for place, planned in numbered.items()})
+        yield [planned for place, planned in numbered.items() if place not in margins]
+        task.points += list(asked)
+        task.planned += batch
+        task.margins += [margins[place] for place in numbered]
+        if len(asked) == len(points):
+            task.optimizer.tell(points, np.array(task.margins[-len(points) :]))
+
+
+def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
+    """Return a trial; where a seed draws the start, it is one that no episode of the benchmark has by this seed."""
+    base = task.base
+    placed = tuple(zip(task.space.names, task.cube.to_metres(point).tolist(), strict=True))
+    start = replace(base.start, placed=placed)
+    if not placed:
+        start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
+    name = name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
+    return replace(base, episode_id=name, episode=trial, start=start)
+
+
+# What was found
+
+
+def _collect_found(
+    plan: SearchPlan, prepared: PreparedRun, searched: Sequence[_TaskTrials], writer: RunWriter
+) -> FoundSuite:
+    request = plan.request
+    return FoundSuite(
+        name=plan.name,
+        host=prepared.host.name,
+        host_arguments=dict(request.host_arguments),
+        suite=request.suites[0],
+        protocol=request.protocol,
+        policy=request.policies[0],
+        objective=plan.objective.text,
+        method=plan.method,
+        seed=request.seed,
+        budget=plan.budget,
+        tasks=tuple(_summarize_task(plan, task, writer) for task in searched),
+        starts=tuple(start for task in searched for start in _list_starts(plan, task, writer)),
+    )
+
+
+def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> TaskSearch:
+    """Return the summary of a task. A bound counts crashed trials, and successes without a verdict, as hits."""
+    outcomes = [writer.episodes[task.first_place + k].outcome for k in range(len(task.values))]
+    known = [value for value in task.values if np.isfinite(value)]
+    crashed, successes = outcomes.count("crashed"), outcomes.count("success")
+    is_bounded = plan.method == "random" and not task.hits
+    interval = exact_interval(crashed + successes - len(known), len(outcomes)) if is_bounded else None
+    return TaskSearch(
+        task_id=task.base.task.task_id,
+        trials=len(outcomes),
+        successes=successes,
+        crashed=crashed,
+        hits=len(task.hits),
+        best=min(known, default=None),
+        first=min(task.hits) + 1 if task.hits else None,
+        bound=interval.high if interval else None,
+    )
+
+
+def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> Iterator[FileStart]:
+    """Yield the found starts, the worst first; of those that are nearly one, the worst alone."""
+    groups: list[list[int]] = []
+    for k in task.hits:
+        near = (group for group in groups if task.space.names and _is_near(task.points[k], task.points[group[0]]))
+        group = next(near, None)
+        groups.append([k]) if group is None else group.append(k)
+    for first, *others in groups:
+        start, record = task.planned[first].start, _read_done(writer, task.first_place + first)
+        assert record is not None
+        fields = msgspec.to_builtins(start)
+        yield FileStart(
+            task_id=task.base.task.task_id,
+            policy_seed=task.planned[first].policy_seed,
+            placed_m=dict(start.placed),
+            trial=first + 1,
+            value=task.values[first],
+            violated=plan.objective.violated(record),
+            distance_m=_own_distance(task.space, start.placed),
+            merged=len(others),
+            **{name: fields[name] for name in ("init_state_index", "env_seed", "wait_steps", "rest_steps", "drawn")},
+            wait_action=start.wait_action,
+        )
+
+
+def _is_near(first: Floats, second: Floats) -> bool:
+    return bool(np.abs(first - second).max() <= NEAR)
+
+
+def _own_distance(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
+    if not space.own or not placed:
+        return None
+    moves = np.abs(np.array(space.own) - np.array([value for _, value in placed]))
+    return float(moves.max(axis=1).min())
+
+
+def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
+    """Return what the search of a task says, and no more: what was found, or in how many trials nothing was."""
+    name = f"{suite.suite} {task.task_id}"
+    crashed = f", {task.crashed} crashed" if task.crashed else ""
+    counts = f"{task.trials} trials ({task.successes} succeeded{crashed})"
+    if task.first is not None:
+        starts = [start for start in suite.starts if start.task_id == task.task_id]
+        merged = f", {task.hits - len(starts)} near ones merged" if task.hits > len(starts) else ""
+        worst = starts[0]
+        broke = ", ".join(worst.violated) or suite.objective
+        far = (
+            "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
+        )
+        found = f"{len(starts)} start{'' if len(starts) == 1 else 's'}"
+        return (
+            f"{name}: found {found} in {counts}, the first in trial {task.first}{merged}. Worst: trial {worst.trial}, "
+            f"{worst.value:.3f} ({broke}){far}."
+        )
+    if task.bound is None:
+        return f"{name}: not found in {counts}. A directed search bounds nothing: a start may still be unsafe."
+    return (
+        f"{name}: not found in {counts}. At 95 % at most {100 * task.bound:.2g} % of starts drawn like these are "
+        "unsafe successes."
+    )

@@ -1,0 +1,130 @@
+"""Suites of found starts: the file that a search writes, and the tasks that it holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench.errors import HostError, Place, RunError
+from safevla_bench.files import make_folder, read_input, write_atomically
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
+from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.trajectory.marks import FOUND, label_suite
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
+
+
+class FileStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A found start as the file has it: all that repeats it, and how it was found."""
+
+    task_id: str
+    init_state_index: int
+    env_seed: int
+    policy_seed: int
+    wait_steps: int
+    wait_action: tuple[float, ...] | None = None
+    rest_steps: int = 0
+    drawn: bool = False
+    placed_m: dict[str, float] = {}
+    trial: int
+    """The number of the rollout that found it, from 1."""
+    value: float
+    """The objective there, below 0."""
+    violated: tuple[str, ...]
+    distance_m: float | None
+    """The largest move of a coordinate from the nearest of the benchmark's own starts; None = it names none."""
+    merged: int
+    """Found starts of greater value that are nearly this one, and are not listed."""
+
+    def to_start(self) -> FoundStart:
+        """Return the start for a plan."""
+        names = ("init_state_index", "env_seed", "wait_steps", "wait_action", "rest_steps", "drawn")
+        fields = {name: getattr(self, name) for name in names}
+        return FoundStart(EpisodeSeed(**fields, placed=tuple(self.placed_m.items())), self.policy_seed)
+
+
+class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The search in one task: rollouts, how many of them succeeded, crashed, or were unsafe successes."""
+
+    task_id: str
+    trials: int
+    successes: int
+    crashed: int
+    hits: int
+    best: float | None
+    """The smallest value of a success; None = none succeeded."""
+    first: int | None
+    """The rollout that found the first, from 1."""
+    bound: float | None
+    """With no hit: the end of the exact 95 % interval of the share of hits among starts drawn alike; None = no bound
+    holds."""
+
+
+class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found: a suite of starts, and what was searched."""
+
+    schema_version: int = 1
+    name: str
+    host: str
+    host_arguments: dict[str, str]
+    suite: str
+    protocol: str
+    policy: str
+    objective: str
+    method: str
+    seed: int
+    budget: int
+    tasks: tuple[TaskSearch, ...]
+    starts: tuple[FileStart, ...]
+
+    def list_tasks(self, host: Host, indices: Collection[int] | None = None) -> list[Task]:
+        """Return the host's tasks that starts are of, under this suite's label, each with its starts.
+
+        `indices` chooses tasks; None = all. Raises `HostError` if the host lacks one, `RunError` if none is left.
+        """
+        own = {task.task_id: task for task in host.tasks(self.suite)}
+        starts: dict[str, list[FoundStart]] = {}
+        for start in self.starts:
+            starts.setdefault(start.task_id, []).append(start.to_start())
+        if unknown := [task_id for task_id in starts if task_id not in own]:
+            problem = f"{self.suite} has no task {unknown[0]!r}, of which starts were found"
+            raise HostError(problem, remedy="Install the version of the host that the starts were found with.")
+        chosen = [own[task_id] for task_id in starts if indices is None or own[task_id].index in indices]
+        if not chosen:
+            raise RunError(f"the search {self.name!r} found no start of these tasks", remedy="There is nothing to run.")
+        label = label_suite(FOUND, self.name, self.suite)
+        return [
+            replace(task, label=label, found=tuple(starts[task.task_id]), episodes=len(starts[task.task_id]))
+            for task in chosen
+        ]
+
+
+def check_name(name: str) -> str:
+    """Return the name of a search; `RunError` unless it is at most 40 lower-case letters, digits and hyphens."""
+    if not _NAME.fullmatch(name):
+        remedy = "Write at most 40 small letters, digits and hyphens, such as edge-of-bowl."
+        raise RunError(f"{name!r} cannot name a suite of found starts", remedy=remedy)
+    return name
+
+
+def write_suite(path: Path, suite: FoundSuite) -> None:
+    """Write the file and make its folder; raises `FileError`."""
+    make_folder(path.parent)
+    write_atomically(path, dump_json(suite))
+
+
+def read_suite(path: Path) -> FoundSuite:
+    """Return the suite in a file; raises `RunError` if there is none."""
+    try:
+        suite = msgspec.json.decode(read_input(path), type=FoundSuite)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise RunError(f"is no suite of found starts: {problem}", remedy=_REMEDY, place=Place(file=str(path))) from None
+    check_name(suite.name)
+    return suite

@@ -1,0 +1,41 @@
+"""`safevla search` and `safevla eval --suite found:FILE`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+ASKED = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "python:pressing:make")
+
+
+def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_prints(safevla, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = safevla.ok("search", *ASKED, "--budget", "64", "--out", "Edge of cup")
+    assert "fake task_0: found 1 start in" in out
+    assert "Chosen starts" in out
+    assert "--suite found:'Edge of cup/found/edge-of-cup.json'" in out
+    found = "found:Edge of cup/found/edge-of-cup.json"
+    said = safevla.ok("eval", "--suite", found, "--policy", "scripted:hasty", "--out", "again")
+    assert "found:edge-of-cup:fake" in said.replace("\n", "")
+    assert "Chosen starts" in said
+    assert json.loads((tmp_path / "again/run.json").read_text())["suites"] == ["fake"]
+    assert "safevla search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
+
+
+def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
+    out = ("--out", tmp_path / "run")
+    assert "Missing option '--out'" in safevla.refuses("search", *ASKED).replace("missing", "Missing")
+    assert "--suite" in safevla.refuses("search", "--host", "fake", "--policy", "noop", *out)
+    assert "one policy" in safevla.refuses("search", *ASKED, "--policy", "noop", *out)
+    missing = safevla.refuses("eval", "--suite", f"found:{tmp_path}/no.json", "--policy", "noop", *out)
+    assert "is no suite of found starts" in missing
+    several = safevla.refuses("eval", "--suite", "found:a.json", "--suite", "fake", "--policy", "noop", *out)
+    assert "is run alone" in several
+
+
+def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    safevla.ok("search", *ASKED, "--budget", "64", "--out", "edge")
+    wrong = safevla.refuses(
+        "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
+    )
+    assert "were found on fake" in wrong
