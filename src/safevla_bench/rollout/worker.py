@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
+from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.servers.endpoint import WORKER
@@ -83,6 +84,8 @@ class WorkerSpec:
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     specs: Mapping[str, str] = field(default_factory=dict)
     """What makes a policy that has a name of its own; else its name does."""
+    made: Mapping[str, Policy] = field(default_factory=dict)
+    """Policies that need not be made: they travel as they are."""
 
 
 class WorkerParts:
@@ -93,7 +96,7 @@ class WorkerParts:
         self.policies = {
             name: policies.make_policy(spec.specs.get(name, name), arguments)
             for name, arguments in spec.policies.items()
-        }
+        } | dict(spec.made)
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self._runner = EnvRunner(self.host, self.policies, Monitor(spec.stopping) if spec.stopping else None)
 
