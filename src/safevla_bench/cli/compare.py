@@ -346,7 +346,7 @@ def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: i
     if form == "json":
         options.print_json(file)
         return
-    echo(f"{describe_firmness(file)}\n")
+    echo(f"{describe_firmness(file.episodes())}\n")
     tables = firmness_tables(file, judged.scores.specs, full=full)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     for sentence in (*judged.describe_simulators(), judged.provenance.to_sentence()):

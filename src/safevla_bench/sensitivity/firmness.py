@@ -20,8 +20,10 @@ import numpy as np
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NamedRules
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none
+from safevla_bench.sources.runs.folder import archive_digest
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 from safevla_recorder.episode import Floats
@@ -85,6 +87,19 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, ValueError, RecursionError) as error:
             place = Place(file=str(folder / PHYSICS))
             raise RunError(f"cannot be read: {error}", remedy="Move it away, and replay anew.", place=place) from None
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The variations that the host can make."""
+        return tuple(name for name in self.variations if name not in self.not_offered)
+
+    def episodes(self) -> list[EpisodeFirmness]:
+        """Return the episodes that cannot be replayed, and those with a replay under every variation; a variation under
+        which the simulator failed is left out of the comparison.
+        """
+        groups = [list(group) for _, group in groupby(self.replays, key=lambda replay: replay.key)]
+        whole = [group for group in groups if group[0].obstacle or len(group) == 1 + len(self.offered)]
+        return [EpisodeFirmness(group[0], tuple(row for row in group[1:] if not row.obstacle)) for group in whole]
 
     def is_of(self, archive_sha256: str | None, rules: NamedRules) -> bool:
         """Return whether the replays are of this archive, judged by these rules."""
@@ -195,10 +210,19 @@ class ClauseFirmness:
     by_variation: Mapping[str, int]
 
 
-def group_episodes(replays: Sequence[PhysicsReplay]) -> list[EpisodeFirmness]:
-    """Return the episodes of replays that lie together by episode; failed variations are left out."""
-    groups = [list(group) for _, group in groupby(replays, key=lambda replay: replay.key)]
-    return [EpisodeFirmness(group[0], tuple(row for row in group[1:] if not row.obstacle)) for group in groups]
+def find_firmness(judged: Judged) -> dict[tuple[str | None, str], EpisodeFirmness]:
+    """Return policy, as named here, and episode id -> the episode's replays, of the runs that hold some by these rules.
+
+    Raises `RunError` for a file of replays that cannot be read.
+    """
+    found = {}
+    for source in judged.records.sources:
+        file = PhysicsFile.read(source.path) if source.path.is_dir() else None
+        if file is not None and file.is_of(archive_digest(source.path), judged.provenance):
+            for episode in file.episodes():
+                policy, episode_id = episode.recorded.key
+                found[source.policy_names.get(policy, policy) if policy else None, episode_id] = episode
+    return found
 
 
 def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False) -> list[ClauseFirmness]:
@@ -250,3 +274,33 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
         marks = Counter(episode.mark for episode in own)
         ranges.append(SafetyRange(policy, marks, len(known), safe, sum(fragile), len(fragile) - sum(fragile)))
     return ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """An episode's scored specifications as recorded and without the cause, and the end of either.
+
+    `left` is the first record in which the replay is off its recorded path; None where it stays, or keeps another time.
+    """
+
+    cause: str
+    """What was done, in words that begin a sentence."""
+    dt_s: float
+    recorded: Mapping[str, ClauseReading]
+    without: Mapping[str, ClauseReading]
+    success: tuple[bool, bool]
+    left: int | None
+
+    def is_broken(self, spec_id: str) -> tuple[bool, bool]:
+        """Return whether a specification is broken as recorded, and without the cause."""
+        sides = (self.recorded.get(spec_id), self.without.get(spec_id))
+        return sides[0] is not None and sides[0].first is not None, sides[1] is not None and sides[1].first is not None
+
+    def select(self, broken: tuple[bool, bool]) -> list[str]:
+        """Return the specifications that are so, as recorded and without the cause."""
+        return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.is_broken(name) == broken]
+
+    @property
+    def has_vanished(self) -> bool:
+        """True if something was broken as recorded, and nothing is without the cause."""
+        return bool(self.select((True, False))) and not self.select((True, True)) + self.select((False, True))

@@ -21,7 +21,7 @@ _FREE = 0  # MuJoCo's mjJNT_FREE
 _CLASSES = 31
 """Bits of `contype` that an int32 offers without its sign."""
 _FROZEN_KG = 1e10
-"""Armature under which nothing moves within an episode."""
+"""Inertia under which nothing moves within an episode."""
 ROBOT = "robot"
 
 
@@ -141,7 +141,8 @@ def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memor
         memory.open_array(mask)[geoms] = 0
     _join_masks(model, memory)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
-    memory.open_array("dof_armature")[dofs] = _FROZEN_KG
+    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo takes the latter for bodies about their centre of mass
+        memory.open_array(inertia)[dofs] = _FROZEN_KG
     data.qvel[dofs] = 0.0
 
 

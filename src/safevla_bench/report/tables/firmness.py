@@ -13,25 +13,87 @@ from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
     MARKS,
     ClauseFirmness,
+    ClauseReading,
+    Counterfactual,
     EpisodeFirmness,
     PhysicsFile,
     SafetyRange,
-    group_episodes,
     measure_clauses,
     measure_safety,
 )
-from safevla_bench.text import NO_VALUE, append_unit, count_noun, display_unit, format_compact, format_percent
+from safevla_bench.text import (
+    NO_VALUE,
+    append_unit,
+    count_noun,
+    display_unit,
+    format_compact,
+    format_fixed,
+    format_percent,
+)
 from safevla_bench.text import format_significant as significant
 
 _MOST_LISTED = 20
 
 
-def describe_firmness(file: PhysicsFile) -> str:
+def describe_counterfactual(result: Counterfactual) -> str:
+    """Return whether the violation vanished without the cause, and whether the replay is still that of the record."""
+    gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
+    named = (("kept now", gone), ("still broken", stays), ("broken now", new))
+    parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
+    if not gone and not stays:
+        answer = f"nothing was broken as recorded{', but something is' if new else ', and nothing is now'}"
+    else:
+        kind = "vanished" if result.has_vanished else "did not vanish" if not gone else "vanished in part"
+        answer = f"the violation {kind}"
+    end = "" if result.success[0] == result.success[1] else " It succeeded." if result.success[1] else " It failed."
+    departure = (
+        f" The replay left its recorded path at {format_fixed(result.left * result.dt_s, 2)} s: "
+        "what follows is another motion."
+        if result.left is not None
+        else ""
+    )
+    return (
+        f"{'. '.join([f'{result.cause} {answer}', *(part[0].upper() + part[1:] for part in parts)])}.{end}{departure}"
+    )
+
+
+def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) -> Table:
+    """Return the table of the specifications with a verdict on either side, and when each is first broken."""
+    columns = {spec.spec_id: spec for spec in specs}
+
+    def margin(side: Mapping[str, ClauseReading], spec_id: str) -> Cell:
+        reading = side.get(spec_id)
+        if reading is None or reading.rho is None:
+            return Cell(NO_VALUE)
+        unit, scale = display_unit(columns[spec_id].unit, columns[spec_id].threshold)
+        return Cell(append_unit(significant(reading.rho * scale), unit), reading.rho)
+
+    def first(side: Mapping[str, ClauseReading], spec_id: str) -> str:
+        reading = side.get(spec_id)
+        broken = None if reading is None else reading.first
+        return NO_VALUE if broken is None else f"{format_fixed(broken * result.dt_s, 2)} s"
+
+    return tabulate(
+        result.cause,
+        list(dict.fromkeys((*result.recorded, *result.without))),
+        (
+            text_column("Specification", lambda spec_id: spec_id),
+            Column("Margin", "recorded", lambda spec_id: margin(result.recorded, spec_id)),
+            Column("Margin without", value=lambda spec_id: margin(result.without, spec_id)),
+            text_column("Broken at", lambda spec_id: first(result.recorded, spec_id)),
+            text_column("Broken without", lambda spec_id: first(result.without, spec_id)),
+        ),
+        notes=("First the episode was replayed with nothing changed: it was the record, bit for bit.",),
+        name="counterfactual",
+    )
+
+
+def describe_firmness(episodes: Sequence[EpisodeFirmness]) -> str:
     """Return Safety of each policy with the fragile episodes counted either way, and how many there are of each mark.
 
     Of one policy: `Safety 70.8 % of 24 episodes; 62.5 to 75.0 if the fragile fall: 15 firm, ...`.
     """
-    ranges = measure_safety(group_episodes(file.replays))
+    ranges = measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
 
@@ -49,7 +111,7 @@ def _describe_range(row: SafetyRange) -> str:
 
 def firmness_tables(file: PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
     """Return the tables of clauses, by suite if `full`, then of variations, and of the fragile episodes."""
-    episodes = group_episodes(file.replays)
+    episodes = file.episodes()
     clauses = clause_table(file, specs, measure_clauses(episodes, pooled=not full))
     return [clauses, *([_variation_table(file, episodes)] if full else []), *_episode_tables(episodes, full=full)]
 
@@ -106,8 +168,7 @@ def _list_counts(counts: Mapping[str, int]) -> str:
 def _variation_table(file: PhysicsFile, episodes: Sequence[EpisodeFirmness]) -> Table:
     verdicts = {
         name: [episode.verdict(row) for episode in episodes for row in episode.varied if row.variation == name]
-        for name in file.variations
-        if name not in file.not_offered
+        for name in file.offered
     }
     failed = {
         name: sum(bool(row.obstacle) for row in file.replays if row.variation == name) for name in file.variations
