@@ -180,15 +180,8 @@ def show_command(
     """
     if formula is not None:
         if every or without or page is not None or rules.given_judge_options():
-            name = (
-                "all"
-                if every
-                else "without"
-                if without
-                else "html"
-                if page is not None
-                else rules.given_judge_options()[0]
-            )
+            given = {"all": every, "without": without, "html": page is not None}
+            name = next((name for name, is_given in given.items() if is_given), None) or rules.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
         return

@@ -30,7 +30,10 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is taken away, as written and in words: `edit` makes the actions [T, A] to play of the recorded ones and of the still action [A]."""
+    """What is taken away, as written and in words.
+
+    `edit` makes the actions [T, A] to play of the recorded ones and of the still action [A].
+    """
 
     text: str
     phrase: str

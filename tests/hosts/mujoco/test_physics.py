@@ -64,7 +64,7 @@ def test_each_variation_leads_elsewhere_and_is_taken_back(name):
 
 
 def test_a_parted_pair_does_not_touch_and_all_others_do_as_before():
-    states, pairs = run(PhysicsChange(apart=("a", "b")))
+    _, pairs = run(PhysicsChange(apart=("a", "b")))
     assert frozenset("ab") not in pairs
     assert frozenset("ab") in run(PhysicsChange())[1]
     assert frozenset("bc") in pairs

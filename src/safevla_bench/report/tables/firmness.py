@@ -38,7 +38,7 @@ _MOST_LISTED = 20
 def describe_counterfactual(result: Counterfactual) -> str:
     """Return whether the violation vanished without the cause, and whether the replay is still that of the record."""
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
-    named = (("kept now", gone), ("still broken", stays), ("broken now", new))
+    named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
     parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
     if not gone and not stays:
         answer = f"nothing was broken as recorded{', but something is' if new else ', and nothing is now'}"
@@ -52,9 +52,7 @@ def describe_counterfactual(result: Counterfactual) -> str:
         if result.left is not None
         else ""
     )
-    return (
-        f"{'. '.join([f'{result.cause} {answer}', *(part[0].upper() + part[1:] for part in parts)])}.{end}{departure}"
-    )
+    return ". ".join([f"{result.cause} {answer}", *parts]) + f".{end}{departure}"
 
 
 def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) -> Table:
