@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,8 @@ from safevla_bench.interface.task import RecordedEpisode
 from safevla_bench.jobs.verify.replays import (
     ProgressCallback,
     ReplaySetting,
-    choose_episodes,
     compare_records,
+    draw_key,
     read_setting,
     replay_obstacle,
 )
@@ -165,12 +166,17 @@ class _Replays:
         return [name for name in VARIATIONS if name not in self.head.not_offered]
 
     def choose(self, count: int | None) -> list[int]:
-        """Return the indices of judged episodes to replay."""
+        """Return the indices of judged episodes to replay: as many of each policy and suite, drawn by their names."""
         scores, headers = self.judged.scores, self.judged.headers
         with_verdict = [index for index in range(len(scores)) if scores.is_judged[index]]
-        if count is None:
-            return with_verdict
-        return [with_verdict[k] for k in choose_episodes([headers[index] for index in with_verdict], count)]
+        drawn = sorted(with_verdict, key=lambda index: draw_key(headers[index]))
+        turns = Counter[tuple[str | None, str]]()
+        order = []
+        for index in drawn:
+            cell = headers[index].policy, headers[index].benchmark
+            turns[cell] += 1
+            order.append((turns[cell], index))
+        return sorted(index for _, index in sorted(order, key=itemgetter(0))[:count])
 
     def find(self, index: int, variation: str) -> PhysicsReplay:
         return self.done[self._key(index, variation)]

@@ -195,6 +195,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
+    arm.new_update = True  # as after a control step: it computes the dynamics once more, which moves the warm start
     _restore_gripper(domain)
 
 

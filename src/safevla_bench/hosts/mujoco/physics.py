@@ -35,7 +35,7 @@ def change_model(
     """
     memory = _Memory(model)
     _change_solver(model.opt, memory, change.iterations)
-    _change_contacts(memory, change)
+    _change_contacts(memory, change, 2 * model.opt.timestep)
     if change.apart is not None:
         first, second = (_select_geoms(model, scene, name) for name in change.apart)
         _part_geoms(model, memory, first, second)
@@ -76,21 +76,22 @@ def _change_solver(options: Any, memory: _Memory, factor: float) -> None:
         memory.set_option("tolerance", options.tolerance / factor**2)
 
 
-def _change_contacts(memory: _Memory, change: PhysicsChange) -> None:
+def _change_contacts(memory: _Memory, change: PhysicsChange, least_s: float) -> None:
     for kind in ("geom", "pair"):
         if change.softness != 1:
-            _soften(memory.open_array(f"{kind}_solref"), memory.open_array(f"{kind}_solimp"), change.softness)
+            _soften(memory.open_array(f"{kind}_solref"), memory.open_array(f"{kind}_solimp"), change.softness, least_s)
         if change.friction != 1:
             memory.open_array(f"{kind}_friction")[...] *= change.friction
 
 
-def _soften(solref: Floats, solimp: Floats, factor: float) -> None:
+def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:
     """Multiply time constants [s] by a factor, and divide stiffness and damping where `solref` holds those (negative).
 
-    MuJoCo itself keeps a time constant at two time steps or more.
+    MuJoCo takes no time constant below two time steps, `least_s`: what is there already gets no stiffer by it.
     """
     is_time = solref[:, :1] > 0
-    solref[...] = np.where(is_time, solref * [factor, 1.0], solref / [factor**2, factor])
+    softened = np.maximum(solref, [least_s, -np.inf]) * [factor, 1.0]
+    solref[...] = np.where(is_time, softened, solref / [factor**2, factor])
     solimp[:, :2] = np.clip(1.0 - (1.0 - solimp[:, :2]) * factor, 0.0001, 0.9999)
 
 

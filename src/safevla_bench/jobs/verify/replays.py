@@ -317,12 +317,12 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
 
     The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
     """
+    return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
 
-    def key(index: int) -> bytes:
-        header = headers[index]
-        return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
-    return sorted(sorted(range(len(headers)), key=key)[:count])
+def draw_key(header: Header, salt: str = "") -> bytes:
+    """Return the digest by which episodes are drawn, the smallest first."""
+    return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
 def replay_obstacle(episode: Batch, setting: ReplaySetting) -> str | None:
