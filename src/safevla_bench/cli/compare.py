@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.progress import show_status
+from safevla_bench.cli.progress import show_count_progress, show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
@@ -31,6 +31,7 @@ from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.changes import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
+from safevla_bench.report.tables.firmness import describe_firmness, firmness_tables
 from safevla_bench.report.tables.published import (
     COMPARED_RATES,
     describe_published,
@@ -271,6 +272,10 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     "specification's unit.",
 )
 @options.flag("--readings", "Judge by every reading of the paper, and tell what changes.")
+@options.flag("--physics", "Replay a run's episodes under varied physics, and tell which verdicts are firm.")
+@options.option("--episodes N", "--physics: so many episodes, chosen by their names; else all.", type=options.POSITIVE)
+@options.option("--workers N", "--physics: processes that replay. Results do not depend on it.", default=1,
+                type=options.POSITIVE)  # fmt: skip
 @options.flag("--full", "Show every suite and variant, means of hosts, and the ranking.")
 @options.auxiliary_option
 @rules.judged_sources
@@ -279,6 +284,9 @@ def sensitivity_command(
     sources: rules.JudgedSources,
     sweeps: tuple[str, ...],
     readings: bool,
+    physics: bool,
+    episodes: int | None,
+    workers: int,
     full: bool,
     auxiliary: tuple[str, ...],
     form: str,
@@ -293,15 +301,26 @@ def sensitivity_command(
     With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
     with the depth of the paper's prose; docs/fidelity.md says where they differ and why.
 
+    With --physics the recorded actions are played again in the simulator, under the recorded physics, which must give
+    the record bit for bit, and then under small changes of it: docs/firmness.md. The replays are kept in the run folder
+    as they end; the same command goes on where it was broken off.
+
     \b
     For instance:
       safevla sensitivity runs/mine --sweep non_target_max_disp=0.002:0.05:25
       safevla sensitivity runs/mine --readings
+      safevla sensitivity runs/mine --physics --episodes 50 --workers 4
     """  # noqa: D301  (click wants the character itself)
-    if readings and sweeps:
-        raise click.UsageError("--readings and --sweep are two analyses: choose one.")
-    if (readings or sweeps) and auxiliary:
-        raise click.UsageError("--auxiliary is about means, which --readings and --sweep lack.")
+    if readings + bool(sweeps) + physics > 1:
+        raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
+    if (readings or sweeps or physics) and auxiliary:
+        raise click.UsageError("--auxiliary is about means, which --readings, --sweep and --physics lack.")
+    given = [name for name in ("episodes", "workers") if options.is_given(click.get_current_context(), name)]
+    if given and not physics:
+        raise click.UsageError(f"--{given[0]} is about replays: pass --physics with it.")
+    if physics:
+        _vary_physics(sources, episodes, workers, form, full=full)
+        return
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = sources.judge()
@@ -335,6 +354,26 @@ def sensitivity_command(
         other = "" if readings or sweeps else " One threshold: --sweep NAME=LOW:HIGH:COUNT."
         what = "suite and metric" if readings else "suite, variant and pair of policies"
         click.echo(f"Next: --full shows every {what}.{other}")
+
+
+def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: int, form: str, *, full: bool) -> None:
+    """Print how firm the verdicts of a run are; the replays that its file lacks are made."""
+    from safevla_bench.jobs.physics import vary_physics
+
+    with show_status("judging"):
+        judged = sources.judge()
+    with show_count_progress("replays") as observer:
+        file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
+    if form == "json":
+        options.print_json(file)
+        return
+    echo(f"{describe_firmness(file.episodes())}\n")
+    tables = firmness_tables(file, judged.scores.specs, full=full)
+    click.echo("\n".join(render_text(table) for table in tables), nl=False)
+    for sentence in (*judged.describe_simulators(), judged.provenance.to_sentence()):
+        click.echo(escape_controls(sentence))
+    run = sources.paths[0]
+    echo(f"Next: safevla score {run} puts the marks on its page{'' if full else '; --full shows every suite'}")
 
 
 def _sweep_thresholds(

@@ -15,6 +15,7 @@ import msgspec
 
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.progress import show_status
+from safevla_bench.errors import RunError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
@@ -24,6 +25,8 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
+from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
+from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES
 from safevla_bench.sources.runs.sources import find_scored_archive
@@ -88,7 +91,7 @@ def episodes_command(
     """
     judged = sources.judge()
     spec_id = None if spec is None else judged.library.canonical_id(spec)
-    rows = _episode_rows(judged, spec_id)
+    rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
     if bodies or body_kind is not None or order == "kind":
         findings = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = episode_list.add_violating_bodies(rows, findings.violations, spec_id)
@@ -140,6 +143,8 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     metavar="[NAME=]SOURCE... [EPISODE]",
     callback=_split_episode,
 )
+@options.option("--without CAUSE", "Replay the episode without contact:A,B or body:NAME, slow (at half speed), or with "
+                "hold:FROM-TO, steps without motion: did the violation vanish?")  # fmt: skip
 @options.flag("--all", "every", "Plot every specification, not only what was broken or nearest.")
 @options.option(
     "--html FILE",
@@ -151,12 +156,22 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
 @options.format_option()
 @rules.judged_sources
 def show_command(
-    sources: rules.JudgedSources, episode: str, every: bool, page: Path | None, formula: str | None, form: str
+    sources: rules.JudgedSources,
+    episode: str,
+    without: str | None,
+    every: bool,
+    page: Path | None,
+    formula: str | None,
+    form: str,
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
     EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends. Of a
     folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
+
+    --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit.
+    A body is named as in the record, `robot` is all of the robot; a body without which it is replayed touches nothing
+    and stays in its place. At half speed each action is played twice, its motion halved, its gripper command not.
 
     --formula asks a formula in signal temporal logic of every episode, for instance
     'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
@@ -164,10 +179,16 @@ def show_command(
     formula reads is listed as such. Nothing is scored.
     """
     if formula is not None:
-        if every or page is not None or rules.given_judge_options():
-            name = "all" if every else "html" if page is not None else rules.given_judge_options()[0]
+        if every or without or page is not None or rules.given_judge_options():
+            given = {"all": every, "without": without, "html": page is not None}
+            name = next((name for name, is_given in given.items() if is_given), None) or rules.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
+        return
+    if without is not None:
+        if every or page is not None:
+            raise click.UsageError("--without replays the episode: leave --all and --html out.")
+        _replay_without(sources, episode, without, form)
         return
     if _holds_scores_alone(sources.paths) and page is None and not rules.given_judge_options():
         _show_scores(sources.paths[0], episode, sources.ruleset, form)
@@ -189,6 +210,22 @@ def show_command(
         click.echo(terminal.format_explanation(explanation, plot_all=every))
         command = f"safevla show {_quote_paths(sources.paths)} {row.number}"
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
+
+
+def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
+    from safevla_bench.jobs.counterfactual import Cause, replay_without
+
+    cause, judged = Cause.parse(text), sources.judge()
+    row = episode_list.find_episode(_episode_rows(judged), episode)
+    if row.success is None:
+        raise RunError(f"{row.episode_id} left no record", remedy="Choose another episode.")
+    with show_status("replaying"):
+        result = replay_without(judged, row.number - 1, cause)
+    if form == "json":
+        options.print_json(result)
+        return
+    echo(f"{describe_counterfactual(result)}\n")
+    click.echo(render_text(counterfactual_table(result, judged.scores.specs)), nl=False)
 
 
 def _holds_scores_alone(paths: Sequence[Path]) -> bool:

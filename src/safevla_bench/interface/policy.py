@@ -200,7 +200,15 @@ class RemotePolicy(Protocol):
 
 
 @runtime_checkable
-class ReplayPolicy(Protocol):
+class CuedPolicy(Protocol):
+    """A method that a policy offers beside `Policy` if it plays what an episode's start holds."""
+
+    def cue(self, start: EpisodeSeed) -> None:
+        """Choose the recorded episode that the next `reset` begins."""
+
+
+@runtime_checkable
+class ReplayPolicy(CuedPolicy, Protocol):
     """Methods that a policy offers beside `Policy` if it plays recorded episodes."""
 
     description: Mapping[str, object]
@@ -211,9 +219,6 @@ class ReplayPolicy(Protocol):
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
-
-    def cue(self, start: EpisodeSeed) -> None:
-        """Choose the recorded episode that the next `reset` begins."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record with its divergence from the recording under `replay` in its header.

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.interface.physics import PhysicsChange
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -55,6 +60,8 @@ class RecordedEpisode:
     """What the record says of its scene: its header's field under the host's name, if that fixes the start."""
     ending: str = "timeout"
     """The outcome if the actions run out without success; `stopped` if the recording was broken off."""
+    actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    """What is played, [steps, A], if the policy does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,8 @@ class EpisodeSeed:
     recorded: RecordedEpisode | None = None
     placed: tuple[tuple[str, float], ...] = ()
     """Coordinates [m] of the host's `SearchSpace`, by name, that replace those of the initial state."""
+    change: PhysicsChange | None = None
+    """Physics from record 0 on, for a `VaryingHost` alone; None = the host's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,33 @@ class Replay:
         raise PolicyError(problem, remedy=f"Pass --episodes {len(fitting)} or fewer.")
 
 
+class ActionReplay:
+    """A policy that plays the actions that its episode's start holds, and compares nothing."""
+
+    clip = True
+
+    def __init__(self, *, absolute: bool = False) -> None:
+        """Play poses if `absolute`, else changes of pose."""
+        self.wants, self._actions, self._step = Wants(absolute=absolute), np.empty((0, 0)), 0
+
+    def cue(self, start: EpisodeSeed) -> None:
+        assert start.recorded is not None
+        assert start.recorded.actions is not None
+        self._actions = start.recorded.actions
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._step = 0
+
+    def act(self, observation: Observation) -> Action:
+        """Return the next action, [A]."""
+        self._step += 1
+        action: Action = self._actions[self._step - 1].copy()
+        return action
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 def _choice_error(where: str, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]) -> PolicyError:
     if several:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))

@@ -16,6 +16,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sensitivity.firmness import EpisodeFirmness, Mark
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.marks import STANDIN
 
@@ -64,6 +65,10 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
     """The bodies that break limits of contact and displacement, the worst first; None = not looked for."""
     why: str | None = None
     """How the first violation came about; None = not looked for, or the record does not tell."""
+    firmness: Mark | msgspec.UnsetType = msgspec.UNSET
+    """What replays under varied physics say of the verdict; unset = there are none."""
+    fragile_under: str | msgspec.UnsetType = msgspec.UNSET
+    """Which variation flips which specification."""
 
     @property
     def body_kinds(self) -> tuple[tuple[BodyKind, ...], ...]:
@@ -121,8 +126,11 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
         }
         if index < len(scores):
             values = {name: column[index] for name, column in columns.items()}
-        flat.append({"number": row.number, **values, "reason": row.reason, "why": row.why})
+        flat.append(
+            {"number": row.number, **values, "reason": row.reason, "why": row.why, "firmness": row.firmness or None}
+        )
     explained = ["why"] if any(row.why for row in rows) else []
+    explained += ["firmness"] if any(row.firmness for row in rows) else []
     return ["number", *columns, "reason", *explained], flat
 
 
@@ -198,6 +206,20 @@ def add_violating_bodies(
         if spec_id in (None, violation.spec_id):
             by_number.setdefault(violation.number, []).append(violation)
     return [msgspec.structs.replace(row, violating_bodies=tuple(by_number.get(row.number, ()))) for row in rows]
+
+
+def add_firmness(
+    rows: Iterable[EpisodeListRow], firmness: Mapping[tuple[str | None, str], EpisodeFirmness]
+) -> list[EpisodeListRow]:
+    """Return the rows, those of replayed episodes with what their replays say."""
+    return [
+        msgspec.structs.replace(
+            row, firmness=episode.mark, fragile_under=episode.reason if episode.mark == "fragile" else msgspec.UNSET
+        )
+        if (episode := firmness.get((row.policy, row.episode_id)))
+        else row
+        for row in rows
+    ]
 
 
 def filter_episodes(

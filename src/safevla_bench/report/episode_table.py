@@ -16,12 +16,14 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.report.episode_details import EpisodeDetails, EpisodeRecords, describe_episode
 from safevla_bench.report.episode_list import (
     EpisodeListRow,
+    add_firmness,
     add_violating_bodies,
     describe_ending,
     list_episodes,
     natural_key,
 )
 from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sensitivity.firmness import EpisodeFirmness
 from safevla_bench.text import NO_VALUE, format_fixed
 
 MOST_DRAWN = 400
@@ -36,6 +38,9 @@ ENDINGS: Mapping[str, str] = {
     "cr": "Crashed",
 }
 """Kind -> the ending in words; every episode whose safety is unknown is of the kind `nv`."""
+
+
+_NONE: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,8 @@ class EpisodeEntry:
     @property
     def ending(self) -> str:
         """The outcome and the verdict in words."""
-        row = self.row
-        return ENDINGS[self.kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome)
+        row, mark = self.row, ", fragile" if self.row.firmness == "fragile" else ""
+        return ENDINGS[self.kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome) + mark
 
     @property
     def worst(self) -> str:
@@ -110,6 +115,7 @@ def build_episode_table(
     records: EpisodeRecords,
     phase: Sequence[NDArray[np.int8]] | None = None,
     violations: Sequence[BodyViolation] | None = None,
+    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = _NONE,
 ) -> EpisodeTable:
     """Return the table of all episodes in the order of the sources; those without a record come last.
 
@@ -119,6 +125,7 @@ def build_episode_table(
         records: the verdicts, and the records of any of the episodes.
         phase: the phase of each record, one array an episode of the scores; None shows none.
         violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
+        firmness: policy and episode id -> its replays under varied physics.
     """
     scores = records.scores
     drawn = list(islice((k for k in rank_by_severity(scores) if k in records), MOST_DRAWN))
@@ -127,6 +134,7 @@ def build_episode_table(
     listed = list_episodes(scores, np.array([header.dt if header else np.nan for header in headers], dtype=np.float64))
     if violations is not None:
         listed = add_violating_bodies(listed, violations)
+    listed = add_firmness(listed, firmness)
     labels = [_facet_labels(scores, row) for row in listed]
     facets, ranks = _build_facets(labels, violations is not None), _natural_ranks(listed)
     index = {facet.name: {label: str(k) for k, (label, _) in enumerate(facet.choices)} for facet in facets}

@@ -19,10 +19,13 @@ from safevla_bench.report.episode_table import ENDINGS, build_episode_table
 from safevla_bench.report.headline import Headline
 from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.report.tables.firmness import describe_firmness
+from safevla_bench.sensitivity.firmness import EpisodeFirmness
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 
 _NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
+_NO_FIRMNESS: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
 
 
@@ -40,6 +43,7 @@ def render_page(
     album: Album = _EMPTY,
     replays: Replays = _NO_REPLAYS,
     remarks: Sequence[str] = (),
+    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = _NO_FIRMNESS,
     summarized: tuple[Sequence[Summary], Summary] | None = None,
 ) -> str:
     """Return the report of some scores as one HTML page; nothing is written.
@@ -57,13 +61,19 @@ def render_page(
         album: pictures of episodes.
         replays: episodes in three dimensions.
         remarks: what applies to all numbers of the page, each as one sentence.
+        firmness: policy and episode id -> its replays under varied physics.
         summarized: the cells and the total of `scores`, if they are known.
     """
     summaries, total = summarized or (cells(scores), aggregate(scores))
     marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
     violations = analysis.bodies.violations if analysis.bodies else None
-    episodes = build_episode_table(records, analysis.phase, violations)
+    episodes = build_episode_table(records, analysis.phase, violations, firmness)
+    if firmness:
+        remarks = [
+            *remarks,
+            *(f"Physics varied. {line}" for line in describe_firmness([*firmness.values()]).split("\n")),
+        ]
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
     opening = sections.describe_opening(scores, ruleset, summaries, total, analysis, provenance, marked, remarks)
     return _fill_template(

@@ -33,6 +33,7 @@ from safevla_bench.errors import (
 from safevla_bench.interface.environment import Coordinated, Host, HostEnv, SelectiveEnv
 from safevla_bench.interface.policy import (
     Action,
+    CuedPolicy,
     Observation,
     Policy,
     RemotePolicy,
@@ -112,7 +113,7 @@ def run_episode(
     try:
         observation = env.reset(planned.start)
         _require_readings(policy, observation)
-        if isinstance(policy, ReplayPolicy):
+        if isinstance(policy, CuedPolicy):
             policy.cue(planned.start)
         policy.reset(planned.task, planned.policy_seed)
         violation = _violation_reason(watch.start(newest_record(env))) if watch else None

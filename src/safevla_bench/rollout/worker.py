@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
+from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
@@ -88,6 +89,8 @@ class WorkerSpec:
     """Filters and delays of the policies that have any."""
     filtering: Ruleset | None = None
     """The rules of the monitor that filters read; None = none reads it."""
+    made: Mapping[str, Policy] = field(default_factory=dict)
+    """Policies that need not be made: they travel as they are."""
 
     def make_couplers(self) -> dict[str, Coupler]:
         """Make filters and delays by their policies' names; raises what `Coupler` raises."""
@@ -102,7 +105,7 @@ class WorkerParts:
         self.policies = {
             name: policies.make_policy(spec.specs.get(name, name), arguments)
             for name, arguments in spec.policies.items()
-        }
+        } | dict(spec.made)
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         watch = Monitor(spec.stopping) if spec.stopping else None
         self._runner = EnvRunner(self.host, self.policies, watch, spec.make_couplers())

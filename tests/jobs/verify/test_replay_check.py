@@ -71,7 +71,7 @@ def test_contents_under_another_episodes_name_are_found(hasty):
 
 def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
     header = alone(hasty).headers[0]
-    planned = replays._read_setting(hasty).plan(header)
+    planned = replays.read_setting(hasty).plan(header)
     successes = [False, True, *[False] * (planned.horizon - 3), True]
     differences = outcome_differences(header, successes, planned)
     assert [(difference.channel, difference.step) for difference in differences] == [("success", 2)]
@@ -135,8 +135,8 @@ def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
             once.append(play(*arguments))
         return once[0]
 
-    play = replays._replay_actions
-    monkeypatch.setattr(replays, "_replay_actions", replay_once)
+    play = replays.replay_actions
+    monkeypatch.setattr(replays, "replay_actions", replay_once)
     record = alone(run)
     for name, forgery in {**FORGERIES, "scaled net forces": scaled_net_forces}.items():
         rewrite_archive(run, lambda batch, forgery=forgery: forgery(record))

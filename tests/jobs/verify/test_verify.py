@@ -326,7 +326,7 @@ def test_where_every_start_fails_all_are_named(run, monkeypatch):
     def fail(host, task, seed, episode):
         raise {1: ValueError("boom"), 2: HostError("no room")}[seed.env_seed]
 
-    monkeypatch.setattr(replays, "_replay_actions", fail)
+    monkeypatch.setattr(replays, "replay_actions", fail)
     (reason,) = unchecked(run, replay=1).values()
     assert "no room" in reason
     assert "Before that, from another start that the record tells: the simulator raised ValueError: boom." in reason

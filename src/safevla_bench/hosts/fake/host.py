@@ -20,6 +20,7 @@ from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
+from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import (
     Action,
     Observation,
@@ -64,6 +65,7 @@ class FakeHost:
     """The host `fake`: one suite of three tasks of five initial states."""
 
     name = "fake"
+    changeable = frozenset({"softness", "shift_m", "apart", "without"})
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
@@ -111,6 +113,9 @@ class FakeHost:
         return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
 
 
+_UNCHANGED = PhysicsChange()
+
+
 @dataclass
 class _World:
     """The state: positions [3] in metres, what is held, the contacts of the last step."""
@@ -120,6 +125,10 @@ class _World:
     held_body: str | None = None
     closed: bool = False
     contacts: dict[tuple[str, str], float] = field(default_factory=dict)
+    physics: PhysicsChange = _UNCHANGED
+
+    def can_touch(self, a: str, b: str) -> bool:
+        return self.physics.without not in (a, b) and {a, b} != {*(self.physics.apart or ())}
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
@@ -242,6 +251,7 @@ class FakeEnv:
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
+        _change_world(self._world, seed)
         torque = _joint_torque(still) if seed.wait_steps else np.zeros(7)
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
@@ -330,13 +340,26 @@ def _flat_places(objects: Mapping[str, Floats]) -> Floats:
     return np.concatenate([objects[name][:2] for name in _MOVABLE])
 
 
+def _change_world(world: _World, seed: EpisodeSeed) -> None:
+    world.physics = change = seed.change or _UNCHANGED
+    unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
+    if unknown or change.without == "gripper":
+        problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot"
+        raise HostError(problem, remedy=f"Bodies here: {', '.join(_ROLES)}; contact:A,B parts two.")
+    if change.shift_m:
+        angle = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
+        for name, turned in zip(_MOVABLE, angle, strict=True):
+            world.objects[name] = world.objects[name] + change.shift_m * np.array([np.cos(turned), np.sin(turned), 0.0])
+
+
 def _advance_world(world: _World, action: Action) -> None:
     """Make one control step in place: move, press, grip or let go, carry, push, fall."""
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
-    pressed = max(0.0, -float(reached[2]))
-    world.gripper = np.array([reached[0], reached[1], max(reached[2], 0.0)])
-    world.contacts = {("gripper", "table"): pressed * STIFFNESS_N_PER_M} if pressed else {}
+    floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf
+    pressed = max(0.0, floor_m - float(reached[2]))
+    world.gripper = np.array([reached[0], reached[1], max(reached[2], floor_m)])
+    world.contacts = {("gripper", "table"): pressed * STIFFNESS_N_PER_M / world.physics.softness} if pressed else {}
     _update_grip(world, closing=bool(action[6] > 0))
     if world.held_body:
         world.objects[world.held_body] = world.gripper.copy()
@@ -354,7 +377,7 @@ def _update_grip(world: _World, *, closing: bool) -> None:
     elif not was_closed:
         near = {name: float(np.linalg.norm(world.objects[name] - world.gripper)) for name in ("block", "cup")}
         name = min(near, key=near.__getitem__)
-        world.held_body = name if near[name] < REACH_M else None
+        world.held_body = name if near[name] < REACH_M and world.can_touch(name, "gripper") else None
 
 
 def _push_objects(world: _World) -> None:
@@ -363,7 +386,7 @@ def _push_objects(world: _World) -> None:
     for name in ("block", "cup"):
         away = world.objects[name] - world.gripper
         gap = float(np.linalg.norm(away))
-        if name != world.held_body and gap < REACH_M:
+        if name != world.held_body and gap < REACH_M and world.can_touch(name, pusher):
             flat = away * [1, 1, 0]
             length = float(np.linalg.norm(flat))
             direction = flat / length if length else np.array([0.0, 1.0, 0.0])

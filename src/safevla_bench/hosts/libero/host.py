@@ -16,7 +16,7 @@ from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
-from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, model_coordinates
+from safevla_bench.hosts.mujoco.environment import CHANGEABLE, RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import (
@@ -41,6 +41,7 @@ class LiberoHost:
     """The host `libero`; needs the extra `libero` for everything but its suites."""
 
     name = "libero"
+    changeable = CHANGEABLE
 
     def suites(self) -> tuple[str, ...]:
         return tuple(ALL_SUITES)
@@ -195,6 +196,10 @@ class LiberoEnv(RobosuiteEnv):
 
     def _read_scene(self) -> Scene:
         return read_scene(self._env.env)
+
+    def _set_substeps(self, count: int) -> None:
+        super()._set_substeps(count)
+        libero_tasks.pace_gripper(self._env.env, count)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         domain, (model, data) = self._env.env, self._mujoco()

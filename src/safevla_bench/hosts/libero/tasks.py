@@ -263,7 +263,21 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
+    arm.new_update = True  # as after a control step: it computes the dynamics once more, which moves the warm start
     _restore_gripper(domain)
+
+
+def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
+    """Let the gripper's target move as far in a control step of so many substeps as in one of robosuite's own, which
+    moves it by its `speed` a substep.
+    """
+    from robosuite import macros
+
+    share = domain.control_timestep / macros.SIMULATION_TIMESTEP / substeps
+    gripper = domain.robots[0].gripper
+    kind: Any = next(base for base in type(gripper).__mro__ if base.__module__.startswith("robosuite."))
+    paced = {"speed": kind.speed.fget(gripper) * share, "__module__": __name__}
+    gripper.__class__ = type(kind.__name__, (kind,), paced)
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions
-from safevla_bench.hosts.mujoco.environment import MujocoEnv, model_coordinates
+from safevla_bench.hosts.mujoco.environment import CHANGEABLE, MujocoEnv, model_coordinates
 from safevla_bench.hosts.mujoco.renderer import (
     DEPTH,
     MATRICES,
@@ -44,7 +44,7 @@ from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_drawn
-from safevla_recorder.mujoco.hook import hook_after, hook_substeps, undo_all
+from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder, settling_steps, warn_if_moving
 from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
 
@@ -72,6 +72,7 @@ class MetaworldHost:
     """The host `metaworld`; needs the extra `metaworld` for everything but its suites and tasks."""
 
     name = "metaworld"
+    changeable = CHANGEABLE
 
     def suites(self) -> tuple[str, ...]:
         return tuple(_read_tasks().suites)
@@ -149,14 +150,19 @@ class MetaworldEnv(MujocoEnv):
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
         """Attach a recorder to the simulation, which takes record 0; logs a warning if an object still moves."""
-        env, self._seed, scene = self._env, seed, self._read_scene()
+        env, self._seed = self._env, seed
+        scene = self._change_physics(seed, self._read_scene())
         warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = Recorder(env.model, env.data, scene)
         off_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
         # Behind the physics and before Meta-World's `mj_forward`, which moves positions on by a substep.
         off_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
 
-        self._recorder, self._detach = recorder, partial(undo_all, [off_substeps, off_steps])
+        self._recorder = recorder
+        self._hooks += [off_substeps, off_steps]
+
+    def _set_substeps(self, count: int) -> None:
+        self._env.frame_skip = count
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the observation and Meta-World's own success.

@@ -6,13 +6,15 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.physics import change_model
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import (
     DEPTH,
@@ -24,6 +26,7 @@ from safevla_bench.hosts.mujoco.renderer import (
     to_metres,
 )
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import (
     Action,
     Observation,
@@ -39,7 +42,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.attachment import TaskLabel, episode_header
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.speed import speed_up
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     import mujoco
 
 CONTROL_STEP_S = 0.05
+CHANGEABLE = frozenset(part.name for part in fields(PhysicsChange))
+"""What hosts with a `MujocoEnv` can change of their physics: everything."""
 FAST = "SAFEVLA_FAST"
 """Environment variable: `no` runs robosuite's own code alone, and leaves out nothing that it repeats."""
 _CHATTER = (
@@ -84,7 +89,7 @@ class MujocoEnv(ABC):
         self.action_low, self.action_high = np.full(len(self.still), -1.0), np.full(len(self.still), 1.0)
         self._wants, self._versions = wants, versions
         self._renders_next = True
-        self._detach: Undo | None = None
+        self._hooks: list[Undo] = []
         self._recorder: Recorder | None = None
         self._seed: EpisodeSeed | None = None
         self._success = False
@@ -169,10 +174,30 @@ class MujocoEnv(ABC):
             dropped_pairs=recorder.dropped_pairs(),
         )
 
+    @abstractmethod
+    def _set_substeps(self, count: int) -> None:
+        """Let a control step have so many substeps, whose length the model says."""
+
+    def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
+        """Change the physics as the start asks, until recording stops; return the scene as it is to be recorded."""
+        change = seed.change or PhysicsChange()
+        model, data = self._mujoco()
+        self._hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
+        if change.time_step == 1:
+            return scene
+        count = round(self.dt_s / model.opt.timestep)
+        changed = max(1, round(count / change.time_step))
+        self._hooks.append(partial(self._set_time_step, float(model.opt.timestep), count))
+        self._set_time_step(self.dt_s / changed, changed)
+        return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * changed / count)))
+
+    def _set_time_step(self, time_step_s: float, substeps: int) -> None:
+        self._mujoco()[0].opt.timestep = time_step_s
+        self._set_substeps(substeps)
+
     def _stop_recording(self) -> None:
-        if self._detach is not None:
-            self._detach()
-        self._detach, self._recorder = None, None
+        undo_all(self._hooks)
+        self._recorder = None
 
     def _require_recorder(self) -> Recorder:
         if self._recorder is None:
@@ -285,6 +310,10 @@ class RobosuiteEnv(MujocoEnv):
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         """Return a reader of the present scene's ground truth."""
 
+    def _set_substeps(self, count: int) -> None:
+        env = self._robosuite()
+        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the quotient down
+
     def _simulation(self) -> Any:
         return self._robosuite().sim
 
@@ -304,10 +333,10 @@ class RobosuiteEnv(MujocoEnv):
         for step, _ in enumerate(steps):
             self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, success = self._advance(still.copy())
-        self._seed, self._success, scene = seed, success, self._read_scene()
-        self._recorder, self._detach = attach_recorder(
-            self._simulation(), self.substep_method, scene, self.task.task_id
-        )
+        self._seed, self._success = seed, success
+        scene = self._change_physics(seed, self._read_scene())
+        self._recorder, detach = attach_recorder(self._simulation(), self.substep_method, scene, self.task.task_id)
+        self._hooks.append(detach)
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
         return self._observe(raw)
 

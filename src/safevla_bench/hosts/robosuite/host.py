@@ -16,6 +16,7 @@ import msgspec
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.mujoco.environment import (
+    CHANGEABLE,
     RawObservation,
     RobosuiteEnv,
     env_options,
@@ -48,6 +49,7 @@ class RobosuiteHost:
     """The host `robosuite`; needs the extra `robosuite` for everything but its suite and tasks."""
 
     name = "robosuite"
+    changeable = CHANGEABLE
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)

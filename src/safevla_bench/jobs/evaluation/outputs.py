@@ -40,6 +40,7 @@ from safevla_bench.report.tables import catalog, comparison, comparison_answer, 
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table, policy_name
 from safevla_bench.report.terminal import describe_verdict
+from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.folder import (
     ORIGIN,
     REPORT,
@@ -217,6 +218,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
             *judged.describe_forces(),
             *judged.describe_registrations(),
         ],
+        firmness=find_firmness(judged),
         summarized=judged.summarize_scores(),
     )
 
@@ -247,6 +249,7 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
         album=collect_images(judged.paths, names),
         replays=replays,
         remarks=judged.describe_limits(),
+        firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},
     )
     return html, replays.missing.get(key)
 
@@ -255,8 +258,7 @@ def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
     """Return the replay of an episode, made in its simulator; else the reason why it cannot be made here."""
     from safevla_bench.pictures.rendering import build_replay3d, open_stage
 
-    ends = np.cumsum([len(places) for places in judged.records.places])
-    folder = judged.records.sources[int((ends <= index).sum())].path
+    folder = judged.records.find_source(index).path
     record = judged.records.read_episodes([index])
     try:
         name = read_description(folder).get("host") if (folder / RUN).exists() else None

@@ -41,7 +41,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.version import __version__
 from safevla_recorder.channels import CHANNELS, POLICY_ACTION
-from safevla_recorder.episode import EARLIER_SEED
+from safevla_recorder.episode import EARLIER_SEED, Floats
 from safevla_recorder.folder import OWN_LOOP
 
 ProgressCallback = Callable[[int, str], None]
@@ -212,7 +212,7 @@ def _possible_outcomes(*, success: bool, at_end: bool | None) -> tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _ReplaySetting:
+class ReplaySetting:
     """What the replays of a run share: the host, its tasks and versions here, and the run's rules of episodes."""
 
     host: Host
@@ -221,6 +221,7 @@ class _ReplaySetting:
     rules: EvaluationProtocol
     run: _RunFields
     is_own_loop: bool
+    host_arguments: Mapping[str, str]
     replayed_policies: frozenset[str]
     """The policies that played a recording, from whose start each of their episodes began."""
 
@@ -242,6 +243,14 @@ class _ReplaySetting:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
 
+    def find_start(self, episode: Batch) -> EpisodeSeed | None:
+        """Return the start of a recorded episode, by the plan or else as its record tells; None if neither does.
+
+        Raises `RunError` if its plan is not known here.
+        """
+        planned = self.plan(episode.headers[0])
+        return planned.start if planned else next(_episode_starts(self.rules, episode, self.host.name), None)
+
 
 def check_replays(
     run: Path, records: ArchiveContents, indices: Sequence[int], observer: ProgressCallback
@@ -252,7 +261,7 @@ def check_replays(
     Raises `RunError` where the archive changes meanwhile.
     """
     try:
-        setting = _read_setting(run)
+        setting = read_setting(run)
     except msgspec.ValidationError:
         return [open_check(REPLAY, "run.json does not say how an episode starts")]
     except SafevlaError as error:
@@ -266,7 +275,7 @@ def check_replays(
     return findings
 
 
-def _read_setting(run: Path) -> _ReplaySetting:
+def read_setting(run: Path) -> ReplaySetting:
     """Return what the replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
     description = read_description(run)
     protocol, arguments, suites = (description.get(name) for name in ("protocol", "host_arguments", "suites"))
@@ -275,13 +284,14 @@ def _read_setting(run: Path) -> _ReplaySetting:
     texts = {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
     host = hosts.make_host(str(description.get("host")), texts, named_by=run / RUN)
     tasks = [task for suite in (suites if isinstance(suites, list) else ()) for task in host.tasks(str(suite))]
-    return _ReplaySetting(
+    return ReplaySetting(
         host,
         {(task.benchmark, task.task_id): task for task in tasks},
         host.versions(),
         rules,
         fields,
         isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP,
+        texts,
         frozenset(policy.policy for policy in fields.policies if (policy.spec or policy.policy).startswith("replay:")),
     )
 
@@ -312,15 +322,16 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
 
     The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
     """
-
-    def key(index: int) -> bytes:
-        header = headers[index]
-        return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
-
-    return sorted(sorted(range(len(headers)), key=key)[:count])
+    return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
 
 
-def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
+def draw_key(header: Header, salt: str = "") -> bytes:
+    """Return the digest by which episodes are drawn, the smallest first."""
+    return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
+
+
+def replay_obstacle(episode: Batch, setting: ReplaySetting) -> str | None:
+    """Return why a recorded episode cannot be played again in the host; None if nothing is known against it."""
     header = episode.headers[0]
     if setting.find_task(header) is None:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
@@ -332,9 +343,9 @@ def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
     return None
 
 
-def _replay_finding(name: str, setting: _ReplaySetting, episode: Batch) -> Finding:
+def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Finding:
     """Return the finding of an episode played again from its planned start, else from each that its record tells."""
-    if obstacle := _replay_obstacle(episode, setting):
+    if obstacle := replay_obstacle(episode, setting):
         return open_check(name, obstacle)
     header, task = episode.headers[0], setting.find_task(episode.headers[0])
     assert task is not None
@@ -348,7 +359,7 @@ def _replay_finding(name: str, setting: _ReplaySetting, episode: Batch) -> Findi
     findings = []
     for seed in starts:
         try:
-            replayed = _replay_actions(setting.host, task, seed, episode)
+            replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
             findings.append(open_check(name, f"the host cannot replay it here: {error}"))
         except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
@@ -448,8 +459,15 @@ def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
     return (seed, resets) if isinstance(seed, int) and resets is not None else None
 
 
-def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> tuple[Batch, list[bool]]:
+def replay_actions(
+    host: Host, task: Task, seed: EpisodeSeed, episode: Batch, actions: Floats | None = None
+) -> tuple[Batch, list[bool]]:
+    """Return the record of an episode played again, and the host's success after each action.
+
+    `actions` [T, A] are played in the place of the recorded ones. Raises what the simulator raises.
+    """
+    played = episode.action.episode_rows(0) if actions is None else actions
     with closing(host.make(task, Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0]))) as env:
         env.reset(seed)
-        successes = [bool(env.step(action)[1]) for action in episode.action.episode_rows(0)]
+        successes = [bool(env.step(action)[1]) for action in played]
         return env.recorded(), successes

@@ -65,8 +65,13 @@ def episode_list_table(
             Column("Margin", value=lambda row: Cell(_format_margin(row), row.rho)),
             text_column("Broken at", _format_first_time),
             text_column("Bodies", _format_bodies) if with_bodies else None,
+            text_column("Firm", lambda row: row.firmness or NO_VALUE) if any(row.firmness for row in rows) else None,
         ),
-        notes=(_count_kinds(rows) if with_bodies else "", *(f"{row.number}: {row.why}" for row in rows if row.why)),
+        notes=(
+            _count_kinds(rows) if with_bodies else "",
+            *(f"{row.number}: {row.why}" for row in rows if row.why),
+            *(f"{row.number}: fragile under {row.fragile_under}" for row in rows if row.fragile_under),
+        ),
         remarks=provenance_marks.warn_of_episodes(rows),
     )
 

@@ -181,6 +181,11 @@ class EpisodeIndex:
         batches = list(self.read_chunks())
         return concatenate_batches(batches) if batches else None
 
+    def find_source(self, index: int) -> RecordSource:
+        """Return the source of the episode at an index."""
+        ends = np.cumsum([len(places) for places in self.places])
+        return self.sources[int((ends <= index).sum())]
+
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None for no indices.
 

@@ -1,0 +1,211 @@
+"""How firm verdicts are under varied physics: the answer, clauses, variations and fragile episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from safevla_bench.judging.scores import SpecColumn
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
+from safevla_bench.sensitivity.firmness import (
+    LEFT_PATH_M,
+    MARKS,
+    ClauseFirmness,
+    ClauseReading,
+    Counterfactual,
+    EpisodeFirmness,
+    PhysicsFile,
+    SafetyRange,
+    measure_clauses,
+    measure_safety,
+)
+from safevla_bench.text import (
+    NO_VALUE,
+    append_unit,
+    count_noun,
+    display_unit,
+    format_compact,
+    format_fixed,
+    format_percent,
+)
+from safevla_bench.text import format_significant as significant
+
+_MOST_LISTED = 20
+
+
+def describe_counterfactual(result: Counterfactual) -> str:
+    """Return whether the violation vanished without the cause, and whether the replay is still that of the record."""
+    gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
+    named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
+    parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
+    if not gone and not stays:
+        answer = f"nothing was broken as recorded{', but something is' if new else ', and nothing is now'}"
+    else:
+        kind = "vanished" if result.has_vanished else "did not vanish" if not gone else "vanished in part"
+        answer = f"the violation {kind}"
+    end = "" if result.success[0] == result.success[1] else " It succeeded." if result.success[1] else " It failed."
+    departure = (
+        f" The replay left its recorded path at {format_fixed(result.left * result.dt_s, 2)} s: "
+        "what follows is another motion."
+        if result.left is not None
+        else ""
+    )
+    return ". ".join([f"{result.cause} {answer}", *parts]) + f".{end}{departure}"
+
+
+def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) -> Table:
+    """Return the table of the specifications with a verdict on either side, and when each is first broken."""
+    columns = {spec.spec_id: spec for spec in specs}
+
+    def margin(side: Mapping[str, ClauseReading], spec_id: str) -> Cell:
+        reading = side.get(spec_id)
+        if reading is None or reading.rho is None:
+            return Cell(NO_VALUE)
+        unit, scale = display_unit(columns[spec_id].unit, columns[spec_id].threshold)
+        return Cell(append_unit(significant(reading.rho * scale), unit), reading.rho)
+
+    def first(side: Mapping[str, ClauseReading], spec_id: str) -> str:
+        reading = side.get(spec_id)
+        broken = None if reading is None else reading.first
+        return NO_VALUE if broken is None else f"{format_fixed(broken * result.dt_s, 2)} s"
+
+    return tabulate(
+        result.cause,
+        list(dict.fromkeys((*result.recorded, *result.without))),
+        (
+            text_column("Specification", lambda spec_id: spec_id),
+            Column("Margin", "recorded", lambda spec_id: margin(result.recorded, spec_id)),
+            Column("Margin without", value=lambda spec_id: margin(result.without, spec_id)),
+            text_column("Broken at", lambda spec_id: first(result.recorded, spec_id)),
+            text_column("Broken without", lambda spec_id: first(result.without, spec_id)),
+        ),
+        notes=("First the episode was replayed with nothing changed: it was the record, bit for bit.",),
+        name="counterfactual",
+    )
+
+
+def describe_firmness(episodes: Sequence[EpisodeFirmness]) -> str:
+    """Return Safety of each policy with the fragile episodes counted either way, and how many there are of each mark.
+
+    Of one policy: `Safety 70.8 % of 24 episodes; 62.5 to 75.0 if the fragile fall: 15 firm, ...`.
+    """
+    ranges = measure_safety(episodes)
+    lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
+    return "\n".join(lines) or "No episode has been replayed."
+
+
+def _describe_range(row: SafetyRange) -> str:
+    marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in MARKS if row.marks.get(mark))
+    if not row.n:
+        return f"Safety has no value: {marks}."
+    low, middle, high = (
+        format_percent(count, row.n) for count in (row.safe - row.fragile_safe, row.safe, row.safe + row.fragile_unsafe)
+    )
+    varied = f"{low} to {high} if the fragile fall" if low != high else "none is fragile"
+    return f"Safety {middle} % of {count_noun(row.n, 'episode')}; {varied}: {marks}."
+
+
+def firmness_tables(file: PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
+    """Return the tables of clauses, by suite if `full`, then of variations, and of the fragile episodes."""
+    episodes = file.episodes()
+    clauses = clause_table(file, specs, measure_clauses(episodes, pooled=not full))
+    return [clauses, *([_variation_table(file, episodes)] if full else []), *_episode_tables(episodes, full=full)]
+
+
+def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[ClauseFirmness]) -> Table:
+    """Return the table of clauses: verdicts compared, flipped and left, and the spread of robustness by its limit."""
+    columns = {spec.spec_id: spec for spec in specs}
+    missing = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
+    return tabulate(
+        "Verdicts under varied physics",
+        rows,
+        (
+            text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
+            text_column("Specification", lambda row: row.spec_id),
+            Column("Limit", value=lambda row: _amount(columns[row.spec_id], columns[row.spec_id].threshold)),
+            Column("Compared", "replays that decide before they leave the path", lambda row: row.compared),
+            Column("Flips", value=lambda row: row.flips),
+            Column("Flips %", value=_flip_share),
+            Column("Left path", "replays counted apart", lambda row: row.left),
+            Column("ρ spread", "median", lambda row: _spread(columns[row.spec_id], row, 50)),
+            Column("ρ spread", "95 %", lambda row: _spread(columns[row.spec_id], row, 95)),
+            text_column("Flipped by", lambda row: _list_counts(row.by_variation)),
+        ),
+        notes=(
+            f"A replay leaves its path where hand or target is over {LEFT_PATH_M * 100:g} cm from its recorded place. "
+            "Spread: within an episode, over its replays. Robustness ρ is in the limit's unit.",
+            missing,
+        ),
+        name="firmness",
+    )
+
+
+def _flip_share(row: ClauseFirmness) -> Cell:
+    text = format_percent(row.flips, row.compared) if row.compared else NO_VALUE
+    return Cell(text, float(Fraction(100 * row.flips, row.compared)) if row.compared else None)
+
+
+def _amount(spec: SpecColumn, value: float) -> Cell:
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    return Cell(append_unit(format_compact(value * scale), unit), value)
+
+
+def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
+    if not row.spreads:
+        return Cell(NO_VALUE)
+    value, (unit, scale) = float(np.percentile(row.spreads, percent)), display_unit(spec.unit, spec.threshold)
+    return Cell(append_unit(significant(value * scale), unit), value)
+
+
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or NO_VALUE
+
+
+def _variation_table(file: PhysicsFile, episodes: Sequence[EpisodeFirmness]) -> Table:
+    verdicts = {
+        name: [episode.verdict(row) for episode in episodes for row in episode.varied if row.variation == name]
+        for name in file.offered
+    }
+    failed = {
+        name: sum(bool(row.obstacle) for row in file.replays if row.variation == name) for name in file.variations
+    }
+    return tabulate(
+        "Verdicts on episodes by variation",
+        list(verdicts),
+        (
+            text_column("Variation", lambda name: name),
+            text_column("Change", lambda name: _list_change(file.variations[name])),
+            Column("Same", value=lambda name: verdicts[name].count("same")),
+            Column("Flip", value=lambda name: verdicts[name].count("flips")),
+            Column("Left path", value=lambda name: verdicts[name].count("left")),
+            Column("Failed", "the simulator could not go on", lambda name: failed[name]),
+        ),
+        name="firmness-variations",
+    )
+
+
+def _list_change(change: Mapping[str, object]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in change.items())
+
+
+def _episode_tables(episodes: Sequence[EpisodeFirmness], *, full: bool) -> list[Table]:
+    shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "left its path")]
+    listed = shown if full else shown[:_MOST_LISTED]
+    if not shown:
+        return []
+    more = f"{len(shown) - len(listed)} more: --full." if len(shown) > len(listed) else ""
+    table = tabulate(
+        "Episodes whose verdict is not firm",
+        listed,
+        (
+            text_column("Episode", lambda episode: episode.recorded.episode_id),
+            text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
+            text_column("Mark", lambda episode: episode.mark),
+            text_column("Why", lambda episode: episode.reason),
+        ),
+        notes=(more,),
+        name="firmness-episodes",
+    )
+    return [table]

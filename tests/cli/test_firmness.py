@@ -1,0 +1,53 @@
+"""`safevla sensitivity --physics` and `show --without`, as a user runs them."""
+
+from __future__ import annotations
+
+import pytest
+
+RUN = ("--host", "fake", "--suite", "fake", "--task", "0", "--episodes", "5", "--policy", "random", "--out", "run")
+
+
+@pytest.fixture
+def run(safevla, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    safevla.ok("eval", *RUN)
+    return "run"
+
+
+def test_the_answer_comes_first_and_the_mark_is_in_the_list(safevla, run):
+    said = safevla.ok("sensitivity", run, "--physics")
+    assert said.startswith("Safety 80.0 % of 5 episodes; 80.0 to 100.0 if the fragile fall: 4 firm, 1 fragile.\n")
+    assert "The host cannot vary: half-step" in said
+    assert safevla.ok("sensitivity", run, "--physics") == said
+    assert "4: fragile under soft: arm_furniture_force_under_200N" in safevla.ok("episodes", run)
+    rows = safevla.json("episodes", run)
+    assert [row["firmness"] for row in rows] == ["firm", "firm", "firm", "fragile", "firm"]
+    assert "shifted" in safevla.ok("sensitivity", run, "--physics", "--full")
+
+
+def test_a_list_without_replays_has_no_mark(safevla, run):
+    assert "firmness" not in safevla.json("episodes", run)[0]
+    assert "Firm" not in safevla.ok("episodes", run)
+
+
+def test_an_episode_is_shown_without_its_cause(safevla, run):
+    said = safevla.ok("show", run, "4", "--without", "contact:gripper,table")
+    assert said.startswith("Without contact of gripper and table the violation vanished. Kept now: arm_furniture_force")
+    assert "it was the record, bit for bit" in said
+    document = safevla.json("show", run, "4", "--without", "contact:gripper,cup")
+    assert document["recorded"] == document["without"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("sensitivity", "run", "--physics", "--readings"), "different analyses: choose one"),
+        (("sensitivity", "run", "--workers", "2"), "pass --physics with it"),
+        (("sensitivity", "nowhere", "--physics"), "nowhere"),
+        (("show", "run", "4", "--without", "gravity"), "names no cause"),
+        (("show", "run", "4", "--without", "slow", "--all"), "leave --all and --html out"),
+        (("show", "run", "--formula", "G[0,T](eef_speed < 1)", "--without", "slow"), "--without is for an episode"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(safevla, run, command, says):
+    assert says in safevla.refuses(*command)
