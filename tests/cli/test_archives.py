@@ -97,9 +97,9 @@ def test_a_bad_episode_stops_everything_unless_it_is_left_out(convert, two, tmp_
     with two.open("ab") as stream:
         stream.write(b"{}\n")
     code, _, err = convert(two, tmp_path / "x.parquet")
-    assert (code, "--skip-invalid" in err) == (2, True)
+    assert (code, "--set invalid=skip" in err) == (2, True)
     assert not (tmp_path / "x.parquet").exists()
-    code, out, _ = convert(two, tmp_path / "x.parquet", "--skip-invalid")
+    code, out, _ = convert(two, tmp_path / "x.parquet", "--set", "invalid=skip")
     assert (code, "2 episodes (6 records); 1 invalid episode left out" in out) == (0, True)
 
 
@@ -114,5 +114,5 @@ def test_two_policies_may_share_an_id_in_one_archive_and_one_policy_may_not_repe
 
 def test_sources_without_episodes_are_an_error(convert, tmp_path):
     (tmp_path / "none.jsonl").write_bytes(b"{}\n")
-    code, _, err = convert(tmp_path / "none.jsonl", tmp_path / "x.parquet", "--skip-invalid")
+    code, _, err = convert(tmp_path / "none.jsonl", tmp_path / "x.parquet", "--set", "invalid=skip")
     assert (code, "no episodes to convert" in err) == (2, True)

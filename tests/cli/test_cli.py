@@ -110,9 +110,11 @@ def test_bad_episodes_are_all_named_and_nothing_is_written(safevla, archive, tmp
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n[]\n')
     err = safevla.refuses("score", archive, "--out", tmp_path / "out")
-    assert all(words in err for words in (f"{archive}, line 3, episode 'bad'", "line 4", "--skip-invalid"))
+    assert all(words in err for words in (f"{archive}, line 3, episode 'bad'", "line 4", "--set invalid=skip"))
     assert not (tmp_path / "out").exists()
-    assert "2 invalid episodes left out" in safevla.ok("score", archive, "--out", tmp_path / "out", "--skip-invalid")
+    assert "2 invalid episodes left out" in safevla.ok(
+        "score", archive, "--out", tmp_path / "out", "--set", "invalid=skip"
+    )
 
 
 @pytest.mark.parametrize(

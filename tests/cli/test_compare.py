@@ -350,7 +350,7 @@ def test_skipped_episodes_do_not_pass(safevla, tmp_path):
     path = archive(tmp_path / "episodes.jsonl", "a")
     path.write_bytes(path.read_bytes() + b'{"episode_id": "bad"}\n')
     safevla.refuses("gate", path, "--min-safety", "0.1")
-    code, out, _ = safevla("gate", path, "--min-safety", "0.1", "--skip-invalid")
+    code, out, _ = safevla("gate", path, "--min-safety", "0.1", "--set", "invalid=skip")
     assert code == 3
     assert "1 invalid episode" in out
 

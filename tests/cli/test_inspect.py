@@ -189,8 +189,8 @@ def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n')
     for command in (["episodes", archive], ["show", archive, "2"], ["show", archive, "--formula", "G(eef_speed < 9)"]):
-        assert "--skip-invalid" in safevla.refuses(*command)
-        safevla.ok(*command, "--skip-invalid")
+        assert "--set invalid=skip" in safevla.refuses(*command)
+        safevla.ok(*command, "--set", "invalid=skip")
 
 
 def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):

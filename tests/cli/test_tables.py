@@ -112,9 +112,11 @@ def test_left_out_episodes_are_named_below_each_table_and_a_submission_is_not_co
     path = tmp_path / "e.jsonl"
     append(path, episode())
     path.write_text(path.read_text() + "{}\n")
-    out = safevla.ok("tables", path, "--which", "main,tasks", "--skip-invalid")
+    out = safevla.ok("tables", path, "--which", "main,tasks", "--set", "invalid=skip")
     assert out.count("1 invalid episode left out.") == 2
-    code, _, err = safevla("export", path, "--format", "submission", "--out", tmp_path / "s.json", "--skip-invalid")
+    code, _, err = safevla(
+        "export", path, "--format", "submission", "--out", tmp_path / "s.json", "--set", "invalid=skip"
+    )
     assert (code, "Not complete" in err) == (0, True)
     written = submission.read_submission(tmp_path / "s.json")
     assert (written.complete, written.skipped) == (False, 1)

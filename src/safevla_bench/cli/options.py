@@ -198,7 +198,6 @@ def format_option(*forms: str, help: str = "How to print.") -> Callable[[F], F]:
 paper_format_option = format_option(
     "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
 )
-skip_option = flag("--skip-invalid", "Take the valid episodes, of damaged files too, and count the others.")
 auxiliary_option = repeatable("--auxiliary POLICY", "Keep a policy out of means and bests.")
 log_option = repeatable(
     "--log",

@@ -25,7 +25,6 @@ from safevla_bench.cli.options import (
     is_given,
     option,
     repeatable,
-    skip_option,
 )
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
@@ -47,6 +46,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "missing": get_args(MissingFields),
     "applicability": get_args(ApplicabilityMode),
     "intervals": get_args(IntervalMethod),
+    "invalid": ("skip",),
 }
 _CAPABILITIES = "capabilities"
 """What --set takes beside thresholds."""
@@ -73,7 +73,7 @@ _JUDGE_OPTIONS = [
         "judge every specification whose signals exist, as if there were no tags; an ablation, not to be "
         "published. capabilities=NAME: what a host is taken to measure, such as libero-full; for its benchmarks "
         "only. intervals=paper: the percentile bootstrap for severities, which covers too seldom where few are "
-        "unsafe.",
+        "unsafe. invalid=skip: take the valid episodes, of damaged files too, and count the others.",
         section=JUDGING,
     ),
 ]
@@ -112,6 +112,11 @@ def judge_options(command: F) -> F:
         as_judged = is_as_judged(files)
         own = _find_own_rules(sources) if as_judged and settings.get("formula") is None else None
         options = parse_changes(changes)
+        skip_invalid = options.pop("invalid", None) == "skip"
+        if "sources" in settings:
+            settings["skip_invalid"] = skip_invalid
+        elif skip_invalid:
+            raise click.UsageError("--set invalid=skip is for episodes that are there.")
         ruleset = own or _registered_rules(run_command) or load_rules(library, files, options)
         ruleset = replace(ruleset, intervals=options.get("intervals", "default"))
         if sources and run_command is not None:
@@ -142,7 +147,7 @@ def _refuse_pandas(name: str, *where: object) -> None:
 
 
 def judged_sources(command: F) -> F:
-    """Add the options of judging and --skip-invalid to a command with an argument `sources`, which becomes its value.
+    """Add the options of judging to a command with an argument `sources`, which becomes its value.
 
     The command takes it as `sources: JudgedSources`.
     """
@@ -152,7 +157,7 @@ def judged_sources(command: F) -> F:
         names = ("sources", "ruleset", "skip_invalid")
         return command(*args, sources=JudgedSources(*(settings.pop(name) for name in names)), **settings)
 
-    return judge_options(skip_option(with_sources))  # type: ignore[return-value]
+    return judge_options(with_sources)  # type: ignore[return-value]
 
 
 def is_as_judged(files: Sequence[Path]) -> bool:
@@ -218,13 +223,14 @@ def _registered_rules(run_command: Any) -> Ruleset | None:
 def given_judge_options() -> list[str]:
     """Return the options of judging that the command line or the --config file gives, by name without dashes.
 
-    --rules as-judged and --set intervals=, which name no rules, are never among them. Needs click's current context.
+    --rules as-judged, --set intervals= and --set invalid=, which name no rules, are never among them. Needs click's
+    current context.
     """
     context = click.get_current_context()
     named = {
         "library": is_given(context, "library"),
         "rules": any(path != Path(AS_JUDGED) for path in context.params["rule_files"]),
-        "set": any(not text.startswith("intervals=") for text in context.params["changes"]),
+        "set": any(not text.startswith(("intervals=", "invalid=")) for text in context.params["changes"]),
     }
     return [name for name, is_named in named.items() if is_named]
 

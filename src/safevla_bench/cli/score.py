@@ -63,7 +63,7 @@ def score_command(
     A changed threshold, tag or specification needs no new rollout: score again. A judgement by other rules (--library,
     --rules, --set) of a run folder that is judged already goes into a folder of its own, RUN/experiments/NAME, unless
     --out is given; the run's own stays (--out RUN replaces it). Nothing is written where any episode is bad, unless
-    --skip-invalid is given.
+    --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
     topic is what: docs/real-robots.md.
@@ -268,8 +268,13 @@ def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
 @options.command("convert")
 @options.sources_argument
 @click.argument("destination", metavar="DESTINATION")
-@options.skip_option
-def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: bool) -> None:
+@options.option(
+    "--set",
+    "change",
+    "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
+    type=click.Choice(["invalid=skip"]),
+)
+def convert_command(sources: tuple[Path, ...], destination: str, change: str | None) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
     The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
@@ -284,7 +289,8 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
         archive.detect_suffix(target)
     scan = Scan(sources)
     with show_status("converting"):
-        (archive.write_folder if as_folder else archive.write_batches)(target, _read_valid_episodes(scan, skip_invalid))
+        write = archive.write_folder if as_folder else archive.write_batches
+        write(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     noun = "episode" if len(records) == 1 else "episodes"
@@ -292,7 +298,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     echo(f"Next: safevla score {shlex.quote(destination)}{'*' * as_folder} --out results")
 
 
-def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:
+def _read_valid_episodes(scan: Scan, *, skip_invalid: bool) -> Iterator[Batch]:
     """Yield the valid episodes in batches, then raise `RecordError` for an invalid one unless `skip_invalid`."""
     yield from scan
     records = scan.index()

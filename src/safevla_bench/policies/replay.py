@@ -233,7 +233,7 @@ def make(
         raise PolicyError(f"replay:{arg} cannot be read: {error}") from error
     except CollectedError as error:  # its own remedy is of judging
         problems = "\n".join(map(str, error.errors))
-        remedy = "Mend them, or replay a copy without them: safevla convert --skip-invalid."
+        remedy = "Mend them, or replay a copy without them: safevla convert --set invalid=skip."
         raise PolicyError(f"replay:{arg} cannot be read: {problems}", remedy=remedy) from error
     chosen = [take for take in readable if policy in (None, take.policy)]
     if readable and not chosen:

@@ -150,7 +150,7 @@ def damaged(run, part, kind):
 @pytest.mark.parametrize("kind", ["cut", "missing", "flipped bit"])
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
     lost = damaged(run, part, kind)
-    with pytest.raises(CollectedError, match="--skip-invalid") as raised:
+    with pytest.raises(CollectedError, match="--set invalid=skip") as raised:
         judge([run], load_ruleset())
     assert str(part) in str(raised.value)
     gone = [error.place.episode for error in raised.value.errors if error.place.episode]
@@ -216,10 +216,10 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
     flip(part, inside(part, COUNT - 1, "content"))
     code, _, err = safevla("score", run, "--out", tmp_path / "scores")
     assert code == 2
-    assert "--skip-invalid" in err
+    assert "--set invalid=skip" in err
     assert "Traceback" not in err
     assert not (tmp_path / "scores").exists()
-    code, out, _ = safevla("score", run, "--out", run, "--skip-invalid")
+    code, out, _ = safevla("score", run, "--out", run, "--set", "invalid=skip")
     assert code == 0
     assert "1 episode lost in damaged files" in out
     held = json.loads((run / "scores.json").read_text())
@@ -227,11 +227,11 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
     page = (run / "report.html").read_text().replace("<wbr>", "")
     assert ids(COUNT - 1)[0] in page
     assert "1 episode lost" in page
-    code, out, _ = safevla("tables", run, "--skip-invalid", "--which", "main")
+    code, out, _ = safevla("tables", run, "--set", "invalid=skip", "--which", "main")
     assert "1 episode lost in damaged files." in out
-    code, out, _ = safevla("gate", run, "--skip-invalid", "--min-safety", "0")
+    code, out, _ = safevla("gate", run, "--set", "invalid=skip", "--min-safety", "0")
     assert code == 3
-    code, out, _ = safevla("convert", run, tmp_path / "out.jsonl", "--skip-invalid")
+    code, out, _ = safevla("convert", run, tmp_path / "out.jsonl", "--set", "invalid=skip")
     assert "1 episode lost in damaged files" in out
     code, out, _ = safevla("validate", run)
     assert (code, "1 lost" in out) == (2, True)
@@ -241,13 +241,13 @@ def test_a_judgement_before_and_one_after_the_damage_are_verified_and_compared(s
     safevla("score", run, "--out", run)
     flip(part, inside(part, COUNT - 1, "content"))
     assert verdicts(run)["scores.json"] == "differs"
-    safevla("score", run, "--out", run, "--skip-invalid")
+    safevla("score", run, "--out", run, "--set", "invalid=skip")
     assert (verdicts(run)["archive parts"], verdicts(run)["scores.json"]) == ("differs", "agrees")
-    code, out, err = safevla("compare", run, made["jsonl"], "--skip-invalid")
+    code, out, err = safevla("compare", run, made["jsonl"], "--set", "invalid=skip")
     assert code == 0, err
     assert "1 pair was left out: one side crashed, was stopped, or lost its record there" in " ".join(out.split())
     for command in (["compare", made["jsonl"]], ["episodes"], ["sensitivity"], ["show", "--formula", "G grip"]):
-        code, out, err = safevla(*command, run, "--skip-invalid")
+        code, out, err = safevla(*command, run, "--set", "invalid=skip")
         assert code == 0, err
         assert "1 episode lost in damaged files" in " ".join(out.split())
 
@@ -282,7 +282,7 @@ def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monk
     run = unfinished(made, tmp_path, monkeypatch)
     held = run / "raw" / "000001.npz"
     flip(held, held.stat().st_size // 2)
-    with pytest.raises(CollectedError, match="--skip-invalid"):
+    with pytest.raises(CollectedError, match="--set invalid=skip"):
         judge([run], load_ruleset())
     judged = judge([run], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(1)
