@@ -133,7 +133,7 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     return (
         f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Other starts and "
         "no records of episodes: no pairs, no intervals by task, no mark of the best.",
-        f"Not comparable: {' '.join((*of_cells, *source.incomparable))}",
+        *(f"Not comparable: {reason}" for reason in (*of_cells, *source.incomparable)),
     )
 
 

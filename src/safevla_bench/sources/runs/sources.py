@@ -120,8 +120,8 @@ def remedy_for(problems: Sequence[RecordError]) -> str:
     """Return the remedy for invalid or lost episodes: to copy damaged files anew, or to mend records."""
     if any(isinstance(problem, DamageError) for problem in problems):
         return (
-            "Copy the files anew from where they were made; or pass --set invalid=skip to take the episodes that can be "
-            "read and count the others."
+            "Copy the files anew from where they were made; or pass --set invalid=skip to take the episodes that can "
+            "be read and count the others."
         )
     return "Mend them, or pass --set invalid=skip to take the others and count these."
 
