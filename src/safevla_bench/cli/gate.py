@@ -19,7 +19,6 @@ from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
-from safevla_bench.report.tables.selection import describe_next, describe_selection, selection_table
 from safevla_bench.statistics.intervals import CONFIDENCE
 
 SARIF = ".sarif"
@@ -195,6 +194,8 @@ def select_command(
     For instance:
       safevla select 10k=runs/a 20k=runs/b 30k=runs/c --max sr --subject-to "safety >= 0.9"
     """  # noqa: D301  (click wants the character itself)
+    from safevla_bench.report.tables.selection import describe_next, describe_selection, selection_table
+
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
     judged = sources.judge()
     selection = select_judged(judged, objective, conditions)

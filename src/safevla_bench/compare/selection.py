@@ -9,6 +9,7 @@ of Statistics 47 (2019) 758-782).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -131,8 +132,8 @@ def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
     slack = 0.0
     for row in candidate.conditions[:1]:
-        if row.gate is not None and row.value is not None:
-            slack = (row.value - row.gate.limit) * (1 if row.gate.bound == "min" else -1)
+        assert row.gate is not None
+        slack = -inf if row.value is None else (row.value - row.gate.limit) * (1 if row.gate.bound == "min" else -1)
     value = candidate.value.value
     if candidate.is_met:
         return False, -(value or 0.0), -slack
