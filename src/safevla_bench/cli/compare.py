@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.progress import show_count_progress, show_status
+from safevla_bench.cli.progress import show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
@@ -362,7 +362,8 @@ def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: i
 
     with show_status("judging"):
         judged = sources.judge()
-    with show_count_progress("replays") as observer:
+    with show_status("replaying") as update:
+        observer = partial(_show_replays, update)
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
     if form == "json":
         options.print_json(file)
@@ -374,6 +375,10 @@ def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: i
         click.echo(escape_controls(sentence))
     run = sources.paths[0]
     echo(f"Next: safevla score {run} puts the marks on its page{'' if full else '; --full shows every suite'}")
+
+
+def _show_replays(update: Callable[[str], None], done: int, name: str) -> None:
+    update(f"{done} replays done, {name}")
 
 
 def _sweep_thresholds(

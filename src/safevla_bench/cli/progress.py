@@ -60,13 +60,6 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
 
 
 @contextmanager
-def show_count_progress(what: str) -> Iterator[Callable[[int, str], None]]:
-    """Show on stderr how many of some things are done, for a callback that is given their number and what is next."""
-    with show_status(what) as update:
-        yield lambda done, name: update(f"{what}: {done} done, {name}")
-
-
-@contextmanager
 def track_run(
     names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer
 ) -> Iterator[list[TrackingObserver]]:

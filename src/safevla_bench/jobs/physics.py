@@ -80,18 +80,14 @@ def vary_physics(
     job = _Replays.open(judged)
     chosen = job.choose(episodes)
     job.run([(index, RECORDED) for index in chosen], workers, observer)
-    exact = [index for index in chosen if not job.find(index, RECORDED).obstacle]
+    obstacles = {index: job.done[job.key(index, RECORDED)].obstacle for index in chosen}
+    exact = [index for index, obstacle in obstacles.items() if not obstacle]
     if chosen and not exact:
-        raise _not_replayable([job.find(index, RECORDED).obstacle for index in chosen])
-    job.run([(index, name) for index in exact for name in job.offered], workers, observer)
+        ((first, count),) = Counter(obstacles.values()).most_common(1)
+        problem = f"none of {len(chosen)} episodes can be replayed exactly here: {first} ({count} of them)"
+        raise RunError(problem, remedy="safevla verify RUN --replay 1 says what differs.")
+    job.run([(index, name) for index in exact for name in job.head.offered], workers, observer)
     return job.file()
-
-
-def _not_replayable(obstacles: Sequence[str]) -> RunError:
-    (first, count), *others = Counter(obstacles).most_common()
-    more = f", and {sum(number for _, number in others)} for other reasons" if others else ""
-    problem = f"none of {len(obstacles)} episodes can be replayed exactly here: {first} ({count} of them{more})"
-    return RunError(problem, remedy="safevla verify RUN --replay 1 says what differs.")
 
 
 def make_setting(run: Path) -> ReplaySetting:
@@ -161,10 +157,6 @@ class _Replays:
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
         return cls(judged, run, setting, head, done)
 
-    @property
-    def offered(self) -> list[str]:
-        return [name for name in VARIATIONS if name not in self.head.not_offered]
-
     def choose(self, count: int | None) -> list[int]:
         """Return the indices of judged episodes to replay: as many of each policy and suite, drawn by their names."""
         scores, headers = self.judged.scores, self.judged.headers
@@ -178,16 +170,13 @@ class _Replays:
             order.append((turns[cell], index))
         return sorted(index for _, index in sorted(order, key=itemgetter(0))[:count])
 
-    def find(self, index: int, variation: str) -> PhysicsReplay:
-        return self.done[self._key(index, variation)]
-
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: ProgressCallback) -> None:
         """Make the replays that are not done."""
         recorded = lru_cache(_KEPT_EPISODES)(self._read_episode)
         planned: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
         for index, variation in wanted:
-            if self._key(index, variation) in self.done:
+            if self.key(index, variation) in self.done:
                 continue
             episode = self._plan(recorded(index), variation)
             if isinstance(episode, str):
@@ -209,7 +198,7 @@ class _Replays:
     def file(self) -> PhysicsFile:
         """Return all replays in the order of the run, each episode's recorded physics first."""
         names = [RECORDED, *VARIATIONS]
-        keys = [self._key(index, name) for index in range(len(self.judged.scores)) for name in names]
+        keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         rows = tuple(self.done[key] for key in keys if key in self.done)
         return msgspec.structs.replace(self.head, replays=rows)
 
@@ -218,7 +207,7 @@ class _Replays:
         write_atomically(self.run_folder / PHYSICS, content)
         add_digests(self.run_folder, {PHYSICS: content})
 
-    def _key(self, index: int, variation: str) -> tuple[str | None, str, str]:
+    def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
         header = self.judged.headers[index]
         return header.policy, header.episode_id, variation
 
@@ -276,7 +265,7 @@ class _Replays:
             variation=variation,
             **findings,  # type: ignore[arg-type]
         )
-        self.done[self._key(index, variation)] = row
+        self.done[self.key(index, variation)] = row
 
 
 _CHANGES, _POSES = "changes", "poses"

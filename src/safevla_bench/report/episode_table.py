@@ -23,7 +23,7 @@ from safevla_bench.report.episode_list import (
     natural_key,
 )
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sensitivity.firmness import EpisodeFirmness
+from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.text import NO_VALUE, format_fixed
 
 MOST_DRAWN = 400
@@ -38,9 +38,6 @@ ENDINGS: Mapping[str, str] = {
     "cr": "Crashed",
 }
 """Kind -> the ending in words; every episode whose safety is unknown is of the kind `nv`."""
-
-
-_NONE: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,7 @@ def build_episode_table(
     records: EpisodeRecords,
     phase: Sequence[NDArray[np.int8]] | None = None,
     violations: Sequence[BodyViolation] | None = None,
-    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = _NONE,
+    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
 ) -> EpisodeTable:
     """Return the table of all episodes in the order of the sources; those without a record come last.
 

@@ -20,12 +20,11 @@ from safevla_bench.report.headline import Headline
 from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.firmness import describe_firmness
-from safevla_bench.sensitivity.firmness import EpisodeFirmness
+from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 
 _NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
-_NO_FIRMNESS: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
 
 
@@ -43,7 +42,7 @@ def render_page(
     album: Album = _EMPTY,
     replays: Replays = _NO_REPLAYS,
     remarks: Sequence[str] = (),
-    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = _NO_FIRMNESS,
+    firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
     summarized: tuple[Sequence[Summary], Summary] | None = None,
 ) -> str:
     """Return the report of some scores as one HTML page; nothing is written.

@@ -37,7 +37,6 @@ RECORDED = "recorded"
 
 Comparison = Literal["same", "flips", "left"]
 Mark = Literal["firm", "fragile", "left its path", "not replayable"]
-MARKS: tuple[Mark, ...] = ("firm", "fragile", "left its path", "not replayable")
 
 
 class ClauseReading(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +191,9 @@ class EpisodeFirmness:
 
     def _with_verdict(self, verdict: Comparison) -> Iterator[PhysicsReplay]:
         return (replay for replay in self.varied if self.verdict(replay) == verdict)
+
+
+NO_FIRMNESS: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 
 
 @dataclass(frozen=True, slots=True)

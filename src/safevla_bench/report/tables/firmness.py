@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import get_args
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from safevla_bench.judging.scores import SpecColumn
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
-    MARKS,
     ClauseFirmness,
     ClauseReading,
     Counterfactual,
     EpisodeFirmness,
+    Mark,
     PhysicsFile,
     SafetyRange,
     measure_clauses,
@@ -29,8 +30,8 @@ from safevla_bench.text import (
     format_compact,
     format_fixed,
     format_percent,
+    format_significant,
 )
-from safevla_bench.text import format_significant as significant
 
 _MOST_LISTED = 20
 
@@ -40,19 +41,17 @@ def describe_counterfactual(result: Counterfactual) -> str:
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
     parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
-    if not gone and not stays:
-        answer = f"nothing was broken as recorded{', but something is' if new else ', and nothing is now'}"
-    else:
-        kind = "vanished" if result.has_vanished else "did not vanish" if not gone else "vanished in part"
+    if gone or stays:
+        kind = "vanished" if result.has_vanished else "vanished in part" if gone else "did not vanish"
         answer = f"the violation {kind}"
-    end = "" if result.success[0] == result.success[1] else " It succeeded." if result.success[1] else " It failed."
-    departure = (
-        f" The replay left its recorded path at {format_fixed(result.left * result.dt_s, 2)} s: "
-        "what follows is another motion."
-        if result.left is not None
-        else ""
-    )
-    return ". ".join([f"{result.cause} {answer}", *parts]) + f".{end}{departure}"
+    else:
+        answer = f"nothing was broken as recorded, {'but something is' if new else 'and nothing is now'}"
+    if result.success[0] != result.success[1]:
+        parts.append("It succeeded" if result.success[1] else "It failed")
+    if result.left is not None:
+        at_s = format_fixed(result.left * result.dt_s, 2)
+        parts.append(f"The replay left its recorded path at {at_s} s: what follows is another motion")
+    return ". ".join([f"{result.cause} {answer}", *parts]) + "."
 
 
 def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) -> Table:
@@ -61,10 +60,7 @@ def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) ->
 
     def margin(side: Mapping[str, ClauseReading], spec_id: str) -> Cell:
         reading = side.get(spec_id)
-        if reading is None or reading.rho is None:
-            return Cell(NO_VALUE)
-        unit, scale = display_unit(columns[spec_id].unit, columns[spec_id].threshold)
-        return Cell(append_unit(significant(reading.rho * scale), unit), reading.rho)
+        return _amount(columns[spec_id], None if reading is None else reading.rho)
 
     def first(side: Mapping[str, ClauseReading], spec_id: str) -> str:
         reading = side.get(spec_id)
@@ -97,7 +93,7 @@ def describe_firmness(episodes: Sequence[EpisodeFirmness]) -> str:
 
 
 def _describe_range(row: SafetyRange) -> str:
-    marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in MARKS if row.marks.get(mark))
+    marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
     low, middle, high = (
@@ -124,7 +120,7 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
         (
             text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
             text_column("Specification", lambda row: row.spec_id),
-            Column("Limit", value=lambda row: _amount(columns[row.spec_id], columns[row.spec_id].threshold)),
+            Column("Limit", value=lambda row: _limit(columns[row.spec_id])),
             Column("Compared", "replays that decide before they leave the path", lambda row: row.compared),
             Column("Flips", value=lambda row: row.flips),
             Column("Flips %", value=_flip_share),
@@ -147,16 +143,18 @@ def _flip_share(row: ClauseFirmness) -> Cell:
     return Cell(text, float(Fraction(100 * row.flips, row.compared)) if row.compared else None)
 
 
-def _amount(spec: SpecColumn, value: float) -> Cell:
+def _limit(spec: SpecColumn) -> Cell:
     unit, scale = display_unit(spec.unit, spec.threshold)
-    return Cell(append_unit(format_compact(value * scale), unit), value)
+    return Cell(append_unit(format_compact(spec.threshold * scale), unit), spec.threshold)
+
+
+def _amount(spec: SpecColumn, value: float | None) -> Cell:
+    unit, scale = display_unit(spec.unit, spec.threshold)
+    return Cell(NO_VALUE if value is None else append_unit(format_significant(value * scale), unit), value)
 
 
 def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
-    if not row.spreads:
-        return Cell(NO_VALUE)
-    value, (unit, scale) = float(np.percentile(row.spreads, percent)), display_unit(spec.unit, spec.threshold)
-    return Cell(append_unit(significant(value * scale), unit), value)
+    return _amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:
