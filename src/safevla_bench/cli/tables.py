@@ -23,7 +23,7 @@ from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.timeline import Timeline, build_timeline
 from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
-from safevla_bench.publishing import leaderboards, model_card, submission
+from safevla_bench.publishing import leaderboards, model_card, result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.latex import LatexLayout
@@ -196,6 +196,10 @@ def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
     _save_file(out, submission.encode_submission(submission.build_submission(judged, choice.sources)))
 
 
+def _write_results(encode: Callable[[Judged], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:
+    _save_file(out, encode(judged))
+
+
 def _write_timeline(encode: Callable[[Timeline], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if choice.episode is None and len(rows) != 1:
@@ -252,6 +256,8 @@ _EXPORTS: Mapping[str, _ExportForm] = {
     "hub": _ExportForm("hub", _write_card, "meta"),
     "robocasa": _ExportForm("robocasa.json", _write_leaderboard_entry, "meta"),
     "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
+    "lerobot-results": _ExportForm("eval_info.json", partial(_write_results, result_files.encode_lerobot_results)),
+    "vla-eval-results": _ExportForm("vla_eval.json", partial(_write_results, result_files.encode_harness_results)),
 }
 
 
@@ -292,6 +298,8 @@ def export_command(
     robocasa     JSON for RoboCasa's leaderboard; what is not known is N/A
     lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
                  the simulator that recorded the run, also pictures
+    lerobot-results, vla-eval-results
+                 JSON as lerobot-eval and vla-evaluation-harness write it, with safe, sbu and vsi beside success
 
     An ablation (--set applicability=off) is not exported.
     """  # noqa: D301  (click wants the character itself)
