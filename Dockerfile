@@ -16,7 +16,8 @@ ENTRYPOINT ["safevla"]
 CMD ["--help"]
 
 FROM python AS core
-RUN --mount=type=bind,target=/src pip install --no-cache-dir -c /src/constraints/core.txt /src
+COPY . /src
+RUN pip install --no-cache-dir -c /src/constraints/core.txt /src
 USER safevla
 WORKDIR /home/safevla
 
@@ -27,13 +28,15 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM graphics AS libero
-RUN --mount=type=bind,target=/src pip install --no-cache-dir -c /src/constraints/libero.txt '/src[libero]'
+COPY . /src
+RUN pip install --no-cache-dir -c /src/constraints/libero.txt '/src[libero]'
 USER safevla
 WORKDIR /home/safevla
 
 FROM graphics AS robocasa
 ENV SAFEVLA_ROBOCASA_ASSETS=/assets
-RUN --mount=type=bind,target=/src apt-get update \
+COPY . /src
+RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev linux-libc-dev python3-dev \
     && pip install --no-cache-dir -c /src/constraints/robocasa.txt '/src[robocasa]' \
     && apt-get purge -y --auto-remove gcc libc6-dev linux-libc-dev python3-dev \

@@ -19,7 +19,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.plugins import install_command
 from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
@@ -226,6 +225,8 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
+        from safevla_bench.plugins import install_command
+
         return _refuse(f"this needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}")
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
