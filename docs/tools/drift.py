@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -355,18 +354,13 @@ def _with_body(name: str, versions: Sequence[VersionRow]) -> str:
     return f"{name}: {', '.join(f'`{body}`' for body in sorted(bodies))}"
 
 
-def _signed(value: float) -> str:
-    text = f"{abs(value):.1f}"
-    return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
-
-
 # What others reported
 
 
 def _claims(versions: Sequence[VersionRow]) -> Iterator[str]:
-    yield "## What others reported, and what was seen here"
+    yield "## What others reported"
     yield format_table(
-        ("Thread", "It reports", "Seen here", ""),
+        ("Thread", "It reports", "Seen here"),
         [_ramekin(versions), _slide(versions), _darker(versions), _rate(versions)],
     )
 
@@ -378,7 +372,6 @@ def _ramekin(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     return (
         "huggingface/lerobot issue 4390",
         "From 3.4.0 the bowl of libero-spatial task 5 no longer comes to rest in the ramekin; up to 3.3.7 it does",
-        f"It moves {_listed(moved)}",
         _verdict(holds),
     )
 
@@ -388,7 +381,6 @@ def _slide(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     return (
         "Lifelong-Robot-Learning/LIBERO issue 141",
         "Under 3.6.0 that bowl slides about 1.6 cm, every time",
-        f"It moves {_listed(newer)}" if newer else "No such version was measured",
         _verdict(_all(10 < mm < 25 for _, mm, _ in newer)),
     )
 
@@ -397,11 +389,9 @@ def _darker(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     brighter = [(version, _brighter(version, "libero-object")) for version in versions]
     known = [(version, value) for version, value in brighter if value is not None]
     holds = _all((value < -DARKER) == (version.order >= (3, 3, 3)) for version, value in known if value is not None)
-    seen = ", ".join(f"{_signed(value)} under {version.mujoco}" for version, value in known)
     return (
         "Lifelong-Robot-Learning/LIBERO issue 88 and pull request 140",
         "From 3.3.3 LIBERO-Object's pictures are darker, its floors above all",
-        f"Brightness of libero-object's pictures against {REFERENCE}: {seen or UNKNOWN}",
         _verdict(holds),
     )
 
@@ -411,7 +401,6 @@ def _rate(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     return (
         "RLinf/RLinf issue 1460",
         "A checkpoint's success on that task falls from 98 % under 3.3 to 12 % under 3.8.1",
-        "The bowl moves, as above",
         "the cause confirmed, the rate not measured" if verdict == "confirmed" else verdict,
     )
 
@@ -421,12 +410,6 @@ def _moved(versions: Sequence[VersionRow], name: str) -> Iterator[tuple[tuple[in
         task = version.find_task(name)
         if task is not None:
             yield version.order, task.moved_mm, version.mujoco
-
-
-def _listed(moved: Iterable[tuple[tuple[int, ...], float, str]]) -> str:
-    """Return distances, each with the neighbouring versions that share it."""
-    groups = groupby(moved, key=lambda row: f"{row[1]:.1f} mm")
-    return "; ".join(f"{distance} under {', '.join(name for _, _, name in rows)}" for distance, rows in groups)
 
 
 def _brighter(version: VersionRow, suite: str) -> float | None:
