@@ -38,8 +38,9 @@ READINGS = """\
 ## Readings of the paper
 
 `default` is above; `paper-text` has the clauses as the text states them; `paper-as-run` what the heads of Tables 7 to 9
-say was run (older name: `paper-literal`). `net-force` is `default`, with the net force of two bodies in
-place of their largest single contact in every clause on force. `safevla sensitivity --readings` shows which verdicts change.
+say was run (older name: `paper-literal`). `net-force` is `default`, with the net force of two bodies
+in place of their largest single contact in every clause on force. `safevla sensitivity --readings` shows which
+verdicts change.
 """
 
 HOST_LIMITS = """\
