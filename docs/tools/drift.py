@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from drift_episodes import CAREFUL_TASKS, INIT_STATES, STILL_STEPS, SUITES, Measurement
+from drift_episodes import INIT_STATES, STILL_STEPS, SUITES, Measurement
 from made_page import format_table
 from PIL import Image
 
@@ -245,8 +245,6 @@ between versions, and NumPy under MuJoCo 2.
   settling steps, from the first {states} initial states of each task. A target may move while `noop` is safe.
 - **Picture**: mean difference of the first picture (`agentview`, 256 × 256 pixels, rendered by software) from that
   under {reference}, in grey levels of 255.
-- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. Such a sample shows a
-  defect, not a rate.
 
 {remarks}
 """
@@ -275,7 +273,6 @@ def build_page(measurements: Measurements) -> str:
         steps=measurements.still_steps,
         reference=measurements.reference,
         remarks="\n".join(_remarks(measurements)),
-        careful=", ".join(str(index) for index in CAREFUL_TASKS[:-1]) + f" and {CAREFUL_TASKS[-1]}",
     )
     versions = measurements.versions
     parts = [introduction, *_by_version(versions), *_moving_tasks(versions)]
@@ -301,8 +298,7 @@ def _remarks(measurements: Measurements) -> Iterator[str]:
 def _by_version(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## By version"
     heads = ("MuJoCo", "Tasks", "Tasks with motion over 1 mm", "Farthest", "States in which `noop` is unsafe")
-    further = ("Picture", "Careful: successful", "Careful: safe")
-    yield format_table((*heads, *further), [(*_motion_cells(version), *_policy_cells(version)) for version in versions])
+    yield format_table((*heads, "Picture"), [(*_motion_cells(version), _picture(version)) for version in versions])
     crashed = [f"{version.crashed} under {version.mujoco}" for version in versions if version.crashed]
     yield f"Crashed episodes: {', '.join(crashed) or 'none'}."
 
@@ -320,14 +316,10 @@ def _motion_cells(version: VersionRow) -> tuple[str, ...]:
     )
 
 
-def _policy_cells(version: VersionRow) -> tuple[str, ...]:
+def _picture(version: VersionRow) -> str:
     compared = [(task.picture_difference, task.suite) for task in version.tasks if task.picture_difference is not None]
     most, suite = max(compared, default=(0.0, ""))
-    return (
-        f"{np.mean([one for one, _ in compared]):.1f}, at most {most:.1f} in {suite}" if compared else UNKNOWN,
-        f"{version.careful_successes} of {version.careful_episodes}",
-        f"{version.careful_safe} of {version.careful_episodes}",
-    )
+    return f"{np.mean([one for one, _ in compared]):.1f}, at most {most:.1f} in {suite}" if compared else UNKNOWN
 
 
 def _moving_tasks(versions: Sequence[VersionRow]) -> Iterator[str]:

@@ -159,11 +159,8 @@ def _lacking(tag: str, sets: Iterable[CapabilitySet]) -> str:
 def _templates() -> Iterator[str]:
     templates = tasks_loader.registry().templates.values()
     common = frozenset.intersection(*(frozenset(one.tags) for one in templates))
-    yield f"### Task templates\n\nAll have {_codes(sorted(common))}."
-    yield _table(
-        ("Template", "The task is to", "Further tags"),
-        [(_code(one.name), one.meaning, _codes(sorted(one.tags - common))) for one in templates],
-    )
+    yield f"### Task templates\n\nAll have {_codes(sorted(common))}, and"
+    yield "\n".join(f"- {_code(one.name)} ({one.meaning}): {_codes(sorted(one.tags - common))}" for one in templates)
 
 
 # Suites
