@@ -218,13 +218,13 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
             continue
         usual = _add([plain[policy, base] for base in common])
         name = "nothing" if len(common) == len(SUITES) else f"nothing ({', '.join(common)})"
-        rows.append((_code(policy), name, str(usual.n), *_two(usual), "", ""))
+        rows.append((_code(policy), f"{name}, {usual.n} episodes", *_two(usual), "", ""))
         for kind, meaning in KINDS.items():
             counts = _add([whole[policy, f"{base}-{kind}"] for base in common])
             changes = {word: _change(counts, usual, name) for word, name in WORDS.items()}
             shown = (*_two(counts), *map(_points, changes.values()))
-            rows.append((_code(policy), f"`-{kind}`: {meaning}", str(counts.n), *shown))
-    heads = ("Policy", "Changed", "Episodes", "SR, %", "Safety, %", "SR by points", "Safety by points")
+            rows.append((_code(policy), f"`-{kind}`: {meaning}", *shown))
+    heads = ("Policy", "Changed", "SR, %", "Safety, %", "SR by points", "Safety by points")
     yield format_table(heads, rows)
 
 

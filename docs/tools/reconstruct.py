@@ -297,7 +297,7 @@ active clauses on average, which takes {tasks_of_ten}.
 {format_table((*heads, "Displacement on other suites"), rows)}
 
 **It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
-(Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
+(Table 10: max force 100 %).
 
 **Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
 episodes a policy, did so where force had made them unsafe.
