@@ -305,17 +305,13 @@ LIBERO = {"cone": "elliptic", "impratio": 20, "solref": "0.001 1", "solimp": "0.
 ENGINES = {"mujoco": ("MuJoCo", Mujoco), "pybullet": ("PyBullet", Bullet), "sapien": ("SAPIEN", Sapien)}
 ROWS: tuple[Row, ...] = (
     ("mujoco", "Newton, solref 0.02", {}),
-    ("mujoco", "PGS", {"solver": "PGS"}),
     ("mujoco", "PGS, 5 iterations", {"solver": "PGS", "iterations": 5}),
     ("mujoco", "solref 0.005", {"solref": "0.005 1"}),
-    ("mujoco", "solref 0.001", {"solref": "0.001 1"}),
     ("mujoco", "as in LIBERO", LIBERO),
     ("pybullet", "50 iterations", {}),
     ("pybullet", "5 iterations", {"numSolverIterations": 5}),
     ("sapien", "TGS, 10 iterations", {}),
-    ("sapien", "TGS, 50 iterations", {"solver_position_iterations": 50}),
     ("sapien", "TGS, 1 iteration", {"solver_position_iterations": 1}),
-    ("sapien", "PGS, 10 iterations", {"enable_tgs": False}),
 )
 
 

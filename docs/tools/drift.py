@@ -14,12 +14,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from drift_episodes import CAREFUL_TASKS, INIT_STATES, STILL_STEPS, SUITES, Measurement
+from drift_episodes import INIT_STATES, STILL_STEPS, SUITES, Measurement
 from made_page import format_table
 from PIL import Image
 
@@ -246,8 +245,6 @@ between versions, and NumPy under MuJoCo 2.
   settling steps, from the first {states} initial states of each task. A target may move while `noop` is safe.
 - **Picture**: mean difference of the first picture (`agentview`, 256 × 256 pixels, rendered by software) from that
   under {reference}, in grey levels of 255.
-- **Careful**: `scripted:careful` from the first initial state of tasks {careful} of each suite. Such a sample shows a
-  defect, not a rate.
 
 {remarks}
 """
@@ -276,7 +273,6 @@ def build_page(measurements: Measurements) -> str:
         steps=measurements.still_steps,
         reference=measurements.reference,
         remarks="\n".join(_remarks(measurements)),
-        careful=", ".join(str(index) for index in CAREFUL_TASKS[:-1]) + f" and {CAREFUL_TASKS[-1]}",
     )
     versions = measurements.versions
     parts = [introduction, *_by_version(versions), *_moving_tasks(versions)]
@@ -302,8 +298,7 @@ def _remarks(measurements: Measurements) -> Iterator[str]:
 def _by_version(versions: Sequence[VersionRow]) -> Iterator[str]:
     yield "## By version"
     heads = ("MuJoCo", "Tasks", "Tasks with motion over 1 mm", "Farthest", "States in which `noop` is unsafe")
-    further = ("Picture", "Careful: successful", "Careful: safe")
-    yield format_table((*heads, *further), [(*_motion_cells(version), *_policy_cells(version)) for version in versions])
+    yield format_table((*heads, "Picture"), [(*_motion_cells(version), _picture(version)) for version in versions])
     crashed = [f"{version.crashed} under {version.mujoco}" for version in versions if version.crashed]
     yield f"Crashed episodes: {', '.join(crashed) or 'none'}."
 
@@ -321,14 +316,10 @@ def _motion_cells(version: VersionRow) -> tuple[str, ...]:
     )
 
 
-def _policy_cells(version: VersionRow) -> tuple[str, ...]:
+def _picture(version: VersionRow) -> str:
     compared = [(task.picture_difference, task.suite) for task in version.tasks if task.picture_difference is not None]
     most, suite = max(compared, default=(0.0, ""))
-    return (
-        f"{np.mean([one for one, _ in compared]):.1f}, at most {most:.1f} in {suite}" if compared else UNKNOWN,
-        f"{version.careful_successes} of {version.careful_episodes}",
-        f"{version.careful_safe} of {version.careful_episodes}",
-    )
+    return f"{np.mean([one for one, _ in compared]):.1f}, at most {most:.1f} in {suite}" if compared else UNKNOWN
 
 
 def _moving_tasks(versions: Sequence[VersionRow]) -> Iterator[str]:
@@ -355,18 +346,13 @@ def _with_body(name: str, versions: Sequence[VersionRow]) -> str:
     return f"{name}: {', '.join(f'`{body}`' for body in sorted(bodies))}"
 
 
-def _signed(value: float) -> str:
-    text = f"{abs(value):.1f}"
-    return text if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
-
-
 # What others reported
 
 
 def _claims(versions: Sequence[VersionRow]) -> Iterator[str]:
-    yield "## What others reported, and what was seen here"
+    yield "## What others reported"
     yield format_table(
-        ("Thread", "It reports", "Seen here", ""),
+        ("Thread", "It reports", "Seen here"),
         [_ramekin(versions), _slide(versions), _darker(versions), _rate(versions), _pin(versions)],
     )
 
@@ -378,7 +364,6 @@ def _ramekin(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     return (
         "huggingface/lerobot issue 4390",
         "From 3.4.0 the bowl of libero-spatial task 5 no longer comes to rest in the ramekin; up to 3.3.7 it does",
-        f"It moves {_listed(moved)}",
         _verdict(holds),
     )
 
@@ -388,7 +373,6 @@ def _slide(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     return (
         "Lifelong-Robot-Learning/LIBERO issue 141",
         "Under 3.6.0 that bowl slides about 1.6 cm, every time",
-        f"It moves {_listed(newer)}" if newer else "No such version was measured",
         _verdict(_all(10 < mm < 25 for _, mm, _ in newer)),
     )
 
@@ -397,11 +381,9 @@ def _darker(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     brighter = [(version, _brighter(version, "libero-object")) for version in versions]
     known = [(version, value) for version, value in brighter if value is not None]
     holds = _all((value < -DARKER) == (version.order >= (3, 3, 3)) for version, value in known if value is not None)
-    seen = ", ".join(f"{_signed(value)} under {version.mujoco}" for version, value in known)
     return (
         "Lifelong-Robot-Learning/LIBERO issue 88 and pull request 140",
         "From 3.3.3 LIBERO-Object's pictures are darker, its floors above all",
-        f"Brightness of libero-object's pictures against {REFERENCE}: {seen or UNKNOWN}",
         _verdict(holds),
     )
 
@@ -411,7 +393,6 @@ def _rate(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     return (
         "RLinf/RLinf issue 1460",
         "A checkpoint's success on that task falls from 98 % under 3.3 to 12 % under 3.8.1",
-        "The bowl moves, as above",
         "the cause confirmed, the rate not measured" if verdict == "confirmed" else verdict,
     )
 
@@ -420,8 +401,7 @@ def _pin(versions: Sequence[VersionRow]) -> tuple[str, ...]:
     verdict = _ramekin(versions)[-1]
     return (
         "RLinf/RLinf a3816b5 requirements/embodied/models/gr00t_n1d6.txt, gr00t_n1d7.txt",
-        "GR00T N1.6 and N1.7 are evaluated under mujoco 3.6.0, GR00T N1.5 under 3.3.7",
-        "3.6.0 is above the break at 3.4: that bowl moves, as above",
+        "GR00T N1.6 and N1.7 are evaluated under mujoco 3.6.0, above the break at 3.4; GR00T N1.5 under 3.3.7",
         "the cause confirmed, 3.6.0 not measured" if verdict == "confirmed" else verdict,
     )
 
@@ -431,12 +411,6 @@ def _moved(versions: Sequence[VersionRow], name: str) -> Iterator[tuple[tuple[in
         task = version.find_task(name)
         if task is not None:
             yield version.order, task.moved_mm, version.mujoco
-
-
-def _listed(moved: Iterable[tuple[tuple[int, ...], float, str]]) -> str:
-    """Return distances, each with the neighbouring versions that share it."""
-    groups = groupby(moved, key=lambda row: f"{row[1]:.1f} mm")
-    return "; ".join(f"{distance} under {', '.join(name for _, _, name in rows)}" for distance, rows in groups)
 
 
 def _brighter(version: VersionRow, suite: str) -> float | None:

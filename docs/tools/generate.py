@@ -38,8 +38,9 @@ READINGS = """\
 ## Readings of the paper
 
 `default` is above; `paper-text` has the clauses as the text states them; `paper-as-run` what the heads of Tables 7 to 9
-say was run (older name: `paper-literal`). `net-force` judges the net force of two bodies in place of their largest
-single contact. `safevla sensitivity --readings` shows which verdicts change.
+say was run (older name: `paper-literal`). `net-force` is `default`, with the net force of two bodies
+in place of their largest single contact in every clause on force. `safevla sensitivity --readings` shows which
+verdicts change.
 """
 
 HOST_LIMITS = """\
@@ -86,14 +87,14 @@ def _libraries() -> Iterator[str]:
             for spec in default.specs_of_tier("alternate")
         ],
     )
-    yield "## Diagnostics\n\nReported beside the scores; in none of them."
+    yield "## Diagnostics\n\nReported beside the scores; in none of them. What a violation means is on its card."
     yield _table(
-        ("Specification", "Clause", "Threshold", "What a violation means"),
-        [(*_clause(spec)[:3], spec.rationale) for spec in default.specs_of_tier("diagnostic")],
+        ("Specification", "Clause", "Threshold"),
+        [_clause(spec)[:3] for spec in default.specs_of_tier("diagnostic")],
     )
     yield READINGS
-    paper, text, as_run, net = file_formats.READINGS
-    for base, name in ((paper, text), (text, as_run), (paper, net)):
+    paper, text, as_run, _ = file_formats.READINGS
+    for base, name in ((paper, text), (text, as_run)):
         yield f"### `{name}`, where it differs from `{base}`"
         yield _differences(name, base)
     yield HOST_LIMITS
@@ -158,11 +159,8 @@ def _lacking(tag: str, sets: Iterable[CapabilitySet]) -> str:
 def _templates() -> Iterator[str]:
     templates = tasks_loader.registry().templates.values()
     common = frozenset.intersection(*(frozenset(one.tags) for one in templates))
-    yield f"### Task templates\n\nAll have {_codes(sorted(common))}."
-    yield _table(
-        ("Template", "The task is to", "Further tags"),
-        [(_code(one.name), one.meaning, _codes(sorted(one.tags - common))) for one in templates],
-    )
+    yield f"### Task templates\n\nAll have {_codes(sorted(common))}, and"
+    yield "\n".join(f"- {_code(one.name)} ({one.meaning}): {_codes(sorted(one.tags - common))}" for one in templates)
 
 
 # Suites

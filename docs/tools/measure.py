@@ -210,24 +210,22 @@ def _add(counts: Sequence[Counts]) -> Counts:
 
 
 def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[str, str], Counts]) -> Iterator[str]:
-    """The suites that are measured with every change, joined, and what is beyond chance."""
-    rows, fallen = [], []
+    """The suites that are measured with every change, joined."""
+    rows = []
     for policy in POLICIES:
         common = [base for base in SUITES if all((policy, f"{base}-{kind}") in whole for kind in KINDS)]
         if not common:
             continue
         usual = _add([plain[policy, base] for base in common])
         name = "nothing" if len(common) == len(SUITES) else f"nothing ({', '.join(common)})"
-        rows.append((_code(policy), name, str(usual.n), *_two(usual), "", ""))
+        rows.append((_code(policy), f"{name}, {usual.n} episodes", *_two(usual), "", ""))
         for kind, meaning in KINDS.items():
             counts = _add([whole[policy, f"{base}-{kind}"] for base in common])
             changes = {word: _change(counts, usual, name) for word, name in WORDS.items()}
             shown = (*_two(counts), *map(_points, changes.values()))
-            rows.append((_code(policy), f"`-{kind}`: {meaning}", str(counts.n), *shown))
-            fallen += [f"{word} of {_code(policy)} under `-{kind}`" for word, found in changes.items() if found[2] < 0]
-    heads = ("Policy", "Changed", "Episodes", "SR, %", "Safety, %", "SR by points", "Safety by points")
+            rows.append((_code(policy), f"`-{kind}`: {meaning}", *shown))
+    heads = ("Policy", "Changed", "SR, %", "Safety, %", "SR by points", "Safety by points")
     yield format_table(heads, rows)
-    yield f"Lower, each by an interval that excludes zero: {', '.join(fallen) or 'nothing'}."
 
 
 WORDS = {"SR": "success", "Safety": "safe"}

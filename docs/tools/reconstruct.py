@@ -283,12 +283,12 @@ def goal_section() -> str:
         counts = [violations(cell, spec_id) for spec_id in (FORCE, TORQUE, SELF)]
         suites = [other.violations or {} for other in LIBERO if other.policy == cell.policy and other is not cell]
         elsewhere = [rates[DISP] for rates in suites]
-        row = (cell.policy, unsafe(cell), *counts, unsafe(cell) - max(counts), f"{min(elsewhere)}–{max(elsewhere)} %")
-        rows.append(row)
+        left, span = unsafe(cell) - max(counts), f"{min(elsewhere)}–{max(elsewhere)} %"
+        rows.append((cell.policy, unsafe(cell), counts[0], counts[2], left, span))
     most, episodes = sum(unsafe(cell) - violations(cell, FORCE) for cell in goal), sum(cell.n for cell in goal)
     disp, grasp = (active_tasks("libero-goal", spec_id) for spec_id in (DISP, SLIP))
     mean, tasks_of_ten = V1.active["libero-goal"], f"displacement on {disp} and grasp on {grasp} of its ten tasks"
-    heads = ("Policy", "Unsafe of 200", "Max force", "Torque", "Self-collision", "Left for others, at most")
+    heads = ("Policy", "Unsafe of 200", "Max force", "Self-collision", "Left for others, at most")
     return f"""\
 ## LIBERO-Goal is scored by three clauses
 **Printed.** Table 7's Goal rows have values for three clauses and dashes for the rest. Appendix D gives Goal {mean}
@@ -297,7 +297,7 @@ active clauses on average, which takes {tasks_of_ten}.
 {format_table((*heads, "Displacement on other suites"), rows)}
 
 **It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
-(Table 10: max force 100 %). On other suites the same policies push bystanders far more often.
+(Table 10: max force 100 %).
 
 **Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
 episodes a policy, did so where force had made them unsafe.

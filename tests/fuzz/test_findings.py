@@ -1,4 +1,4 @@
-"""What fuzzing found, one test each; how it was found is in docs/trust.md."""
+"""What fuzzing found, one test each."""
 
 from __future__ import annotations
 
