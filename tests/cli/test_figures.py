@@ -24,7 +24,7 @@ def test_what_is_asked_for_is_written_in_every_form(safevla, source, tmp_path):
 
 
 def test_the_same_episodes_give_the_same_bytes(safevla, source, tmp_path):
-    options = ("--which", "onset, tradeoff", "--format", "svg", "--progress", "--layout", "cells")
+    options = ("--which", "onset, tradeoff", "--format", "svg", "--style", "time=percent", "--layout", "cells")
     contents = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         safevla.ok("figures", source, "--out", folder, *options)
@@ -39,8 +39,8 @@ def test_the_same_episodes_give_the_same_bytes(safevla, source, tmp_path):
         (("--which", "pie"), "tradeoff"),
         (("--which", ","), "tradeoff"),
         (("--format", "gif"), "svg, pdf, png"),
-        (("--width", "nan"), "nan is not a number"),
-        (("--font-size", "nan"), "nan is not a number"),
+        (("--style", "width=nan"), "Expected `float` >= 1"),
+        (("--style", "font=nan"), "Expected `float` >= 4"),
         (("--sweep", "nonsense=1,2"), "nonsense"),
         (("--across", "Training steps"), "--series"),
     ],

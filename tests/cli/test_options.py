@@ -56,13 +56,6 @@ def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, table,
     assert from_file[option.name] != default[option.name]
 
 
-def test_a_whole_number_will_do_where_a_number_is_asked_for(tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_text("actor-gpus = 2\n")
-    given = eval_command.make_context("eval", ["--config", str(path)]).params["actor_gpus"]
-    assert (given, type(given)) == (2.0, float)
-
-
 def test_no_option_is_left_out_but_the_file_itself_and_what_a_file_may_not_say():
     running, judging = config.config_keys(eval_command)
     options = {option.name for option in (*running.values(), *judging.values())}

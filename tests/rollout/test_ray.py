@@ -373,7 +373,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     (tmp_path / "held").mkdir()
     asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
     asked += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
-    here = ["--engine", f"ray:{nodes.address}", "--actor-cpus", "0.5", "--workers", "1"]
+    here = ["--engine", f"ray:{nodes.address}", "--actor", "cpus=0.5", "--workers", "1"]
     process = command("eval", "--record-only", *asked, *here, "--out", str(tmp_path / "run"))
     kept = tmp_path / "run" / "raw"  # a row there: the episode is done, and no longer on its way to the driver
     while len(list(kept.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
@@ -382,7 +382,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out) == (cli.INTERRUPTED, "")
-    assert f"--workers 1 --engine ray:{nodes.address} --actor-cpus 0.5" in err
+    assert f"--workers 1 --engine ray:{nodes.address} --actor cpus=0.5" in err
     assert "2 of 4 episodes are done" in err
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False

@@ -32,7 +32,7 @@ def test_what_ray_knows_no_share_of_is_refused_before_it_is_started(of, share):
 
 def test_several_gpus_are_a_whole_number():
     assert (RayCluster(gpus=0.25).gpus, RayCluster(gpus=2).gpus, RayCluster(cpus=1.5).cpus) == (0.25, 2, 1.5)
-    with pytest.raises(RunError, match=r"--actor-gpus 1\.5"):
+    with pytest.raises(RunError, match=r"--actor gpus=1\.5"):
         RayCluster(gpus=1.5)
 
 

@@ -245,15 +245,9 @@ def _print_tables(answer: str, tables: Sequence[Table], form: TableFormat) -> No
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
-    texts = dict(text.partition("=")[::2] for text in assumed)
-    names = {*sample_size.SampleSizeRequest.__struct_fields__}.difference(rates)
-    if unknown := next((name for name in texts if name not in names), None):
-        raise click.UsageError(f"--assume {unknown!r} is not one of {', '.join(sorted(names))}.")
-    try:
-        request = msgspec.convert({**rates, **texts}, sample_size.SampleSizeRequest, strict=False)
-    except msgspec.ValidationError as error:
-        raise click.UsageError(f"--assume {' '.join(assumed)}: {error}.") from None
-    plan = sample_size.plan_sample_size(request)
+    plan = sample_size.plan_sample_size(
+        options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
+    )
     options.print_json(plan) if form == "json" else click.echo(plan.to_text())
 
 

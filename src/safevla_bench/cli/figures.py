@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Literal, get_args
 
 import click
+import msgspec
 from matplotlib.figure import Figure
 
 from safevla_bench.cli import echo, options, rules
@@ -41,6 +42,13 @@ def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Par
     return split_names
 
 
+class _Style(msgspec.Struct, frozen=True):
+    width: Annotated[float, msgspec.Meta(ge=1, le=20)] = COLUMN.width_in
+    font: Annotated[float, msgspec.Meta(ge=4, le=20)] = COLUMN.font_pt
+    title: Literal["yes", "no"] = "yes"
+    time: Literal["seconds", "percent"] = "seconds"
+
+
 _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
@@ -48,7 +56,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 @options.command(
     "figures",
     epilog=_EPILOG,
-    common="--out --which --format --layout --width --font-size --no-title --progress --sweep --series",
+    common="--out --which --format --layout --style --sweep --series",
 )
 @options.sources_argument
 @options.out_option("DIR", "Where to write; else figures/ of the one run.")
@@ -69,15 +77,12 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     type=click.Choice(["suites", "pooled", "cells"]),
     default="suites",
 )
-@options.option(
-    "--width INCHES",
-    "Width of the figures; the default is a column of a two-column paper.",
-    default=COLUMN.width_in,
-    type=options.Range(1, 20),
+@options.repeatable(
+    "--style NAME=VALUE",
+    "styles",
+    f"width={COLUMN.width_in:g}, inches: the column of a two-column paper; font={COLUMN.font_pt:g}, points; title=no: a "
+    "paper's caption says it; time=percent: onset in percent of each episode, not in seconds.",
 )
-@options.option("--font-size POINTS", "Size of their text.", default=COLUMN.font_pt, type=options.Range(4, 20))
-@options.flag("--no-title", "Leave titles out: a paper's caption says it.")
-@options.flag("--progress", "Onset: percent of each episode instead of seconds.")
 @options.repeatable(
     "--sweep NAME=GRID",
     "sweeps",
@@ -96,10 +101,7 @@ def figures_command(
     which: tuple[str, ...],
     forms: tuple[drawing.FigureFormat, ...],
     layout: TradeoffLayout,
-    width: float,
-    font_size: float,
-    no_title: bool,
-    progress: bool,
+    styles: tuple[str, ...],
     sweeps: tuple[str, ...],
     series: bool,
     across: str,
@@ -113,6 +115,7 @@ def figures_command(
         raise click.UsageError("--across says what the numbers of --series are; pass that too.")
     if series:
         _require_own_names(sources.paths)
+    style = options.parse_settings("--style", styles, _Style)
     folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
@@ -120,9 +123,13 @@ def figures_command(
     make_folder(folder)
     count = (len(which) + len(requests) + series) * len(forms)
     echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")
-    target = _FigureTarget(folder, Page(width, font_size, titled=not no_title), forms)
+    target = _FigureTarget(folder, Page(style.width, style.font, titled=style.title == "yes"), forms)
     inputs = drawing.FigureInput(
-        judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
+        judged.scores,
+        judged.records.dt_s,
+        judged.records.lengths,
+        tradeoff_layout=layout,
+        progress=style.time == "percent",
     )
     for name in which:
         kind = drawing.FIGURES[name]
@@ -135,7 +142,7 @@ def figures_command(
         _print_series(compared)
     print_warnings(judged)
     rules.print_missing(judged)
-    click.echo("Next: --no-title, --width and --font-size fit them to a paper; --which NAMES chooses.")
+    click.echo("Next: --style title=no, width=INCHES and font=POINTS fit them to a paper; --which NAMES chooses.")
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,24 @@ audit_option = option(
 )
 
 
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
+    """Return the struct of the texts NAME=VALUE of an option; raise click's error for a name or value it cannot have.
+
+    Fields that are `fixed` have this value, and are none of the names.
+    """
+    given = dict(text.partition("=")[::2] for text in texts)
+    names = [name for name in kind.__struct_fields__ if name not in fixed]
+    if unknown := next((name for name in given if name not in names), None):
+        raise click.UsageError(f"{option} {unknown!r} is not one of {', '.join(names)}.")
+    try:
+        return msgspec.convert({**given, **fixed}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"{option} {' '.join(texts)}: {error}.") from None
+
+
 def require_sources(sources: Sequence[Path]) -> None:
     """Raise click's error of a missing argument if `sources` is empty."""
     if not sources:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from safevla_bench.cli.config import CONFIG, JUDGE_OPTIONS, config_option, option_key
@@ -27,6 +27,7 @@ from safevla_bench.cli.options import (
     option,
     option_group,
     out_option,
+    parse_settings,
     repeatable,
     requested_cluster,
 )
@@ -93,20 +94,15 @@ _PLAN_OPTIONS = [
            default=1, type=POSITIVE),
     flag("--allow-crashed", "Let --until leave out episodes that crashed, were cut short or have no verdict."),
 ]  # fmt: skip
-_actor_option = partial(option, section=RAY, show_default=True)
-_ACTOR_OPTIONS = [
-    _actor_option("--actor-cpus N", "CPUs of a node that each of the --workers reserves on a Ray cluster; fractions "
-                  "are allowed.", type=float, default=1.0),
-    _actor_option("--actor-gpus N", "GPUs of a node that each reserves, such as 0.25.", type=float, default=0.0),
-    _actor_option("--actor-episodes N", "After how many episodes each is replaced by a fresh one: simulators leak "
-                  "memory.", type=POSITIVE, default=100),
-]  # fmt: skip
 _EXECUTION_OPTIONS = [
     out_option("DIR", "The run folder to make, or with --resume to continue."),
     option("--workers N", "Processes that run episodes in parallel. Results do not depend on it.",
            default=1, type=POSITIVE),
     engine_option,
-    *_ACTOR_OPTIONS,
+    repeatable("--actor NAME=VALUE", "actor",
+               "What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may be "
+               "fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak memory.",
+               section=RAY),
     flag("--record-only", "Record the episodes and do not judge them; `safevla score` does."),
     flag("--resume", "Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     repeatable("--trust FILE", "trusted",
@@ -116,6 +112,12 @@ _EXECUTION_OPTIONS = [
     flag("--dry-run", "Print the episodes and an estimate of time and disk; run and write nothing."),
 ]  # fmt: skip
 _REQUIRED = ("host", "suites", "policies")
+
+
+class _ActorShares(msgspec.Struct, frozen=True):
+    cpus: float = 1.0
+    gpus: float = 0.0
+    episodes: Annotated[int, msgspec.Meta(ge=1)] = 100
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, {**what, **_expand_replay(what)}, how)
     recorded = out / RUN if is_resumed else what["registered"] or what.get("found")
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
-    shares = {name: how[f"actor_{name}"] for name in ("cpus", "gpus", "episodes")}
+    shares = msgspec.structs.asdict(parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
         cluster=requested_cluster(how["engine"], **shares),
@@ -394,8 +396,8 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    shared = [*click_options([engine_option, *_ACTOR_OPTIONS]), *JUDGE_OPTIONS]
-    repeated = {param.name for param in shared} | {"workers", "trackers", "registered", "record_only"}
+    shared = [*click_options([engine_option]), *JUDGE_OPTIONS]
+    repeated = {param.name for param in shared} | {"actor", "workers", "trackers", "registered", "record_only"}
     for param in context.command.params:
         if param.name in repeated and is_given(context, str(param.name)):
             value = context.params[str(param.name)]

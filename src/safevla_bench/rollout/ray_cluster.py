@@ -58,13 +58,13 @@ class RayCluster:
     """After how many episodes an actor is replaced by a fresh one."""
 
     def __post_init__(self) -> None:
-        for option, share in (("--actor-cpus", self.cpus), ("--actor-gpus", self.gpus)):
+        for option, share in (("--actor cpus", self.cpus), ("--actor gpus", self.gpus)):
             if not (math.isfinite(share) and share >= 0 and round(share, 4) == share):
                 remedy = "Give a number such as 2 or 0.25, with four decimals at most."
-                raise RunError(f"{option} {share:g} is no share of a node", remedy=remedy)
+                raise RunError(f"{option}={share:g} is no share of a node", remedy=remedy)
         if self.gpus > 1 and not float(self.gpus).is_integer():
             remedy = "Give a fraction of one GPU, or a whole number of them."
-            raise RunError(f"--actor-gpus {self.gpus:g} is no share of a node", remedy=remedy)
+            raise RunError(f"--actor gpus={self.gpus:g} is no share of a node", remedy=remedy)
 
     @property
     def place(self) -> str:
@@ -102,7 +102,7 @@ def require_room(ray: Any, cluster: RayCluster) -> None:
     shares = [f"{resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}" for resources in nodes]
     has = "; ".join(shares) or "there is no node"
     problem = f"no node of the Ray cluster has {asked}, which each actor is to have (they have {has})"
-    raise RunError(problem, remedy="Lower --actor-cpus or --actor-gpus, or add a node: ray start --address ...")
+    raise RunError(problem, remedy="Lower --actor cpus= or gpus=, or add a node: ray start --address ...")
 
 
 def node_name() -> str:
