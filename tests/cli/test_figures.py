@@ -42,7 +42,7 @@ def test_the_same_episodes_give_the_same_bytes(safevla, source, tmp_path):
         (("--style", "width=nan"), "Expected `float` >= 1"),
         (("--style", "font=nan"), "Expected `float` >= 4"),
         (("--sweep", "nonsense=1,2"), "nonsense"),
-        (("--across", "Training steps"), "--series"),
+        (("--style", "across=Training steps"), "--series"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(safevla, source, tmp_path, options, words):
@@ -86,7 +86,17 @@ def checkpoints(tmp_path_factory):
 
 def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, tmp_path):
     runs = (f"1000={checkpoints / 'early.parquet'}", f"20k={checkpoints / 'late.parquet'}")
-    options = ("--out", tmp_path, "--which", "margins", "--format", "svg", "--series", "--across", "Training steps")
+    options = (
+        "--out",
+        tmp_path,
+        "--which",
+        "margins",
+        "--format",
+        "svg",
+        "--series",
+        "--style",
+        "across=Training steps",
+    )
     code, out, err = safevla("figures", *runs, *options)
     assert (code, err) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} == {"margins.svg", "series.svg"}

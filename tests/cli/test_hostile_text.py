@@ -84,7 +84,7 @@ SHOWN = {
 }
 
 
-OWN_COMMENT = "% wider than a page: --columns or --no-intervals make it narrower\n"
+OWN_COMMENT = "% wider than a page: --columns or --style intervals=no make it narrower\n"
 
 
 def tex(bad: str, good: str) -> None:

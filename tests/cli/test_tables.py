@@ -45,9 +45,9 @@ def test_training_and_auxiliary_are_options(safevla, shipped):
         (["--training", "mine=SFT", "--training", "mine=RL"], "--training gives 'mine' two kinds, 'SFT' and 'RL'"),
         (["--columns", "SR,Saftey"], "'Saftey'"),
         (["--columns", "Saftey"], "Safety %"),
-        (["--stacked"], "--stacked"),
-        (["--label", "tab:x"], "--label"),
-        (["--format", "tex", "--label", "a}b"], "--label"),
+        (["--style", "intervals=below"], "--style intervals=below"),
+        (["--style", "label=tab:x"], "--style label="),
+        (["--format", "tex", "--style", "label=a}b"], "--style label="),
         (["--format", "csv", "--out", "OUT"], "main-libero"),
         (["--which", "4", "--out", "FILE/t.md"], "Choose a place"),
     ],
@@ -80,7 +80,7 @@ def test_a_folder_gets_a_file_for_each_table(safevla, shipped, tmp_path, form, s
 
 
 def test_columns_and_labels_are_chosen_on_the_command_line(safevla, shipped):
-    tex = ("--format", "tex", "--label", "tab:x", "--stacked")
+    tex = ("--format", "tex", "--style", "label=tab:x", "--style", "intervals=below")
     out = safevla.ok("tables", shipped, "--which", "main", "--columns", "SR, VSI", *tex)
     assert r"\label{tab:x}" in out
     assert "Safety" not in out

@@ -99,7 +99,7 @@ def test_the_options_are_those_of_the_command(judged, tmp_path, capsys):
     (cell,) = [cell for cell in metrics.cells(judged.scores) if (cell.policy, cell.suite) == (asked[1], asked[3])]
     assert len(listed) == cell.success_unsafe
     assert {axis for row in listed for axis in row["broken_axes"]} <= set(cell.axes)
-    assert cli.run_command_line(["episodes", source, "--axis", "execution", "--safe"]) == 0
+    assert cli.run_command_line(["episodes", source, "--spec", "execution", "--safe"]) == 0
     assert cli.run_command_line(["episodes", source, "--suite", "nowhere"]) == 2
     assert "libero-object, libero-spatial" in capsys.readouterr().err
 

@@ -47,6 +47,7 @@ class _Style(msgspec.Struct, frozen=True):
     font: Annotated[float, msgspec.Meta(ge=4, le=20)] = COLUMN.font_pt
     title: Literal["yes", "no"] = "yes"
     time: Literal["seconds", "percent"] = "seconds"
+    across: str = ""
 
 
 _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
@@ -80,8 +81,9 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 @options.repeatable(
     "--style NAME=VALUE",
     "styles",
-    f"width={COLUMN.width_in:g}, inches: the column of a two-column paper; font={COLUMN.font_pt:g}, points; title=no: a "
-    "paper's caption says it; time=percent: onset in percent of each episode, not in seconds.",
+    f"width={COLUMN.width_in:g}, inches: the column of a paper of two; font={COLUMN.font_pt:g}, points; title=no: a "
+    "paper's caption says it; time=percent: onset in percent of each episode, not in seconds; across=TEXT: what the "
+    "numbers of --series are, such as 'Training steps'.",
 )
 @options.repeatable(
     "--sweep NAME=GRID",
@@ -93,7 +95,6 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     "Also SR, Safety, SBU and VSI against the last number in each policy's name, such as 1000=runs/a 2000=runs/b "
     "or careful-step-20k; runs named alike but for it make one series.",
 )
-@options.option("--across TEXT", "Series: what the numbers are, such as 'Training steps'.", default="")
 @rules.judged_sources
 def figures_command(
     sources: rules.JudgedSources,
@@ -104,18 +105,17 @@ def figures_command(
     styles: tuple[str, ...],
     sweeps: tuple[str, ...],
     series: bool,
-    across: str,
 ) -> None:
     """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
 
     The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
     it breaks are named, since every policy may be charged for them.
     """
-    if across and not series:
-        raise click.UsageError("--across says what the numbers of --series are; pass that too.")
     if series:
         _require_own_names(sources.paths)
     style = options.parse_settings("--style", styles, _Style)
+    if style.across and not series:
+        raise click.UsageError("--style across= says what the numbers of --series are; pass that too.")
     folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
@@ -137,7 +137,7 @@ def figures_command(
     _write_sweeps(target, judged, requests)
     if compared is not None:
         compared = compared.pooled if layout == "pooled" else compared
-        draw = partial(draw_series, compared, across)
+        draw = partial(draw_series, compared, style.across)
         target.write("series", draw, "SR, Safety, SBU and VSI along the series")
         _print_series(compared)
     print_warnings(judged)

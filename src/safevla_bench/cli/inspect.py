@@ -52,8 +52,11 @@ _KINDS_EPILOG = "\n".join(
     default=None,
 )
 @options.option("--success/--no-success", "Only episodes that succeeded, or only those that did not.", default=None)
-@options.option("--spec ID", "Look at one specification alone: episodes in which it reached a verdict.")
-@options.option("--axis", "Only those that violate a specification of this axis.", type=click.Choice(get_args(Axis)))
+@options.option(
+    "--spec ID|AXIS",
+    "Look at one specification alone: episodes in which it reached a verdict. Or only those that violate one of an axis: "
+    f"{', '.join(get_args(Axis))}.",
+)
 @options.option("--policy NAME", "Only this policy's episodes.")
 @options.option("--suite NAME", "Only this suite's.")
 @options.option("--task TASK", "Only this task's, such as 3, task_3 or libero-goal/task_3.")
@@ -90,7 +93,8 @@ def episodes_command(
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
     judged = sources.judge()
-    spec_id = None if spec is None else judged.library.canonical_id(spec)
+    axis = spec if spec in get_args(Axis) else None
+    spec_id = None if spec is None or axis else judged.library.canonical_id(spec)
     rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
     if bodies or body_kind is not None or order == "kind":
         findings = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
@@ -99,7 +103,13 @@ def episodes_command(
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
     suite = suite and judged.ruleset.registry.find_suite(suite)
-    filters |= {"violated": unsafe is True, "safe": unsafe is False, "suite": suite, "body_kind": body_kind}
+    filters |= {
+        "violated": unsafe is True,
+        "safe": unsafe is False,
+        "suite": suite,
+        "body_kind": body_kind,
+        "axis": axis,
+    }
     shown = episode_list.filter_episodes(rows, **filters)
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     if form == "json":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import click
+import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.pictures import make_skip_reporter
@@ -48,10 +49,13 @@ _DEFAULT = ("main", "violations")
 @options.repeatable("--training POLICY=KIND", "How a policy was trained.")
 @options.auxiliary_option
 @options.flag("--published", "Put the paper's printed rows of the same suites beside yours, marked as such.")
-@options.flag("--no-intervals", "Leave out the 95 % intervals.")
 @options.option("--columns LIST", "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")
-@options.flag("--stacked", "tex: intervals below their values, so that a table is narrow.")
-@options.option("--label LABEL", "tex: what \\ref takes; of several tables each adds its name.", default="")
+@options.repeatable(
+    "--style NAME=VALUE",
+    "styles",
+    "intervals=no: without the 95 % intervals; tex: intervals=below their values, so that a table is narrow, and "
+    "label=LABEL, what \\ref takes; of several tables each adds its name.",
+)
 @rules.judged_sources
 def tables_command(
     sources: rules.JudgedSources,
@@ -61,10 +65,8 @@ def tables_command(
     training: tuple[str, ...],
     auxiliary: tuple[str, ...],
     published: bool,
-    no_intervals: bool,
     columns: str | None,
-    stacked: bool,
-    label: str,
+    styles: tuple[str, ...],
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -85,7 +87,8 @@ def tables_command(
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
-    layout = _parse_layout(form, stacked=stacked, label=label)
+    style = options.parse_settings("--style", styles, _Style)
+    layout = _parse_layout(form, style)
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
     judged, material = _load_material(sources, names)
@@ -95,7 +98,7 @@ def tables_command(
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    tables = [drop_intervals(table) for table in tables] if no_intervals else tables
+    tables = [drop_intervals(table) for table in tables] if style.intervals == "no" else tables
     tables = tables if columns is None else _choose_columns(tables, columns)
     if out is None and form == "text" and judged and not asked:
         echo(build_headline(*judged.summarize_scores()).answer + "\n")
@@ -137,13 +140,19 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     return kinds
 
 
-def _parse_layout(form: str, *, stacked: bool, label: str) -> LatexLayout:
+class _Style(msgspec.Struct, frozen=True):
+    intervals: Literal["yes", "no", "below"] = "yes"
+    label: str = ""
+
+
+def _parse_layout(form: str, style: _Style) -> LatexLayout:
     """Return the layout of LaTeX tables."""
-    if form != "tex" and (stacked or label):
-        raise click.UsageError(f"{'--stacked' if stacked else '--label'} is for --format tex.")
-    if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
-        raise click.UsageError(f"--label {label!r}: letters, digits and : . _ - alone, such as tab:safety.")
-    return LatexLayout(stacked, label)
+    stacked = style.intervals == "below"
+    if form != "tex" and (stacked or style.label):
+        raise click.UsageError(f"--style {'intervals=below' if stacked else 'label='} is for --format tex.")
+    if not re.fullmatch(r"[\w:.-]*", style.label, re.ASCII):
+        raise click.UsageError(f"--style label={style.label!r}: letters, digits and : . _ - alone, such as tab:safety.")
+    return LatexLayout(stacked, style.label)
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:

@@ -79,7 +79,7 @@ def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
     fit = _fit_table(table, layout.stacked)
     environment = "table*" if fit.wide else "table"
     lines = [
-        *([] if fit.fits else ["% wider than a page: --columns or --no-intervals make it narrower"]),
+        *([] if fit.fits else ["% wider than a page: --columns or --style intervals=no make it narrower"]),
         rf"\begin{{{environment}}}",
         r"\centering",
         rf"\caption{{{_escape_latex(table.title)}}}",
