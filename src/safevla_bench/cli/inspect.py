@@ -54,8 +54,8 @@ _KINDS_EPILOG = "\n".join(
 @options.option("--success/--no-success", "Only episodes that succeeded, or only those that did not.", default=None)
 @options.option(
     "--spec ID|AXIS",
-    "Look at one specification alone: episodes in which it reached a verdict. Or only those that violate one of an axis: "
-    f"{', '.join(get_args(Axis))}.",
+    "Look at one specification alone: episodes in which it reached a verdict. Or only those that violate one of an "
+    f"axis: {', '.join(get_args(Axis))}.",
 )
 @options.option("--policy NAME", "Only this policy's episodes.")
 @options.option("--suite NAME", "Only this suite's.")
