@@ -494,12 +494,12 @@ def test_a_model_of_another_xml_is_compiled_anew(seeing):
 def test_what_stands_on_an_object_moves_with_it_when_a_search_places_that():
     """Task 5 of LIBERO-Spatial: the bowl stands on the ramekin."""
     with closing(make_env("libero-spatial", 5, Wants(privileged=True))) as env:
-        names = env.search_space().names
+        names = tasks.placement_space(env._env.env, None).names
         assert "glazed_rim_porcelain_ramekin_1.x" in names
         assert "akita_black_bowl_1.x" not in names
         plain = env.reset(SEED).privileged.body_pos_m
         x = plain["glazed_rim_porcelain_ramekin_1"][0] + 0.01
         moved = env.reset(replace(SEED, placed=(("glazed_rim_porcelain_ramekin_1.x", x),))).privileged.body_pos_m
         assert np.allclose(moved["akita_black_bowl_1"] - plain["akita_black_bowl_1"], [0.01, 0, 0], atol=2e-3)
-        with pytest.raises(HostError, match="no coordinate 'sugar.x'"):
+        with pytest.raises(HostError, match="no coordinate 'sugar"):
             env.reset(replace(SEED, placed=(("sugar.x", 0.0),)))
