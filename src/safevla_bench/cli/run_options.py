@@ -33,19 +33,13 @@ from safevla_bench.cli.options import (
 )
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
-from safevla_bench.jobs.evaluation.request import (
-    ENTRY_OPTIONS,
-    ExecutionOptions,
-    Request,
-    entry_fields,
-    found_fields,
-    replay_fields,
-)
+from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOptions, Request, entry_fields, replay_fields
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import split_name
 from safevla_bench.policies.filters import FILTERS
 from safevla_bench.policies.servers.client import KINDS
+from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.parts import FORMS, PARQUET
@@ -182,14 +176,8 @@ def plan_options(*names: str) -> Callable[[F], F]:
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
     """Return the request of the plan's options that a command has, named on the command line."""
-    for name in _REQUIRED:
-        if not what[name]:
-            _raise_missing(context, name)
-    what = {**what, **_name_policies(what["policies"])}
-    fields: dict[str, Any] = {}
-    for name, value in what.items():
-        fields |= _request_fields(name, value, what["policies"])
-    return Request(**fields, volatile=_volatile_facts())
+    what = {"episodes": 1, "protocol": None, **what, **_name_policies(what["policies"])}
+    return _new_request(context, what, {"resume": False})
 
 
 def _find_distrusted(
@@ -298,12 +286,14 @@ def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if len(what["suites"]) > 1:
         raise RunError("a suite of found starts is run alone", remedy="Give one --suite found:FILE and no other.")
-    filled = found_fields(Path(files[0]).absolute())
-    if what["host"] not in (None, filled["host"]):
-        problem = f"--host {what['host']}: the starts in {files[0]} were found on {filled['host']}"
+    path = Path(files[0]).absolute()
+    suite = read_suite(path)
+    if what["host"] not in (None, suite.host):
+        problem = f"--host {what['host']}: the starts in {files[0]} were found on {suite.host}"
         raise RunError(problem, remedy="Leave --host out.")
-    filled["host_arguments"] = tuple(f"{name}={value}" for name, value in filled["host_arguments"].items())
-    return filled
+    arguments = tuple(f"{name}={value}" for name, value in suite.host_arguments.items())
+    filled = {"host": suite.host, "host_arguments": arguments, "suites": (suite.suite,), "protocol": suite.protocol}
+    return {**filled, "found": path}
 
 
 FOUND = "found:"

@@ -24,14 +24,8 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True):
     """A found start as the file has it: all that repeats it, and how it was found."""
 
     task_id: str
-    init_state_index: int
-    env_seed: int
+    start: EpisodeSeed
     policy_seed: int
-    wait_steps: int
-    wait_action: tuple[float, ...] | None = None
-    rest_steps: int = 0
-    drawn: bool = False
-    placed_m: dict[str, float] = {}
     trial: int
     """The number of the rollout that found it, from 1."""
     value: float
@@ -41,12 +35,6 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True):
     """The largest move of a coordinate from the nearest of the benchmark's own starts; None = it names none."""
     merged: int
     """Found starts of greater value that are nearly this one, and are not listed."""
-
-    def to_start(self) -> FoundStart:
-        """Return the start for a plan."""
-        names = ("init_state_index", "env_seed", "wait_steps", "wait_action", "rest_steps", "drawn")
-        fields = {name: getattr(self, name) for name in names}
-        return FoundStart(EpisodeSeed(**fields, placed=tuple(self.placed_m.items())), self.policy_seed)
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +78,8 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         """
         own = {task.task_id: task for task in host.tasks(self.suite)}
         starts: dict[str, list[FoundStart]] = {}
-        for start in self.starts:
-            starts.setdefault(start.task_id, []).append(start.to_start())
+        for found in self.starts:
+            starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed))
         if unknown := [task_id for task_id in starts if task_id not in own]:
             problem = f"{self.suite} has no task {unknown[0]!r}, of which starts were found"
             raise HostError(problem, remedy="Install the version of the host that the starts were found with.")

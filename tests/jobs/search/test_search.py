@@ -14,7 +14,7 @@ from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.task import SearchSpace
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, found_fields
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import freeze_request
 from safevla_bench.jobs.search.objective import Objective
@@ -84,7 +84,7 @@ def test_found_starts_are_merged_where_every_coordinate_is_near_and_the_worst_st
     values = [start.value for start in suite.starts]
     assert values == sorted(values)
     assert len(suite.starts) + sum(start.merged for start in suite.starts) == suite.tasks[0].hits
-    places = np.array([list(start.placed_m.values()) for start in suite.starts])
+    places = np.array([[value for _, value in start.start.placed] for start in suite.starts])
     gaps = np.abs(places[:, None] - places[None]).max(axis=2) + np.eye(len(places))
     assert gaps.min() > 0.1 * 0.02
 
@@ -92,16 +92,18 @@ def test_found_starts_are_merged_where_every_coordinate_is_near_and_the_worst_st
 def test_the_distance_of_a_found_start_is_that_to_the_nearest_start_of_the_benchmark(searched):
     _, suite, _ = searched
     host, start = FakeHost(), suite.starts[0]
-    space = host.search_space(host.tasks("fake")[0], start.to_start().start)
-    moves = np.abs(np.array(space.own) - list(start.placed_m.values()))
+    space = host.search_space(host.tasks("fake")[0], start.start)
+    moves = np.abs(np.array(space.own) - [value for _, value in start.start.placed])
     assert len(space.own) == 5
     assert start.distance_m == moves.max(axis=1).min()
 
 
 def test_a_found_suite_begins_where_it_was_found_and_verifies_bit_for_bit(searched, tmp_path):
     out, suite, judged = searched
-    fields = found_fields(out / "found/edge.json")
-    request = Request(**fields, episodes=None, policies=("python:pressing:make", "scripted:hasty"))
+    policies = "python:pressing:make", "scripted:hasty"
+    request = Request(
+        host="fake", suites=("fake",), found=out / "found/edge.json", episodes=None, policies=policies, arguments={}
+    )
     again = evaluate_request(request, RULES, tmp_path / "found")
     assert set(again.scores.benchmark) == {"found:edge:fake"}
     assert len(again.scores) == 2 * len(suite.starts)

@@ -27,7 +27,7 @@ from safevla_bench.hosts.conformance.missing_dependency import run_without
 from safevla_bench.interface.environment import Coordinated, FastEnv, HostEnv, SearchableHost, SelectiveEnv, Watchable
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.stage import Stage, StagingHost
-from safevla_bench.interface.task import Coordinate, EpisodeSeed
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 from safevla_recorder.mujoco.hook import wrap_method
@@ -242,13 +242,11 @@ class OptionalRules(HostRules):
         """Fail unless the search space holds the task's own starts, and a start at the coordinates of its own is as it
         is without them; and moves if they do. Passes if the host has no `search_space`.
         """
-        host = self.host()
-        if not isinstance(host, SearchableHost):
+        host, start = self.host(), replace(self.seed, wait_steps=0)
+        space = host.search_space(run.task, start) if isinstance(host, SearchableHost) else SearchSpace()
+        if not space.own:
             return
-        space, start = host.search_space(run.task, self.seed), replace(self.seed, wait_steps=0)
         own = np.array(space.own)
-        if not len(own):
-            return
         is_within = bool(np.all((own >= np.array(space.low) - 1e-3) & (own <= np.array(space.high) + 1e-3)))
         require(is_within, f"{run}: an initial state lies outside the search space.")
         plain, same, moved = (

@@ -77,7 +77,7 @@ class LiberoHost:
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the x and y of each movable object that LIBERO draws on a table or floor, within its BDDL region."""
         with closing(self.make(task, Wants())) as env:
-            return env.search_space()
+            return placement_space(env._env.env, env._init_states)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if LIBERO
@@ -172,10 +172,6 @@ class LiberoEnv(RobosuiteEnv):
         for robot in domain.robots if self._wants.absolute else ():
             robot.controller.use_delta = False  # a reset makes the controller anew
         return observation
-
-    def search_space(self) -> SearchSpace:
-        """Return the host's search space of this task."""
-        return placement_space(self._env.env, self._init_states)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)

@@ -283,21 +283,6 @@ DEFAULT_EXECUTION = ExecutionOptions()
 """One process, from the beginning."""
 
 
-def found_fields(file: Path) -> dict[str, Any]:
-    """Return the fields of a `Request` for a file of found starts: host, suite and protocol are the search's.
-
-    Raises `RunError` if it cannot be read.
-    """
-    suite = read_suite(file)
-    return {
-        "host": suite.host,
-        "host_arguments": suite.host_arguments,
-        "suites": (suite.suite,),
-        "protocol": suite.protocol,
-        "found": file,
-    }
-
-
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 """The options that an entry stands for."""
 

@@ -7,7 +7,8 @@ here draws from NumPy's global generator, which simulators seed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, Protocol
+from functools import partial
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +30,6 @@ _TRIES = 10_000
 _STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}
 
 
-class PointSource(Protocol):
-    """An optimiser."""
-
-    def ask(self) -> Floats:
-        """Return the next generation, [G, d] in 0 to 1; `tell` must follow."""
-
-    def tell(self, points: Floats, margins: Floats) -> None:
-        """Learn the margins [G, C] of the points [G, d] that were asked for last."""
-
-
 class UnitCube:
     """A search space scaled to [0, 1]^d; d counts the coordinates that can move."""
 
@@ -52,10 +43,6 @@ class UnitCube:
         metres = self.low.copy()
         metres[self.free] += self.width[self.free] * point
         return metres
-
-    def from_metres(self, metres: Floats) -> Floats:
-        """Return points [..., d] of coordinates [..., all of them]."""
-        return np.asarray((metres[..., self.free] - self.low[self.free]) / self.width[self.free])
 
     def is_allowed(self, point: Floats) -> bool:
         """Return whether no two objects are too near each other at a point [d] of the cube."""
@@ -73,14 +60,12 @@ class RandomPoints:
         self._cube, self._rng = cube, rng
 
     def ask(self) -> Floats:
-        return np.array([self.draw() for _ in range(GENERATION)])
+        """Return the next generation, [G, d] in 0 to 1; raises `RunError` if next to nothing is allowed."""
+        size = len(self._cube.free)
+        return np.array([draw_allowed(self._cube, lambda: self._rng.random(size)) for _ in range(GENERATION)])
 
     def tell(self, points: Floats, margins: Floats) -> None:
         """Learn nothing: what comes next does not depend on it."""
-
-    def draw(self) -> Floats:
-        """Return one point [d]; raises `RunError` if next to nothing is allowed."""
-        return draw_allowed(self._cube, lambda: self._rng.random(len(self._cube.free)))
 
 
 class DirectedPoints:
@@ -97,7 +82,12 @@ class DirectedPoints:
         if not len(cube.free):
             problem = "a directed search needs coordinates, and these starts are drawn by a seed alone"
             raise RunError(problem, remedy="Pass --method random.")
-        self._cma = _import_cma()
+        try:
+            import cma
+        except ModuleNotFoundError:
+            remedy = f"Install it: {install_command('search')}; or pass --method random."
+            raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
+        self._cma = cma
         self._cube, self._rng, self._random = cube, rng, RandomPoints(cube, rng)
         self._points: list[Floats] = []
         self._margins: list[Floats] = []
@@ -105,15 +95,15 @@ class DirectedPoints:
         self._descent: Any = None
 
     def ask(self) -> Floats:
+        """Return the next generation, [G, d] in 0 to 1."""
         if self._descent is None:
             return self._random.ask()
         asked = self._descent.ask()
-        return np.array([point if self._cube.is_allowed(point) else self._draw_near() for point in asked])
-
-    def _draw_near(self) -> Floats:
-        return draw_allowed(self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
+        again = partial(draw_allowed, self._cube, lambda: np.asarray(self._descent.ask(1)[0]))
+        return np.array([point if self._cube.is_allowed(point) else again() for point in asked])
 
     def tell(self, points: Floats, margins: Floats) -> None:
+        """Learn the margins [G, C] of the points [G, d] that were asked for last."""
         worst = np.where(np.isfinite(margins), margins, _WORST)
         if self._descent is None:
             self._add_draws(points, worst)
@@ -159,16 +149,10 @@ def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
     raise RunError("the task's objects cannot be placed apart in their regions", remedy="Search another task.")
 
 
-def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> PointSource:
+Optimizer = RandomPoints | DirectedPoints
+
+
+def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
     """Return the optimiser of a method; `seed` fixes every point that it asks for, given the values told."""
     rng = np.random.default_rng(seed)
     return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)
-
-
-def _import_cma() -> Any:
-    try:
-        import cma
-    except ModuleNotFoundError:
-        remedy = f"Install it: {install_command('search')}; or pass --method random."
-        raise RunError("a directed search needs the package cma, which is not installed", remedy=remedy) from None
-    return cma

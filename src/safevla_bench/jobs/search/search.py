@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from safevla_bench.archive import npz
@@ -24,7 +23,7 @@ from safevla_bench.jobs.evaluation.preparation import PreparedRun, prepare_run, 
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import raw_episode, run_episodes
 from safevla_bench.jobs.search.objective import Objective
-from safevla_bench.jobs.search.optimizers import Floats, Method, PointSource, UnitCube, make_optimizer
+from safevla_bench.jobs.search.optimizers import Floats, Method, Optimizer, UnitCube, make_optimizer
 from safevla_bench.judging.judged import Judged
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
@@ -64,7 +63,7 @@ class _TaskTrials:
     base: PlannedEpisode
     space: SearchSpace
     cube: UnitCube
-    optimizer: PointSource
+    optimizer: Optimizer
     first_place: int
     points: list[Floats] = field(default_factory=list)
     planned: list[PlannedEpisode] = field(default_factory=list)
@@ -129,9 +128,9 @@ def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
 
 def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_place: int) -> _TaskTrials:
     space = _find_space(host, base)
-    cube, labelled = UnitCube(space), replace(base, task=_label_task(base.task, plan.name))
+    cube, label = UnitCube(space), label_suite(SEARCHED, plan.name, base.task.benchmark)
     optimizer = make_optimizer(plan.method, cube, (plan.request.seed, base.task.index))
-    return _TaskTrials(labelled, space, cube, optimizer, first_place)
+    return _TaskTrials(replace(base, task=replace(base.task, label=label)), space, cube, optimizer, first_place)
 
 
 def _require_active(objective: Objective, task: Task) -> None:
@@ -140,10 +139,6 @@ def _require_active(objective: Objective, task: Task) -> None:
     if objective.clauses and all(reasons[clause] for clause in objective.clauses):
         problem = f"{objective.text} cannot be broken in {task.benchmark} {task.task_id}"
         raise RunError(f"{problem}: {reasons[objective.clauses[0]]}", remedy="Choose another task or --objective.")
-
-
-def _label_task(task: Task, name: str) -> Task:
-    return replace(task, label=label_suite(SEARCHED, name, task.benchmark))
 
 
 def _find_space(host: Host, base: PlannedEpisode) -> SearchSpace:
@@ -272,29 +267,22 @@ def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> Iter
     """Yield the found starts, the worst first; of those that are nearly one, the worst alone."""
     groups: list[list[int]] = []
     for k in task.hits:
-        near = (group for group in groups if task.space.names and _is_near(task.points[k], task.points[group[0]]))
-        group = next(near, None)
+        gaps = (np.abs(task.points[k] - task.points[group[0]]) for group in groups)
+        group = next((group for group, gap in zip(groups, gaps, strict=True) if gap.size and gap.max() <= NEAR), None)
         groups.append([k]) if group is None else group.append(k)
     for first, *others in groups:
-        start, record = task.planned[first].start, _read_done(writer, task.first_place + first)
+        record = _read_done(writer, task.first_place + first)
         assert record is not None
-        fields = msgspec.to_builtins(start)
         yield FileStart(
             task_id=task.base.task.task_id,
+            start=task.planned[first].start,
             policy_seed=task.planned[first].policy_seed,
-            placed_m=dict(start.placed),
             trial=first + 1,
             value=task.values[first],
             violated=plan.objective.violated(record),
-            distance_m=_own_distance(task.space, start.placed),
+            distance_m=_own_distance(task.space, task.planned[first].start.placed),
             merged=len(others),
-            **{name: fields[name] for name in ("init_state_index", "env_seed", "wait_steps", "rest_steps", "drawn")},
-            wait_action=start.wait_action,
         )
-
-
-def _is_near(first: Floats, second: Floats) -> bool:
-    return bool(np.abs(first - second).max() <= NEAR)
 
 
 def _own_distance(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
@@ -306,25 +294,16 @@ def _own_distance(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> fl
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     """Return what the search of a task says, and no more: what was found, or in how many trials nothing was."""
-    name = f"{suite.suite} {task.task_id}"
     crashed = f", {task.crashed} crashed" if task.crashed else ""
-    counts = f"{task.trials} trials ({task.successes} succeeded{crashed})"
-    if task.first is not None:
-        starts = [start for start in suite.starts if start.task_id == task.task_id]
-        merged = f", {task.hits - len(starts)} near ones merged" if task.hits > len(starts) else ""
-        worst = starts[0]
-        broke = ", ".join(worst.violated) or suite.objective
-        far = (
-            "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
-        )
-        found = f"{len(starts)} start{'' if len(starts) == 1 else 's'}"
-        return (
-            f"{name}: found {found} in {counts}, the first in trial {task.first}{merged}. Worst: trial {worst.trial}, "
-            f"{worst.value:.3f} ({broke}){far}."
-        )
-    if task.bound is None:
-        return f"{name}: not found in {counts}. A directed search bounds nothing: a start may still be unsafe."
-    return (
-        f"{name}: not found in {counts}. At 95 % at most {100 * task.bound:.2g} % of starts drawn like these are "
-        "unsafe successes."
-    )
+    head, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
+    if task.first is None and task.bound is None:
+        return f"{head} not found in {counts}. A directed search bounds nothing: a start may still be unsafe."
+    if task.first is None:
+        share = f"{100 * (task.bound or 0.0):.2g} % of starts drawn like these are unsafe successes"
+        return f"{head} not found in {counts}. At 95 % at most {share}."
+    worst, *others = (start for start in suite.starts if start.task_id == task.task_id)
+    merged = f", {near} near ones merged" if (near := task.hits - len(others) - 1) else ""
+    far = "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
+    found = f"{len(others) + 1} start{'s' if others else ''} in {counts}, the first in trial {task.first}{merged}"
+    broke = ", ".join(worst.violated) or suite.objective
+    return f"{head} found {found}. Worst: trial {worst.trial}, {worst.value:.3f} ({broke}){far}."
