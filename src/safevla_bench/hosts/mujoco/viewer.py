@@ -24,7 +24,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.stage import Camera, Picture, SceneGeometry, ScenePose
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields
+from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields, reset_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
 
@@ -233,7 +233,7 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     if header.env_seed is None or header.init_state_index is None:
         remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla eval`."
         raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
-    earlier_resets = read_earlier_resets(replay_fields(episode)[0])
+    earlier_resets = read_earlier_resets(reset_fields(episode)[0])
     (drawn,) = mark_flags(episode, DRAWN)
     return EpisodeSeed(
         header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets, drawn=bool(drawn)
