@@ -27,6 +27,13 @@ def test_the_preset_has_the_published_values():
     assert horizons == {"spatial": 220, "object": 280, "goal": 300, "10": 520}
 
 
+def test_under_openpi_s_protocol_the_resets_of_a_task_s_earlier_episodes_are_made_again():
+    planned = plan_episodes(TASKS, 3, ["a"], load_protocol("openpi"))
+    assert [episode.start.earlier_resets for episode in planned] == [0, 1, 2, 0, 1, 2]
+    assert {episode.start.env_seed for episode in planned} == {7}
+    assert {episode.start.earlier_resets for episode in plan_episodes(TASKS, 3, ["a"], RULES)} == {None}
+
+
 def test_a_suite_settles_as_its_own_benchmark_does():
     kitchen = Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "open the drawer", STILL, None, 100)
     settled = plan_episodes([TASKS[0], kitchen], 1, ["a"], RULES)

@@ -27,7 +27,7 @@ from safevla_bench.sources import foreign
 from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, mark_flags
+from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, mark_flags, read_earlier_resets, reset_fields
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
@@ -255,6 +255,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
     """Yield each episode of a batch with its actions, states and bodies' paths."""
     absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
+    resets = tuple(map(read_earlier_resets, reset_fields(batch)))
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)
         if len(actions) != batch.lengths[e] - 1:
@@ -278,6 +279,7 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
             ending="stopped" if header.outcome == "stopped" else "timeout",
             absolute=absolute[e],
             drawn=drawn[e],
+            earlier_resets=resets[e],
         )
 
 

@@ -109,6 +109,7 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
         wait_action=None if rules.wait_action == "still" else tuple(rules.wait_action),
         rest_steps=rules.rest_steps,
         drawn=rules.init_state == "drawn",
+        earlier_resets=episode if rules.resets else None,
     )
 
 

@@ -32,6 +32,10 @@ FOREIGN_LOG = "foreign_log"
 LOG_BENCHMARK = "real-robot"
 """The benchmark of a log that names none. It needs no entries: each task has what a log can hold, and its template."""
 
+EARLIER_RESETS = "earlier_resets"
+"""Host-specific header field: how many resets the environment made since it was seeded, where it is seeded once a task.
+A replay has it among what it says of its recording."""
+
 MARKS = (STANDIN, STOPPED_ON_VIOLATION, DIVERGED, FOREIGN_LOG)
 """The marks that scores carry along."""
 CLIPPED = "clipped_actions"
@@ -78,6 +82,12 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
 
+def reset_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
+    """Return what each record says of the resets before its start, [E]: its replay's fields, else its own."""
+    own = ({name: fields[name] for name in (EARLIER_RESETS,) if name in fields} for fields in _header_fields(batch))
+    return tuple({**fields, **replay} for fields, replay in zip(own, replay_fields(batch), strict=True))
+
+
 def _header_fields(batch: Batch) -> list[Mapping[str, object]]:
     headers = (extra.get("header") for extra in batch.extra)
     return [header if isinstance(header, Mapping) else {} for header in headers]
@@ -101,7 +111,7 @@ def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
 
     None if the field is missing, or not a whole number from 0 to `MOST_RESETS`.
     """
-    return _read_count(replay, "earlier_resets")
+    return _read_count(replay, EARLIER_RESETS)
 
 
 def read_wait_steps(replay: Mapping[str, object]) -> int | None:

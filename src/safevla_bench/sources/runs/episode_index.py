@@ -26,7 +26,7 @@ from safevla_bench.trajectory.marks import (
     kitchens,
     marked_headers,
     read_earlier_resets,
-    replay_fields,
+    reset_fields,
 )
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
@@ -49,7 +49,7 @@ class BatchNotes:
     def of_batch(cls, batch: Batch) -> BatchNotes:
         """Return the notes of a batch, which stay when its records are let go."""
         keys = [header.key for header in batch.headers]
-        resets = zip(keys, map(read_earlier_resets, replay_fields(batch)), strict=True)
+        resets = zip(keys, map(read_earlier_resets, reset_fields(batch)), strict=True)
         return cls(
             headers=batch.headers,
             lengths=tuple(batch.lengths.tolist()),
