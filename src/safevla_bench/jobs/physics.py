@@ -138,8 +138,9 @@ class _Replays:
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
-        if len(judged.paths) != 1:
-            raise RunError(f"{len(judged.paths)} sources were given", remedy="Vary the physics of one run at a time.")
+        if len(judged.paths) != 1 or judged.records.sources[0].policy_names:
+            remedy = "Name one run folder, without NAME= before it."
+            raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
         run = judged.paths[0]
         setting = make_setting(run)
         head = PhysicsFile(
