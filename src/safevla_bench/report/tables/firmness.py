@@ -125,8 +125,8 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
             Column("Flips", value=lambda row: row.flips),
             Column("Flips %", value=_flip_share),
             Column("Left path", "replays counted apart", lambda row: row.left),
-            Column("ρ spread", "median", lambda row: _spread(columns[row.spec_id], row, 50)),
-            Column("ρ spread", "95 %", lambda row: _spread(columns[row.spec_id], row, 95)),
+            Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
+            Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
             text_column("Flipped by", lambda row: _list_counts(row.by_variation)),
         ),
         notes=(
