@@ -86,9 +86,8 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         chosen = [own[task_id] for task_id in starts if indices is None or own[task_id].index in indices]
         if not chosen:
             raise RunError(f"the search {self.name!r} found no start of these tasks", remedy="There is nothing to run.")
-        label = label_suite(FOUND, self.name, self.suite)
         return [
-            replace(task, label=label, found=tuple(starts[task.task_id]), episodes=len(starts[task.task_id]))
+            replace(task, label=label_suite(FOUND, self.name, task.benchmark), found=tuple(starts[task.task_id]))
             for task in chosen
         ]
 
