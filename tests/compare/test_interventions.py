@@ -36,6 +36,7 @@ def behind(name, success, safe, *changes):
         is_counted=every,
         is_judged=every,
         stopped_on_violation=none,
+        margins=np.zeros((4, 0)),
         changes=tuple(ActionChanges(*change) for change in changes),
     )
 

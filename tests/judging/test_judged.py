@@ -53,7 +53,8 @@ def test_what_the_net_force_changes_is_said_of_the_episodes_that_have_it(tmp_pat
     archive.write_archive(source, concatenate_batches(several))
     mixed = judge([source], load_ruleset())
     assert mixed.describe_forces() == [
-        "By the net force of two bodies, 2 more of 3 episodes are unsafe (library net-force)."
+        "By the net force of two bodies, and not by their largest single contact, 2 more of 3 episodes are unsafe "
+        "(library net-force)."
     ]
     assert not mixed.has_net_forces
     archive.write_archive(source, concatenate_batches(several[:3]))

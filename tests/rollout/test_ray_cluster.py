@@ -26,7 +26,7 @@ def test_an_address_goes_before_ray_address_and_without_both_ray_is_started_here
 @pytest.mark.parametrize("share", [-1, float("nan"), float("inf"), 0.00001])
 @pytest.mark.parametrize("of", ["cpus", "gpus"])
 def test_what_ray_knows_no_share_of_is_refused_before_it_is_started(of, share):
-    with pytest.raises(RunError, match=f"--actor-{of} .* is no share"):
+    with pytest.raises(RunError, match=f"--actor {of}=.* is no share"):
         RayCluster(**{of: share})
 
 

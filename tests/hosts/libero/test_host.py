@@ -17,7 +17,7 @@ from safevla_bench.hosts.libero import install, tasks
 from safevla_bench.hosts.libero.host import LiberoEnv
 from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.hosts.mujoco.viewer import episode_seed
-from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies.servers.transforms import STATES, to_axis_angle
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
@@ -455,7 +455,7 @@ def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_
         partial, _ = lazy.step(action)
         np.testing.assert_array_equal(whole.eef_quat_wxyz, partial.eef_quat_wxyz)
         np.testing.assert_array_equal(whole.extra["joint_pos"], partial.extra["joint_pos"])
-        assert set(partial.extra) == {DEPTH, "joint_pos"}
+        assert set(partial.extra) == set(whole.extra) == {DEPTH, "joint_pos", CONTROLLER_POSITION, CONTROLLER_ROTATION}
     rendered = [env._gate.renders - count for env, count in zip((eager, lazy), before, strict=True)]
     assert rendered == [2 * (1 + 15), 2 * (1 + 3)]
     assert encode_npz(eager.recorded()) == encode_npz(lazy.recorded())
@@ -518,7 +518,7 @@ def test_a_model_of_another_xml_is_compiled_anew(seeing):
 def test_what_stands_on_an_object_moves_with_it_when_a_search_places_that():
     """Task 5 of LIBERO-Spatial: the bowl stands on the ramekin."""
     with closing(make_env("libero-spatial", 5, Wants(privileged=True))) as env:
-        names = env.search_space().names
+        names = tasks.placement_space(env._env.env, None).names
         assert "glazed_rim_porcelain_ramekin_1.x" in names
         assert "akita_black_bowl_1.x" not in names
         plain = env.reset(SEED).privileged.body_pos_m
