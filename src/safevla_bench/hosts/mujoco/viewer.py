@@ -24,13 +24,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.stage import Camera, Picture, SceneGeometry, ScenePose
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import (
-    DRAWN,
-    chosen_start,
-    mark_flags,
-    read_earlier_resets,
-    replay_fields,
-)
+from safevla_bench.trajectory.marks import DRAWN, chosen_start, mark_flags, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
 
