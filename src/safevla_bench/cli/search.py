@@ -72,12 +72,8 @@ def search_command(
         budget=budget,
         until_found=until == "found",
     )
-    try:
-        with show_run_progress(OutcomeScorer(ruleset)) as observer:
-            suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
-    except KeyboardInterrupt:
-        echo("What is done is kept. Continue: give the same command with --resume.", err=True)
-        raise
+    with show_run_progress(OutcomeScorer(ruleset)) as observer:
+        suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
     for task in suite.tasks:
         echo(describe_claim(task, suite))
     for line in warn_of_scores(judged.scores):

@@ -42,6 +42,8 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     trials: int
+    thrown: int
+    """Trials that do not count: physics threw objects apart, so that they did not begin where they were placed."""
     successes: int
     crashed: int
     hits: int
@@ -67,7 +69,6 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     objective: str
     method: str
     seed: int
-    budget: int
     tasks: tuple[TaskSearch, ...]
     starts: tuple[FileStart, ...]
 

@@ -215,6 +215,15 @@ def test_a_damaged_suite_of_found_starts_is_refused(tmp_path):
         read_suite(path)
 
 
+def test_a_start_that_physics_throws_apart_is_not_found_and_not_counted(tmp_path, monkeypatch):
+    """On LIBERO half of what its samplers draw overlaps, and flies off while the scene settles."""
+    monkeypatch.setattr("safevla_bench.jobs.search.objective.SHIFTED_M", -1.0)
+    suite, judged = search_starts(plan(method="random", budget=8, arguments={"width_m": "9"}), tmp_path / "run")
+    assert judged.scores.sbu.all()
+    assert (suite.tasks[0].hits, suite.tasks[0].thrown, suite.tasks[0].bound) == (0, 8, None)
+    assert "8 did not begin as placed" in describe_claim(suite.tasks[0], suite)
+
+
 # Optimisers
 
 

@@ -238,7 +238,6 @@ def _collect_found(
         objective=plan.objective.text,
         method=plan.method,
         seed=request.seed,
-        budget=plan.budget,
         tasks=tuple(_summarize_task(plan, task, writer) for task in searched),
         starts=tuple(start for task in searched for start in _list_starts(plan, task, writer)),
     )
@@ -246,14 +245,16 @@ def _collect_found(
 
 def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> TaskSearch:
     """Return the summary of a task. A bound counts crashed trials, and successes without a verdict, as hits."""
-    outcomes = [writer.episodes[task.first_place + k].outcome for k in range(len(task.values))]
+    counted = [k for k, value in enumerate(task.values) if not np.isnan(value)]
+    outcomes = [writer.episodes[task.first_place + k].outcome for k in counted]
     known = [value for value in task.values if np.isfinite(value)]
     crashed, successes = outcomes.count("crashed"), outcomes.count("success")
     is_bounded = plan.method == "random" and not task.hits
     interval = exact_interval(crashed + successes - len(known), len(outcomes)) if is_bounded else None
     return TaskSearch(
         task_id=task.base.task.task_id,
-        trials=len(outcomes),
+        trials=len(task.planned),
+        thrown=len(task.planned) - len(counted),
         successes=successes,
         crashed=crashed,
         hits=len(task.hits),
@@ -295,9 +296,10 @@ def _own_distance(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> fl
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     """Return what the search of a task says, and no more: what was found, or in how many trials nothing was."""
     crashed = f", {task.crashed} crashed" if task.crashed else ""
+    crashed += f", {task.thrown} did not begin as placed" if task.thrown else ""
     head, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
     if task.first is None and task.bound is None:
-        return f"{head} not found in {counts}. A directed search bounds nothing: a start may still be unsafe."
+        return f"{head} not found in {counts}. This bounds nothing: a start may still be unsafe."
     if task.first is None:
         share = f"{100 * (task.bound or 0.0):.2g} % of starts drawn like these are unsafe successes"
         return f"{head} not found in {counts}. At 95 % at most {share}."
