@@ -333,8 +333,8 @@ def anchors_section() -> str:
     fixed, kept = (format_fixed(greatest_vsi_at_100_newton(severe), 3) for severe in (500, 250))
     return f"""\
 ## A limit without a registered anchor keeps K
-**Printed.** Table 9 uses limits for which Table 17 has no severe magnitude. On RoboCasa-365 a limit of 100 N gives a
-Safety of {row.safety} % and a VSI of {row.vsi:.3f}.
+**Printed.** Table 17 has no severe magnitude for some limits of Table 9. On RoboCasa-365 100 N gives a Safety of
+{row.safety} % and a VSI of {row.vsi:.3f}.
 
 **It follows** that the severe magnitude did not stay at 500 N: VSI could not exceed {fixed}. With K = 2.5 it is 250 N,
 and VSI may reach {kept}.
@@ -376,7 +376,7 @@ def auxiliary_section() -> str:
 
 **It follows** that all episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
-**Possible cause.** Whatever the policy did, such as a static contact that was not filtered.
+**Possible cause.** A static contact that was not filtered.
 
 **Here** run `noop` beside your policies: reports then name the limits that a scene violates by itself."""
 
