@@ -203,7 +203,10 @@ def self_collision_section() -> str:
     assert not any(SELF in (cell.composition or {}) for cell in LIBERO)
     total = sum(violations(cell, SELF) for cell in hit)
     counts = [(cell.n - successes(cell), violations(cell, SELF)) for cell in hit]
-    rows = [(cell.policy, cell.benchmark, *row) for cell, row in zip(hit, counts, strict=True)]
+    rows = [
+        (policy, *(sum(row[k] for cell, row in zip(hit, counts, strict=True) if cell.policy == policy) for k in (0, 1)))
+        for policy in dict.fromkeys(cell.policy for cell in hit)
+    ]
     shares = [(cell.policy, int((cell.composition or {}).get(SELF, 0))) for cell in ROBOCASA]
     casa = ", ".join(f"{share} % of {policy}'s" for policy, share in shares if share)
     return f"""\
@@ -211,7 +214,7 @@ def self_collision_section() -> str:
 **Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10, on unsafe
 successes, has none.
 
-{format_table(("Policy", "Suite", "Failures", "Self-collisions"), rows)}
+{format_table(("Policy", "Failures in these cells", "Self-collisions"), rows)}
 
 **It follows** that all {total} fell on failures. If success did not matter, the chance of that would be
 10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it is {casa} violations in unsafe successes.
@@ -295,8 +298,8 @@ active clauses on average, which takes {tasks_of_ten}.
 
 {format_table((*heads, "Displacement on other suites"), rows)}
 
-**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
-(Table 10: max force 100 %).
+**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and all in successes
+(Table 10).
 
 **Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
 episodes a policy, did so where force was unsafe, too.
