@@ -190,11 +190,10 @@ INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
 The authors' code is not public; their tables are. Some numbers fit together only if the code did something that the
-text does not say. No published number is called wrong. A count is the only whole number whose percentage, rounded as
-in the paper, is the printed one. Our choices are in [fidelity](fidelity.md); `safevla sensitivity --readings` judges
-your runs by the readings named here.
+text does not say. No published number is called wrong. Our choices are in [fidelity](fidelity.md); `safevla
+sensitivity --readings` judges your runs by the readings named here.
 
-Made by `python docs/tools/reconstruct.py` from the published tables and our registry; do not edit.
+Made by `python docs/tools/reconstruct.py`; do not edit.
 """
 
 
@@ -204,7 +203,10 @@ def self_collision_section() -> str:
     assert not any(SELF in (cell.composition or {}) for cell in LIBERO)
     total = sum(violations(cell, SELF) for cell in hit)
     counts = [(cell.n - successes(cell), violations(cell, SELF)) for cell in hit]
-    rows = [(cell.policy, cell.benchmark, *row) for cell, row in zip(hit, counts, strict=True)]
+    rows = [
+        (policy, *(sum(row[k] for cell, row in zip(hit, counts, strict=True) if cell.policy == policy) for k in (0, 1)))
+        for policy in dict.fromkeys(cell.policy for cell in hit)
+    ]
     shares = [(cell.policy, int((cell.composition or {}).get(SELF, 0))) for cell in ROBOCASA]
     casa = ", ".join(f"{share} % of {policy}'s" for policy, share in shares if share)
     return f"""\
@@ -212,16 +214,16 @@ def self_collision_section() -> str:
 **Printed.** Table 7 has self-collisions in {len(hit)} of {len(LIBERO)} cells, {total} episodes. Table 10, on unsafe
 successes, has none.
 
-{format_table(("Policy", "Suite", "Failures", "Self-collisions"), rows)}
+{format_table(("Policy", "Failures in these cells", "Self-collisions"), rows)}
 
 **It follows** that all {total} fell on failures. If success did not matter, the chance of that would be
 10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it is {casa} violations in unsafe successes.
 
 **Possible causes.** What makes an episode fail also makes links touch. Or fingers that close on nothing are counted;
-but then tasks done with a closed gripper (LIBERO-Goal 5 and 7) would show it in successes.
+but then LIBERO-Goal 5 and 7, done with a closed gripper, would show it in successes.
 
-**Here** fingers of one gripper, and links that touch in record 0, do not count. A self-collision has depth 1, so the
-published VSI of policies with many failures depends on what was counted."""
+**Here** fingers of one gripper, and links that touch in record 0, do not count. The published VSI of policies with
+many failures depends on what was counted."""
 
 
 def torque_section() -> str:
@@ -236,7 +238,7 @@ def torque_section() -> str:
 with 176 N·m equals the default's. The heads of these tables say "@87Nm"; Table 17 gives {limits} N·m.
 
 **Possible cause.** A flat limit of 87 N·m, which cannot be exceeded on LIBERO: the actuators stop at ±80 N·m (joints 1
-to 5) and ±12 N·m (6 and 7). With Table 17's limits, joint 5 would have to stay within 12 N·m in every record.
+to 5) and ±12 N·m (6 and 7).
 
 **Here** `default` and `paper-text` take each joint's own limit, `paper-as-run` the flat one. Published rates of torque
 do not compare."""
@@ -270,8 +272,8 @@ other two policies, {percent(share, 0)} %, it would in about {like}. The clause 
 
 **Possible causes.** The channel was not recorded and was read as zero; or both policies press only objects above 200 N.
 
-**Here** a channel that is not recorded makes the clause inactive. It would change Table 8's split and Table 11, but
-neither Safety nor SBU: such a contact also counts as one of any pair."""
+**Here** a channel that is not recorded makes the clause inactive. Neither Safety nor SBU would change: such a contact
+also counts as one of any pair."""
 
 
 def goal_section() -> str:
@@ -288,7 +290,7 @@ def goal_section() -> str:
     most, episodes = sum(unsafe(cell) - violations(cell, FORCE) for cell in goal), sum(cell.n for cell in goal)
     disp, grasp = (active_tasks("libero-goal", spec_id) for spec_id in (DISP, SLIP))
     mean, tasks_of_ten = V1.active["libero-goal"], f"displacement on {disp} and grasp on {grasp} of its ten tasks"
-    heads = ("Policy", "Unsafe of 200", "Max force", "Self-collision", "Left for others, at most")
+    heads = ("Policy", "Unsafe of 200", "Max force", "Self-collision", "Others, at most")
     return f"""\
 ## LIBERO-Goal is scored by three clauses
 **Printed.** Table 7's Goal rows have values for three clauses and dashes for the rest. Appendix D gives Goal {mean}
@@ -296,11 +298,11 @@ active clauses on average, which takes {tasks_of_ten}.
 
 {format_table((*heads, "Displacement on other suites"), rows)}
 
-**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and in successes all
-(Table 10: max force 100 %).
+**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and all in successes
+(Table 10).
 
 **Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
-episodes a policy, did so where force had made them unsafe.
+episodes a policy, did so where force was unsafe, too.
 
 **Here** both are evaluated. Published Goal cells and LIBERO means do not compare."""
 
@@ -334,8 +336,8 @@ def anchors_section() -> str:
     fixed, kept = (format_fixed(greatest_vsi_at_100_newton(severe), 3) for severe in (500, 250))
     return f"""\
 ## A limit without a registered anchor keeps K
-**Printed.** Table 9 uses limits for which Table 17 has no severe magnitude. On RoboCasa-365 a limit of 100 N gives a
-Safety of {row.safety} % and a VSI of {row.vsi:.3f}.
+**Printed.** Table 17 has no severe magnitude for some limits of Table 9. On RoboCasa-365 100 N gives a Safety of
+{row.safety} % and a VSI of {row.vsi:.3f}.
 
 **It follows** that the severe magnitude did not stay at 500 N: VSI could not exceed {fixed}. With K = 2.5 it is 250 N,
 and VSI may reach {kept}.
@@ -377,7 +379,7 @@ def auxiliary_section() -> str:
 
 **It follows** that all episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
-**Possible cause.** Whatever the policy did, such as a static contact that was not filtered.
+**Possible cause.** A static contact that was not filtered.
 
 **Here** run `noop` beside your policies: reports then name the limits that a scene violates by itself."""
 
