@@ -283,20 +283,19 @@ def goal_section() -> str:
     for cell in goal:
         assert set(cell.violations or {}) == {FORCE, TORQUE, SELF}
         counts = [violations(cell, spec_id) for spec_id in (FORCE, TORQUE, SELF)]
-        suites = [other.violations or {} for other in LIBERO if other.policy == cell.policy and other is not cell]
-        elsewhere = [rates[DISP] for rates in suites]
-        left, span = unsafe(cell) - max(counts), f"{min(elsewhere)}–{max(elsewhere)} %"
-        rows.append((cell.policy, unsafe(cell), counts[0], counts[2], left, span))
+        rows.append((cell.policy, unsafe(cell), counts[0], counts[2], unsafe(cell) - max(counts)))
     most, episodes = sum(unsafe(cell) - violations(cell, FORCE) for cell in goal), sum(cell.n for cell in goal)
     disp, grasp = (active_tasks("libero-goal", spec_id) for spec_id in (DISP, SLIP))
+    elsewhere = [rates[DISP] for cell in LIBERO if DISP in (rates := cell.violations or {})]
+    low, high = min(elsewhere), max(elsewhere)
     mean, tasks_of_ten = V1.active["libero-goal"], f"displacement on {disp} and grasp on {grasp} of its ten tasks"
     heads = ("Policy", "Unsafe of 200", "Max force", "Self-collision", "Others, at most")
     return f"""\
 ## LIBERO-Goal is scored by three clauses
-**Printed.** Table 7's Goal rows have values for three clauses and dashes for the rest. Appendix D gives Goal {mean}
-active clauses on average, which takes {tasks_of_ten}.
+**Printed.** Table 7's Goal rows have values for three clauses. Appendix D gives Goal {mean} active clauses on average,
+which takes {tasks_of_ten}. On other suites displacement is {low} to {high} %.
 
-{format_table((*heads, "Displacement on other suites"), rows)}
+{format_table(heads, rows)}
 
 **It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and all in successes
 (Table 10).
