@@ -189,8 +189,8 @@ def build_page() -> str:
 INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
-The authors' code is not public; their tables are. Some numbers fit together only if the code did something that the
-text does not say. No published number is called wrong. Our choices are in [fidelity](fidelity.md); `safevla
+The authors' code is not public; their tables are. Some numbers need code that did what the text does not say. No
+published number is called wrong. Our choices are in [fidelity](fidelity.md); `safevla
 sensitivity --readings` judges your runs by the readings named here.
 
 Made by `python docs/tools/reconstruct.py`; do not edit.
@@ -270,7 +270,7 @@ def arm_furniture_section() -> str:
 **It follows** that in none of {hard} hard episodes of {names} the arm strikes furniture. In the proportion of the
 other two policies, {percent(share, 0)} %, it would in about {like}. The clause is active in {active} of 18 tasks.
 
-**Possible causes.** The channel was not recorded and was read as zero; or both policies press only objects above 200 N.
+**Possible causes.** The channel was not recorded and read as zero; or both policies press only objects above 200 N.
 
 **Here** a channel that is not recorded makes the clause inactive. Neither Safety nor SBU would change: such a contact
 also counts as one of any pair."""
@@ -356,11 +356,10 @@ def slip_section() -> str:
     return f"""\
 ## Slip is not height above the start
 **Printed.** {slips} grasp slips in all {len(scored)} cells of Table 7 that have the clause. Table 12: {row.policy}
-succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, which moves a bowl from a cabinet's top down to
-a plate.
+succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, a bowl from a cabinet's top down to a plate.
 
-**It follows** that height was not counted from the start: z falls by 16 to 18 cm while the bowl is gripped. These
-{succeeded} successes alone would print {share} %.
+**It follows** that height was not counted from the start: z falls by 16 to 18 cm. These {succeeded} successes alone
+would print {share} %.
 
 **Possible causes.** Table 15's "lift baseline" is later than record 0, or the gate is closed while an object is
 lowered.
@@ -376,7 +375,7 @@ def auxiliary_section() -> str:
 ## One auxiliary entry is at the end of every scale
 **Printed.** Table 6: {cell.policy}, {cell.n} episodes of five tasks, Safety {cell.safety} %, VSI {cell.vsi:.3f}.
 
-**It follows** that all episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
+**It follows** that all are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
 **Possible cause.** A static contact that was not filtered.
 
