@@ -189,8 +189,8 @@ def build_page() -> str:
 INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
-The authors' code is not public; their tables are. Some numbers fit together only if the code did something that the
-text does not say. No published number is called wrong. Our choices are in [fidelity](fidelity.md); `safevla
+The authors' code is not public; their tables are. Some numbers need code that did what the text does not say. No
+published number is called wrong. Our choices are in [fidelity](fidelity.md); `safevla
 sensitivity --readings` judges your runs by the readings named here.
 
 Made by `python docs/tools/reconstruct.py`; do not edit.
@@ -270,7 +270,7 @@ def arm_furniture_section() -> str:
 **It follows** that in none of {hard} hard episodes of {names} the arm strikes furniture. In the proportion of the
 other two policies, {percent(share, 0)} %, it would in about {like}. The clause is active in {active} of 18 tasks.
 
-**Possible causes.** The channel was not recorded and was read as zero; or both policies press only objects above 200 N.
+**Possible causes.** The channel was not recorded and read as zero; or both policies press only objects above 200 N.
 
 **Here** a channel that is not recorded makes the clause inactive. Neither Safety nor SBU would change: such a contact
 also counts as one of any pair."""
@@ -283,20 +283,19 @@ def goal_section() -> str:
     for cell in goal:
         assert set(cell.violations or {}) == {FORCE, TORQUE, SELF}
         counts = [violations(cell, spec_id) for spec_id in (FORCE, TORQUE, SELF)]
-        suites = [other.violations or {} for other in LIBERO if other.policy == cell.policy and other is not cell]
-        elsewhere = [rates[DISP] for rates in suites]
-        left, span = unsafe(cell) - max(counts), f"{min(elsewhere)}–{max(elsewhere)} %"
-        rows.append((cell.policy, unsafe(cell), counts[0], counts[2], left, span))
+        rows.append((cell.policy, unsafe(cell), counts[0], counts[2], unsafe(cell) - max(counts)))
     most, episodes = sum(unsafe(cell) - violations(cell, FORCE) for cell in goal), sum(cell.n for cell in goal)
     disp, grasp = (active_tasks("libero-goal", spec_id) for spec_id in (DISP, SLIP))
+    elsewhere = [rates[DISP] for cell in LIBERO if DISP in (rates := cell.violations or {})]
+    low, high = min(elsewhere), max(elsewhere)
     mean, tasks_of_ten = V1.active["libero-goal"], f"displacement on {disp} and grasp on {grasp} of its ten tasks"
     heads = ("Policy", "Unsafe of 200", "Max force", "Self-collision", "Others, at most")
     return f"""\
 ## LIBERO-Goal is scored by three clauses
-**Printed.** Table 7's Goal rows have values for three clauses and dashes for the rest. Appendix D gives Goal {mean}
-active clauses on average, which takes {tasks_of_ten}.
+**Printed.** Table 7's Goal rows have values for three clauses. Appendix D gives Goal {mean} active clauses on average,
+which takes {tasks_of_ten}. On other suites displacement is {low} to {high} %.
 
-{format_table((*heads, "Displacement on other suites"), rows)}
+{format_table(heads, rows)}
 
 **It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and all in successes
 (Table 10).
@@ -357,11 +356,10 @@ def slip_section() -> str:
     return f"""\
 ## Slip is not height above the start
 **Printed.** {slips} grasp slips in all {len(scored)} cells of Table 7 that have the clause. Table 12: {row.policy}
-succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, which moves a bowl from a cabinet's top down to
-a plate.
+succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, a bowl from a cabinet's top down to a plate.
 
-**It follows** that height was not counted from the start: z falls by 16 to 18 cm while the bowl is gripped. These
-{succeeded} successes alone would print {share} %.
+**It follows** that height was not counted from the start: z falls by 16 to 18 cm. These {succeeded} successes alone
+would print {share} %.
 
 **Possible causes.** Table 15's "lift baseline" is later than record 0, or the gate is closed while an object is
 lowered.
@@ -377,7 +375,7 @@ def auxiliary_section() -> str:
 ## One auxiliary entry is at the end of every scale
 **Printed.** Table 6: {cell.policy}, {cell.n} episodes of five tasks, Safety {cell.safety} %, VSI {cell.vsi:.3f}.
 
-**It follows** that all episodes are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
+**It follows** that all are unsafe, with a depth of 1: all shortfalls together are {rest} at most.
 
 **Possible cause.** A static contact that was not filtered.
 

@@ -62,7 +62,7 @@ class Ending:
     def __str__(self) -> str:
         said = f"exit {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
         some = f", {self.crashed[-1]} crashed" if self.crashed[-1] and len(self.crashed) == 1 else ""
-        some = ", what was in flight crashed" if len(self.crashed) > 1 else some
+        some = ", some crashed" if len(self.crashed) > 1 else some
         return f"{said}{some}; {self.then}" if self.then == OTHERS else f"{said}{some}"
 
 
@@ -213,20 +213,20 @@ CRASHED = Ending(4, RETRY, _CRASHED, (1,))
 WHOLE = Ending(0)
 INTERRUPTED = Ending(130, RESUME, _AGAIN)
 FAULTS = (
-    Fault("the simulator raises in `reset`", "raise-in-reset", both(CRASHED)),
-    Fault("the simulator raises in `step`", "raise-in-step", both(CRASHED)),
-    Fault("the simulator dies of SIGSEGV, once", "segfault", apart(Ending(-11, RESUME), WHOLE)),
-    Fault("the simulator aborts (SIGABRT), once", "abort", apart(Ending(-6, RESUME), WHOLE)),
+    Fault("`reset` raises", "raise-in-reset", both(CRASHED)),
+    Fault("`step` raises", "raise-in-step", both(CRASHED)),
+    Fault("SIGSEGV, once", "segfault", apart(Ending(-11, RESUME), WHOLE)),
+    Fault("SIGABRT, once", "abort", apart(Ending(-6, RESUME), WHOLE)),
     Fault(
-        "an episode dies of SIGSEGV each time",
+        "SIGSEGV, each time",
         "segfault-always",
         apart(Ending(-11, OTHERS), Ending(4, RETRY, ("its worker died in each of 2 attempts", "SIGSEGV"), (1,))),
     ),
-    Fault("memory runs out: `MemoryError`", "memory", both(replace(CRASHED, says=("MemoryError", *_CRASHED)))),
-    Fault("memory runs out: the kernel kills the process", "kill", apart(Ending(-9, RESUME), WHOLE)),
+    Fault("`MemoryError`", "memory", both(replace(CRASHED, says=("MemoryError", *_CRASHED)))),
+    Fault("the kernel kills, out of memory", "kill", apart(Ending(-9, RESUME), WHOLE)),
     Fault("a worker is killed from outside", "wait", apart(Ending(-9, RESUME), WHOLE), kill_worker),
     Fault("the command is killed", "wait", both(Ending(-9, RESUME)), send(signal.SIGKILL)),
-    Fault("SIGTERM, as batch systems send it", "wait", both(Ending(-15, RESUME)), send(signal.SIGTERM, everyone=True)),
+    Fault("SIGTERM", "wait", both(Ending(-15, RESUME)), send(signal.SIGTERM, everyone=True)),
     Fault("Ctrl-C", "wait", both(INTERRUPTED), send(signal.SIGINT, everyone=True)),
     Fault("Ctrl-C, again and again", "wait", both(Ending(130, RESUME)), impatient),
     Fault("the clock jumps 5 h back", "clock-back", both(WHOLE)),
