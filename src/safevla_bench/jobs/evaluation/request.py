@@ -56,7 +56,7 @@ class Request:
     policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For one policy, by its name; they override those for every policy."""
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Policy -> the filter of its actions, `NAME[:KEY=VALUE]` or `python:module:Class`."""
+    """Policy -> the filter of its actions, as `--filter` takes it."""
     delays: Mapping[str, str] = field(default_factory=dict)
     """Policy -> how late its answers come: `3` control steps, `120ms` or `measured`."""
     servers: tuple[str, ...] = ()
