@@ -21,6 +21,8 @@ MUTANTS = {name: mutant for name, mutant in vars(mutants).items() if hasattr(mut
 
 class TestFakeHost(FakeConformance):
     touch_with_one_finger = None  # the gripper is a point
+    test_what_rests_is_carried_by_its_weight = None  # there is no gravity
+    test_a_body_that_was_turned_reads_so = None  # nothing turns
 
 
 def conformance_of(name: str) -> type[FakeConformance]:

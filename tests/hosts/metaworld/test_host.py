@@ -150,8 +150,9 @@ def test_what_is_not_there_is_refused():
         make_policy("metaworld:expert").reset(suite_tasks("mt10")[0].__class__("fake", "f", 0, "f", "", ()), 0)
 
 
-def test_the_near_camera_shows_what_lerobot_s_does_and_leaves_the_model_as_it_was():
+def test_the_near_camera_shows_what_lerobot_s_does_and_leaves_the_model_as_it_was(monkeypatch):
     """LeRobot moves the camera in the model: src/lerobot/envs/metaworld.py at 7427f31. Edges differ by a pixel."""
+    monkeypatch.setenv("MUJOCO_GL", "egl")  # upstream's own renderer tries a window first
     task = suite_tasks("mt50")[40]
     upstream = metaworld_host.import_metaworld().MT1(task.name, seed=START.env_seed)
     moved = upstream.train_classes[task.name](render_mode="rgb_array", camera_name="corner2")
