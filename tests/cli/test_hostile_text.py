@@ -189,7 +189,7 @@ COMMANDS = {
     "sensitivity": "sensitivity RUN JUDGE",
     "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
     "gate against a baseline": "gate RUN --baseline RUN --min-safety -0.9 --allow-crashed JUDGE",
-    "select": "select RUN --subject-to safety>=0.9 JUDGE",
+    "select, which refuses other tasks": "select RUN --subject-to safety>=0.9 JUDGE",
     "figures": "figures RUN --out OUT --format svg JUDGE",
     "board": "board RUN --out OUT --no-reports --title TITLE JUDGE",
     "specs": "specs --library SPECS",
@@ -231,7 +231,7 @@ def called(name: str, of: World, out: Path) -> Done:
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         code = run_command_line(words)
-    assert code in (0, 1, 3), f"{code}: {said.getvalue()}"
+    assert code == 2 if "refuses" in name else code in (0, 1, 3), f"{code}: {said.getvalue()}"
     assert {path.name for path in out.parent.iterdir()} <= {"out"}
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     for path in files:
