@@ -206,7 +206,7 @@ class LiberoEnv(RobosuiteEnv):
     def _own_readings(self) -> dict[str, Reading]:
         controller = self._env.env.robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
-        return {name: np.array(values, dtype=np.float32) for name, values in pose.items()}
+        return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._seed is not None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError, ReplyError
-from safevla_bench.hosts.protocols import Inference, load_protocol
+from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.policies.servers import transforms
 
@@ -67,6 +67,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Leading axes of length 1, for a batch or for time; a text inside them is in as many lists."""
     asked: str | None = None
     """The server's parameter that asks for it; None = it is always sent."""
+    flip: Flip | None = None
+    """Of this camera's image; None = the protocol's."""
     fixed: str | bool | int | None = None
 
     @property
@@ -80,6 +82,17 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: tuple[str, ...]
     width: int
+    form: Literal["raw", "ee6d"] = "raw"
+    """`ee6d`: rows are poses as `transforms.read_ee6d` reads them."""
+
+    def read_rows(self, reply: Reply) -> NDArray[np.float64]:
+        """Return its numbers, [H, width] with H ≥ 1; `ReplyError` if the reply has none of that shape."""
+        return _reply_rows(reply, self)
+
+    def read_columns(self, reply: Reply) -> NDArray[np.float64]:
+        """Return its columns of the action, [H, A]; raises as `read_rows`."""
+        rows = self.read_rows(reply)
+        return transforms.read_ee6d(rows) if self.form == "ee6d" else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,8 @@ class Dialect:
 
     def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
         if field.camera is not None:
-            image = self.view(observation.images[field.camera])
+            view = replace(self.view, flip=field.flip or self.view.flip)
+            image = view(observation.images[field.camera])
             return image[(np.newaxis,) * field.axes]
         if field.state:
             row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
@@ -123,7 +137,7 @@ class Dialect:
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
         try:
-            rows = [_reply_rows(reply, part) for part in self.parts]
+            rows = [part.read_columns(reply) for part in self.parts]
         except ReplyError as error:
             problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
             raise ReplyError(problem, remedy=_REMEDY) from None
@@ -226,6 +240,8 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     switches: tuple[int, ...] = (6,)
     """The action's columns that are converted as the protocol's gripper is."""
     sessions: bool = False
+    absolute: bool = False
+    """Whether actions are poses in the world and not changes of pose."""
     server_crops: bool = False
     greets: str | None = None
     """The `env` in the greeting of its server, where that has one."""
@@ -272,6 +288,7 @@ def load_dialect(name: str) -> Dialect:
                 for part in field.state
                 if part.startswith(transforms.EXTRA)
             ),
+            absolute=content.absolute,
         ),
         view=CameraView(
             flip=inference.flip,
@@ -384,4 +401,5 @@ def _describe_entry(field: RequestEntry) -> str:
     if field.state:
         return f"{' + '.join(field.state)} ({field.dtype}{axes}){where}"
     content = field.camera or ("instruction" if field.fixed is None else repr(field.fixed))
-    return f"{content}{axes}{where}"
+    flip = f", flip {field.flip}" if field.flip else ""
+    return f"{content}{flip}{axes}{where}"
