@@ -172,3 +172,17 @@ def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_
     monkeypatch.setattr("libero.libero.benchmark.get_benchmark", unreadable)
     assert find_init_states(bddl_file(task)) is None
     assert "weights only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("suite", "said"),
+    [
+        ("libero-plus-goal", "LIBERO-Plus is a fork in LIBERO's place"),
+        ("libero_mem", "LIBERO-Mem is a fork in LIBERO's place"),
+        ("libero-gaol", "Suites: libero-spatial"),
+    ],
+)
+def test_a_suite_of_a_fork_is_refused_with_what_it_needs(suite, said):
+    with pytest.raises(HostError, match=f"LIBERO has no suite '{suite}'") as caught:
+        make_host("libero").tasks(suite)
+    assert said in caught.value.remedy

@@ -58,8 +58,7 @@ class LiberoHost:
             if libero_tasks.is_task_path(suite):
                 install.require()
                 return libero_tasks.tasks_at_path(Path(suite))
-            remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=libero_tasks.suite_remedy(suite))
         install.require()
         return libero_tasks.suite_tasks(benchmark)
 

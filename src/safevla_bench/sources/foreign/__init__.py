@@ -33,6 +33,7 @@ from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
 from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions, read_demonstrations, recording_budget
+from safevla_recorder.libero import ALL_SUITES
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
@@ -150,9 +151,16 @@ def _read_harness(path: Path) -> ForeignResults:
         rendered = [render for text in texts.values() if (render := _format_render(text))]
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
-    if has_actions:
+    if has_actions and any(map(_is_played, texts.values())):
         remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
     return ForeignResults("vla-evaluation-harness recording", episodes, (*remarks, *dict.fromkeys(rendered)))
+
+
+def _is_played(metadata: str) -> bool:
+    """Return whether an entry is of a suite that the host `libero` has."""
+    tree = json.loads(metadata)
+    parameters = _entry_parameters(tree) if isinstance(tree, dict) and isinstance(tree.get("config"), dict) else None
+    return parameters is not None and str(parameters["suite"]).replace("_", "-") in ALL_SUITES
 
 
 def _format_render(metadata: str) -> str:
@@ -336,7 +344,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     Configured parameters come before those that the server named, and these before the harness's defaults.
     """
     config = metadata["config"]
-    defaults = _BENCHMARKS.get(config["benchmark"])
+    defaults = _BENCHMARKS.get(config.get("benchmark"))
     if defaults is None:
         return None
     asked = metadata.get("server_info", {}).get("observation_params") or {}
