@@ -58,6 +58,9 @@ class LiberoHost:
             if libero_tasks.is_task_path(suite):
                 install.require()
                 return libero_tasks.tasks_at_path(Path(suite))
+            install.require()
+            if tasks := libero_tasks.registered_tasks(suite):
+                return tasks
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=libero_tasks.suite_remedy(suite))
         install.require()
         return libero_tasks.suite_tasks(benchmark)

@@ -73,6 +73,20 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     return tuple(_read_suite_task(benchmark, index, entry) for index, entry in enumerate(suite_entries(benchmark)))
 
 
+def registered_tasks(suite: str) -> tuple[Task, ...]:
+    """Return the tasks of another of LIBERO-PRO's suites, as own tasks in its order; () if it is not installed here.
+
+    Such a suite, as `libero-goal-with-mug`, has no tags of ours. Imports LIBERO.
+    """
+    from libero.libero.benchmark import task_maps
+
+    entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
+    files = [installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file) for entry in entries]
+    if not all(file.is_file() for file in files):
+        return ()
+    return tuple(_read_own_task(file, index) for index, file in enumerate(files))
+
+
 def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
     file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
     instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language

@@ -86,6 +86,13 @@ _KINDS = (
         arguments=("unnorm_key",),
     ),
     ClientKind(
+        "xpolicylab",
+        "a policy server of XPolicyLab, by its websocket protocol",
+        "websocket, MessagePack of msgpack_numpy",
+        "xpolicylab-libero",
+        port=19000,
+    ),
+    ClientKind(
         "xvla",
         "X-VLA's own server, deploy.py",
         "HTTP, JSON with texts of json_numpy",

@@ -270,6 +270,6 @@ VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _decode_vla_eval)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)
 """Of GR00T's tags up to n1.7-release, and of RLDX-1."""
 GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)
-"""Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py)."""
+"""Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py), and of XPolicyLab."""
 OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)
 XVLA = Codec(lambda value: json.dumps(_encode_json_numpy(value)), _decode_json_numpy, is_json=True)

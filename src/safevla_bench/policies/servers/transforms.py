@@ -29,6 +29,8 @@ JPEG_QUALITY = 95
 """The default of `tf.image.encode_jpeg`."""
 _LOBES = 3
 LEAST_SINE = 1e-10
+PANDA_OPENING_M = 0.08
+"""Between the fingers of a Panda's open gripper."""
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
@@ -295,6 +297,13 @@ def read_ee6d(rows: Floats) -> Floats:
     return _single(np.column_stack([rows[:, :3], turns, rows[:, 9]]))
 
 
+def read_poses(rows: Floats) -> Floats:
+    """Return positions and axis-angles in rad, [H, 6], of positions and quaternions wxyz, [H, 7]; NaN for one of 0."""
+    with np.errstate(invalid="ignore"):
+        quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
+    return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
+
+
 def _normalize(rows: Floats) -> Floats:
     unit: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
     return unit
@@ -303,6 +312,15 @@ def _normalize(rows: Floats) -> Floats:
 def _turn(matrix: Floats) -> Floats:
     quat = matrix_to_quaternion(matrix)
     return to_axis_angle(_shortest_quaternion(quat / np.linalg.norm(quat)))
+
+
+FORMS: Mapping[str, Callable[[Floats], Floats]] = {
+    "raw": lambda rows: rows,
+    "ee6d": read_ee6d,
+    "pose-wxyz": read_poses,
+    "opening": lambda rows: 1 - rows,  # of a gripper, whose columns of an action are how far it is closed
+}
+"""How rows of a reply become columns of actions."""
 
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
@@ -340,6 +358,8 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
         matrix_to_quaternion(_single(_controller_rotation(seen)))
     ),
     "controller_columns": lambda seen: _controller_rotation(seen)[:, :2].T.ravel(),
+    "controller_quat_wxyz": lambda seen: _shortest_quaternion(matrix_to_quaternion(_controller_rotation(seen))),
+    "panda_opening": lambda seen: (seen.gripper_qpos[:1] - seen.gripper_qpos[1:]) / PANDA_OPENING_M,
     "eleven_zeros": lambda seen: np.zeros(11),
     "eef_axis_angle_x": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[0:1],
     "eef_axis_angle_y": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[1:2],

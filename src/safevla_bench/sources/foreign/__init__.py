@@ -33,7 +33,6 @@ from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
 from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions, read_demonstrations, recording_budget
-from safevla_recorder.libero import ALL_SUITES
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
@@ -157,10 +156,10 @@ def _read_harness(path: Path) -> ForeignResults:
 
 
 def _is_played(metadata: str) -> bool:
-    """Return whether an entry is of a suite that the host `libero` has."""
+    """Return whether an entry is of LIBERO's or LIBERO-Pro's tasks, which the host `libero` has."""
     tree = json.loads(metadata)
     parameters = _entry_parameters(tree) if isinstance(tree, dict) and isinstance(tree.get("config"), dict) else None
-    return parameters is not None and str(parameters["suite"]).replace("_", "-") in ALL_SUITES
+    return parameters is not None and not str(parameters["suite"]).startswith(_FORKS)
 
 
 def _format_render(metadata: str) -> str:
@@ -205,6 +204,7 @@ _BENCHMARKS: Mapping[str, Mapping[str, object]] = {
 }
 """The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad); LIBERO-Plus gives other tasks under LIBERO's
 names, so that its suites get the `prefix`."""
+_FORKS = ("libero_plus", "libero_mem")
 _PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
 """LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")

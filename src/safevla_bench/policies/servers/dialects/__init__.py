@@ -78,12 +78,15 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1."""
+    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1.
+
+    Where the path leads through a list of maps, each of them has a row.
+    """
 
     path: tuple[str, ...]
     width: int
-    form: Literal["raw", "ee6d"] = "raw"
-    """`ee6d`: rows are poses as `transforms.read_ee6d` reads them."""
+    form: Literal["raw", "ee6d", "pose-wxyz", "opening"] = "raw"
+    """How its rows become columns of the action: one of `transforms.FORMS`."""
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
         """Return its numbers, [H, width] with H ≥ 1; `ReplyError` if the reply has none of that shape."""
@@ -91,8 +94,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read_columns(self, reply: Reply) -> NDArray[np.float64]:
         """Return its columns of the action, [H, A]; raises as `read_rows`."""
-        rows = self.read_rows(reply)
-        return transforms.read_ee6d(rows) if self.form == "ee6d" else rows
+        return transforms.FORMS[self.form](self.read_rows(reply))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +191,13 @@ def _nest_text(text: str, axes: int) -> object:
 def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
     """Return one array of the reply, [H, width] with H ≥ 1, without its leading axes of length 1."""
     where = "/".join(part.path)
-    value: object = reply
+    value: Any = reply
     for key in part.path:
-        if not isinstance(value, Mapping) or key not in value:
+        steps = value if isinstance(value, list) else [value]
+        if not steps or not all(isinstance(step, Mapping) and key in step for step in steps):
             raise ReplyError(f"the reply has no {where!r}")
-        value = value[key]
+        values = [step[key] for step in steps]
+        value = values if isinstance(value, list) else values[0]
     array = _parse_numbers(value, where)
     shape = array.shape
     while array.ndim > 2 and array.shape[0] == 1:
