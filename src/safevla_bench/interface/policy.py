@@ -22,7 +22,7 @@ Reading = NDArray[np.float64] | NDArray[np.float32]
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
 """Readings of LIBERO's: the pose that its controller computes with, position [3] in m and rotation [9] by rows, in the
-world frame, float32; it is older than the observed one by a physics step."""
+world frame; it is older than the observed one by a physics step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -426,8 +426,8 @@ def test_the_controller_s_pose_is_the_one_that_it_computed_with(spatial):
     for action in pressing(5):
         observed, _ = spatial.step(action)
     controller = spatial._env.env.robots[0].controller
-    np.testing.assert_array_equal(STATES["controller_pos"](observed), controller.ee_pos.astype(np.float32))
-    expected = to_axis_angle(matrix_to_wxyz(controller.ee_ori_mat.astype(np.float32)))
+    np.testing.assert_array_equal(STATES["controller_pos"](observed), controller.ee_pos)
+    expected = to_axis_angle(matrix_to_wxyz(controller.ee_ori_mat))
     np.testing.assert_allclose(STATES["controller_axis_angle"](observed), expected, atol=1e-6)
     by_site = STATES["controller_axis_angle"](replace(observed, extra={}))
     assert np.abs(by_site - expected).max() > 1e-5, "the observed pose is another"

@@ -19,6 +19,7 @@ from safevla_bench.jobs.evaluation.preparation import list_start_notes
 from safevla_bench.jobs.evaluation.request import Request, select_tasks
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks.loader import registry
@@ -172,3 +173,30 @@ def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_
     monkeypatch.setattr("libero.libero.benchmark.get_benchmark", unreadable)
     assert find_init_states(bddl_file(task)) is None
     assert "weights only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("suite", "said"),
+    [
+        ("libero-plus-goal", "LIBERO-Plus is a fork in LIBERO's place"),
+        ("libero_mem", "LIBERO-Mem is a fork in LIBERO's place"),
+        ("libero-gaol", "Suites: libero-spatial"),
+    ],
+)
+def test_a_suite_of_a_fork_is_refused_with_what_it_needs(suite, said):
+    with pytest.raises(HostError, match=f"LIBERO has no suite '{suite}'") as caught:
+        make_host("libero").tasks(suite)
+    assert said in caught.value.remedy
+
+
+def test_another_suite_that_libero_pro_registers_has_its_tasks_in_its_order():
+    """vla-evaluation-harness plays libero_spatial_with_mug where no suite is named."""
+    tasks = make_host("libero").tasks("libero-spatial-with-mug")
+    from libero.libero.benchmark import task_maps
+
+    names = [entry.name for entry in task_maps["libero_spatial_with_mug"].values()]
+    assert [Path(task.name).stem for task in tasks] == names != sorted(names)
+    assert {(task.benchmark, task.init_states) for task in tasks} == {("libero_spatial_with_mug", 50)}
+    named = {"benchmark": "libero-spatial-with-mug", "task_id": "task_1"}
+    take = RecordedActions(name="episode", source="recording", actions=np.zeros((1, 7)), **named)
+    assert [task for task in tasks if take.is_of_task(task)] == [tasks[1]]

@@ -28,7 +28,10 @@ def test_a_dialect_asks_for_cameras_that_its_hosts_have_and_gives_as_many_number
     for host in dialects.load_dialect_file(name).hosts:
         module = importlib.import_module(f"safevla_bench.hosts.{host}.host")
         assert {*dialect.wants.cameras} <= {*getattr(module, "CAMERAS", ())}
-        assert sum(part.width for part in dialect.parts) == WIDTHS[host]
+        assert (
+            sum({"raw": part.width, "opening": 1, "pose-wxyz": 6, "ee6d": 7}[part.form] for part in dialect.parts)
+            == WIDTHS[host]
+        )
         assert all(column < WIDTHS[host] for column, _ in dialect.switches)
 
 

@@ -187,7 +187,16 @@ def test_the_benchmarks_of_libero_s_loop_are_played_and_name_suites_of_their_own
     path = changed(tmp_path, f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.config', json('{config}'))")
     takes = foreign.read_recorded_actions(path)
     assert {take.benchmark for take in takes} == {suite}
+    told = any("plays and judges them" in remark for remark in foreign.read_results(path).remarks)
+    assert told == ("plus" not in suite and "mem" not in suite), "what no host plays is not announced"
     assert {(take.env_seed, take.wait_steps, take.absolute) for take in takes} == {(7, 10, False)}
+
+
+def test_actions_of_another_benchmark_are_not_announced_as_libero_s(tmp_path):
+    path = changed(
+        tmp_path, "UPDATE eval_metadata SET metadata = json_set(metadata, '$.config.benchmark', 'robotwin:Benchmark')"
+    )
+    assert not any("plays and judges" in remark for remark in foreign.read_results(path).remarks)
 
 
 def test_how_a_recording_was_rendered_is_kept_and_told(tmp_path):

@@ -58,8 +58,10 @@ class LiberoHost:
             if libero_tasks.is_task_path(suite):
                 install.require()
                 return libero_tasks.tasks_at_path(Path(suite))
-            remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
+            install.require()
+            if tasks := libero_tasks.registered_tasks(suite):
+                return tasks
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=libero_tasks.suite_remedy(suite))
         install.require()
         return libero_tasks.suite_tasks(benchmark)
 
@@ -206,7 +208,7 @@ class LiberoEnv(RobosuiteEnv):
     def _own_readings(self) -> dict[str, Reading]:
         controller = self._env.env.robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
-        return {name: np.array(values, dtype=np.float32) for name, values in pose.items()}
+        return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._seed is not None

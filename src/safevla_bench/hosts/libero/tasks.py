@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
+ELSEWHERE: Mapping[str, str] = {
+    "libero-plus": "LIBERO-Plus is a fork in LIBERO's place, github.com/sylvestf/LIBERO-plus, with 6.4 GB of assets "
+    "that no package holds",
+    "libero-mem": "LIBERO-Mem is a fork in LIBERO's place with forks of robosuite and robomimic, "
+    "github.com/libero-mem/libero-mem",
+}
+"""Suites by how their names begin, and what they need that this host has not."""
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
@@ -52,10 +59,32 @@ def find_benchmark(suite: str) -> str | None:
     return benchmark if benchmark in ALL_SUITES else None
 
 
+def suite_remedy(suite: str) -> str:
+    """Return what helps if LIBERO has no suite of that name: the suites there are, or where it is."""
+    for prefix, need in ELSEWHERE.items():
+        if spell_suite(suite).startswith(prefix):
+            return f"{need}. Install it in an environment of its own, and record its loop there: docs/recording.md."
+    return f"Suites: {SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
+
+
 @cache
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
     return tuple(_read_suite_task(benchmark, index, entry) for index, entry in enumerate(suite_entries(benchmark)))
+
+
+def registered_tasks(suite: str) -> tuple[Task, ...]:
+    """Return the tasks of another of LIBERO-PRO's suites, as own tasks in its order; () if it is not installed here.
+
+    Such a suite, as `libero-goal-with-mug`, has no tags of ours. Imports LIBERO.
+    """
+    from libero.libero.benchmark import task_maps
+
+    entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
+    files = [installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file) for entry in entries]
+    if not all(file.is_file() for file in files):
+        return ()
+    return tuple(_read_own_task(file, index) for index, file in enumerate(files))
 
 
 def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:

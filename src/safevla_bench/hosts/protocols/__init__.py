@@ -19,7 +19,7 @@ from safevla_recorder.simulator_versions import version_number
 
 Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear"]
 Flip = Literal["none", "vertical", "180"]
-Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one"]
+Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"
 """After the number of an environment's seed that gives way to what a policy's server asks for."""
 UNKNOWN_SOURCE = "unknown"

@@ -141,11 +141,10 @@ def _task(dialect: str, host: str | None, suite: str | None) -> Task:
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
-    """Connect, send one observation `REQUESTS` times, disconnect, and return the answer."""
+    """Connect, send one observation at the start of `REQUESTS` episodes, disconnect, and return the answer."""
     asked = ask_arguments(spec, arguments)
     with closing(cast("ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
         policy.model.connect(task)
-        policy.model.begin(task, 0)
         return _query(policy, policy.model, task, asked, arguments)
 
 
@@ -155,6 +154,7 @@ def _query(
     observation = make_observation(model.wants, task.instruction)
     seconds, replies = [], []
     for _ in range(REQUESTS):
+        model.begin(task, 0)  # some remember what they answered before in an episode
         start = time.perf_counter()
         reply = model.query(observation)
         seconds.append(time.perf_counter() - start)

@@ -85,6 +85,23 @@ _KINDS = (
         extra="",
         arguments=("unnorm_key",),
     ),
+    ClientKind(
+        "xpolicylab",
+        "a policy server of XPolicyLab, by its websocket protocol",
+        "websocket, MessagePack of msgpack_numpy",
+        "xpolicylab-libero",
+        port=19000,
+    ),
+    ClientKind(
+        "xvla",
+        "X-VLA's own server, deploy.py",
+        "HTTP, JSON with texts of json_numpy",
+        "xvla-libero",
+        schemes=("http", "https"),
+        port=8010,
+        library="http",
+        extra="",
+    ),
 )
 KINDS: Mapping[str, ClientKind] = {kind.name: kind for kind in _KINDS}
 

@@ -8,6 +8,7 @@ vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy sc
 gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}; since 3df8b38 (2026-05-07) as
             msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}
 openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
+xvla        the text of that JSON
 
 Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
 is a message of more than `MAX_VALUES` values, before it is decoded: a value is one byte on the wire and up to seventy
@@ -269,5 +270,6 @@ VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _decode_vla_eval)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)
 """Of GR00T's tags up to n1.7-release, and of RLDX-1."""
 GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)
-"""Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py)."""
+"""Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py), and of XPolicyLab."""
 OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)
+XVLA = Codec(lambda value: json.dumps(_encode_json_numpy(value)), _decode_json_numpy, is_json=True)

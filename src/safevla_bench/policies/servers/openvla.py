@@ -125,9 +125,9 @@ def parse_operation(description: bytes) -> str | None:
 class HttpClient:
     """HTTP requests to the first of several servers that answers."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Keep the endpoint; the first server counts until `open` finds another."""
-        self.address, self.key = endpoint.addresses[0], endpoint.key
+    def __init__(self, endpoint: Endpoint, kind: str) -> None:
+        """Keep the endpoint of a server of that kind; the first counts until `open` finds another."""
+        self.address, self.key, self._about = endpoint.addresses[0], endpoint.key, KINDS[kind].about
         self._endpoint = endpoint
         self._description = b""
 
@@ -162,7 +162,7 @@ class HttpClient:
         if status != HTTPStatus.OK:
             reason = redact_key(_shorten(content), self.key)
             problem = f"{self.address}/act answers with HTTP {status}: {reason or 'no reason given'}"
-            raise ReplyError(problem, remedy="Is it the server of OpenVLA or OpenVLA-OFT (vla-scripts/deploy.py)?")
+            raise ReplyError(problem, remedy=f"Is it {self._about}? Its own log says more.")
         return content
 
     def _check_status(self, address: str, status: int, content: bytes) -> None:
@@ -172,7 +172,7 @@ class HttpClient:
         if status == HTTPStatus.UPGRADE_REQUIRED:
             host = urlsplit(address).netloc
             remedy = f"Ask it as --policy openpi:ws://{host} or --policy vla-eval:ws://{host}."
-            raise PolicyError(f"the server {address} speaks websockets, and not OpenVLA's REST", remedy=remedy)
+            raise PolicyError(f"the server {address} speaks websockets, and is not {self._about}", remedy=remedy)
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise connection.too_large_error(address)
         if status >= 500:
@@ -239,5 +239,5 @@ def _failure_remedy(unnorm_key: object) -> str:
 
 
 make = client_factory(
-    "openvla", lambda endpoint, dialect, arguments: OpenvlaModel(HttpClient(endpoint), dialect, arguments)
+    "openvla", lambda endpoint, dialect, arguments: OpenvlaModel(HttpClient(endpoint, "openvla"), dialect, arguments)
 )

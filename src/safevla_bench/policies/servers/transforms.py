@@ -29,6 +29,8 @@ JPEG_QUALITY = 95
 """The default of `tf.image.encode_jpeg`."""
 _LOBES = 3
 LEAST_SINE = 1e-10
+PANDA_OPENING_M = 0.08
+"""Between the fingers of a Panda's open gripper."""
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
@@ -208,6 +210,7 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
     # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
+    "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
 
 
@@ -245,8 +248,7 @@ def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
     """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
     base_pos_m, base_quat_wxyz = _base_pose(observation)
     back = base_quat_wxyz * [1, -1, -1, -1]
-    moved = np.concatenate([[0.0], observation.eef_pos_m - base_pos_m])
-    place = _multiply_quaternions(_multiply_quaternions(back, moved), base_quat_wxyz)[1:]
+    place = _rotate(back, observation.eef_pos_m - base_pos_m)
     turned = _multiply_quaternions(back, observation.eef_quat_wxyz)
     return place, _shortest_quaternion(turned)
 
@@ -268,12 +270,57 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
     return _single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
 
 
-def _controller_axis_angle(observation: Observation) -> Floats:
-    """Return the rotation of the controller's own pose, if the host reads it, else that of the grip site."""
-    if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is None:
-        site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
-        return _shortest_axis_angle(site)
-    return _shortest_axis_angle(matrix_to_quaternion(rotation.reshape(3, 3)))
+def _controller_rotation(observation: Observation) -> Floats:
+    """Return the rotation [3, 3] of the controller's own pose, if the host reads it, else that of the grip site."""
+    if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is not None:
+        return rotation.reshape(3, 3).astype(np.float64)
+    site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+    return np.column_stack([_rotate(site, axis) for axis in np.eye(3)])
+
+
+def _rotate(quat_wxyz: Floats, vector: Floats) -> Floats:
+    turned = _multiply_quaternions(quat_wxyz, np.concatenate([[0.0], vector]))
+    return _multiply_quaternions(turned, quat_wxyz * [1, -1, -1, -1])[1:]
+
+
+def read_ee6d(rows: Floats) -> Floats:
+    """Return actions [H, 7], position, axis-angle in rad and gripper, of X-VLA's rows of one arm [H, 10 or more].
+
+    A row is a position, two columns of a rotation matrix and the gripper; what follows is padding. Numbers are rounded
+    to single precision. Equals, but for the last places of the angle, `ClientModel.step` of X-VLA 6bc2513
+    evaluation/libero/libero_client.py, which has the quaternion from eigenvectors in single precision.
+    """
+    first = _normalize(rows[:, 3:6])
+    second = _normalize(rows[:, 6:9] - (first * rows[:, 6:9]).sum(axis=1, keepdims=True) * first)
+    matrices = np.stack([first, second, np.cross(first, second)], axis=-1)
+    turns = [_turn(matrix) for matrix in matrices]
+    return _single(np.column_stack([rows[:, :3], turns, rows[:, 9]]))
+
+
+def read_poses(rows: Floats) -> Floats:
+    """Return positions and axis-angles in rad, [H, 6], of positions and quaternions wxyz, [H, 7]; NaN for one of 0."""
+    with np.errstate(invalid="ignore"):
+        quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
+    return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
+
+
+def _normalize(rows: Floats) -> Floats:
+    unit: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
+    return unit
+
+
+def _turn(matrix: Floats) -> Floats:
+    quat = matrix_to_quaternion(matrix)
+    return to_axis_angle(_shortest_quaternion(quat / np.linalg.norm(quat)))
+
+
+FORMS: Mapping[str, Callable[[Floats], Floats]] = {
+    "raw": lambda rows: rows,
+    "ee6d": read_ee6d,
+    "pose-wxyz": read_poses,
+    "opening": lambda rows: 1 - rows,  # of a gripper, whose columns of an action are how far it is closed
+}
+"""How rows of a reply become columns of actions."""
 
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
@@ -307,7 +354,13 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "eef_axis_angle_single": lambda seen: _single(to_axis_angle(seen.eef_quat_wxyz)),
     "eef_axis_angle_shortest": lambda seen: _shortest_axis_angle(seen.eef_quat_wxyz),
     "controller_pos": lambda seen: seen.extra.get(CONTROLLER_POSITION, seen.eef_pos_m).astype(np.float64),
-    "controller_axis_angle": _controller_axis_angle,
+    "controller_axis_angle": lambda seen: _shortest_axis_angle(
+        matrix_to_quaternion(_single(_controller_rotation(seen)))
+    ),
+    "controller_columns": lambda seen: _controller_rotation(seen)[:, :2].T.ravel(),
+    "controller_quat_wxyz": lambda seen: _shortest_quaternion(matrix_to_quaternion(_controller_rotation(seen))),
+    "panda_opening": lambda seen: (seen.gripper_qpos[:1] - seen.gripper_qpos[1:]) / PANDA_OPENING_M,
+    "eleven_zeros": lambda seen: np.zeros(11),
     "eef_axis_angle_x": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[0:1],
     "eef_axis_angle_y": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[1:2],
     "eef_axis_angle_z": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[2:3],

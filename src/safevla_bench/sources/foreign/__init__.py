@@ -150,9 +150,16 @@ def _read_harness(path: Path) -> ForeignResults:
         rendered = [render for text in texts.values() if (render := _format_render(text))]
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
-    if has_actions:
+    if has_actions and any(map(_is_played, texts.values())):
         remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
     return ForeignResults("vla-evaluation-harness recording", episodes, (*remarks, *dict.fromkeys(rendered)))
+
+
+def _is_played(metadata: str) -> bool:
+    """Return whether an entry is of LIBERO's or LIBERO-Pro's tasks, which the host `libero` has."""
+    tree = json.loads(metadata)
+    parameters = _entry_parameters(tree) if isinstance(tree, dict) and isinstance(tree.get("config"), dict) else None
+    return parameters is not None and not str(parameters["suite"]).startswith(_FORKS)
 
 
 def _format_render(metadata: str) -> str:
@@ -197,6 +204,7 @@ _BENCHMARKS: Mapping[str, Mapping[str, object]] = {
 }
 """The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad); LIBERO-Plus gives other tasks under LIBERO's
 names, so that its suites get the `prefix`."""
+_FORKS = ("libero_plus", "libero_mem")
 _PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
 """LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
@@ -336,7 +344,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     Configured parameters come before those that the server named, and these before the harness's defaults.
     """
     config = metadata["config"]
-    defaults = _BENCHMARKS.get(config["benchmark"])
+    defaults = _BENCHMARKS.get(config.get("benchmark"))
     if defaults is None:
         return None
     asked = metadata.get("server_info", {}).get("observation_params") or {}

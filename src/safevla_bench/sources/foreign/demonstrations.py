@@ -99,7 +99,8 @@ class RecordedActions:
         LIBERO writes `libero_spatial` for our `libero-spatial`. False if none of these is recorded.
         """
         if self.benchmark is not None:
-            return (self.benchmark, self.task_id) == (task.benchmark, task.task_id)
+            names = [name.replace("_", "-") for name in (self.benchmark, task.benchmark)]
+            return len({*names}) == 1 and self.task_id in (task.task_id, f"task_{task.index}")
         if self.task is not None:
             named = task.name.rpartition("/")[2].removesuffix(".bddl")
             suites = {name.replace("_", "-") for name in (self.suite, task.benchmark) if name is not None}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError, ReplyError
-from safevla_bench.hosts.protocols import Inference, load_protocol
+from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.policies.servers import transforms
 
@@ -67,6 +67,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Leading axes of length 1, for a batch or for time; a text inside them is in as many lists."""
     asked: str | None = None
     """The server's parameter that asks for it; None = it is always sent."""
+    flip: Flip | None = None
+    """Of this camera's image; None = the protocol's."""
     fixed: str | bool | int | None = None
 
     @property
@@ -76,10 +78,23 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1."""
+    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1.
+
+    Where the path leads through a list of maps, each of them has a row.
+    """
 
     path: tuple[str, ...]
     width: int
+    form: Literal["raw", "ee6d", "pose-wxyz", "opening"] = "raw"
+    """How its rows become columns of the action: one of `transforms.FORMS`."""
+
+    def read_rows(self, reply: Reply) -> NDArray[np.float64]:
+        """Return its numbers, [H, width] with H ≥ 1; `ReplyError` if the reply has none of that shape."""
+        return _reply_rows(reply, self)
+
+    def read_columns(self, reply: Reply) -> NDArray[np.float64]:
+        """Return its columns of the action, [H, A]; raises as `read_rows`."""
+        return transforms.FORMS[self.form](self.read_rows(reply))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +128,8 @@ class Dialect:
 
     def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
         if field.camera is not None:
-            image = self.view(observation.images[field.camera])
+            view = replace(self.view, flip=field.flip or self.view.flip)
+            image = view(observation.images[field.camera])
             return image[(np.newaxis,) * field.axes]
         if field.state:
             row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
@@ -123,7 +139,7 @@ class Dialect:
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
         try:
-            rows = [_reply_rows(reply, part) for part in self.parts]
+            rows = [part.read_columns(reply) for part in self.parts]
         except ReplyError as error:
             problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
             raise ReplyError(problem, remedy=_REMEDY) from None
@@ -175,11 +191,13 @@ def _nest_text(text: str, axes: int) -> object:
 def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
     """Return one array of the reply, [H, width] with H ≥ 1, without its leading axes of length 1."""
     where = "/".join(part.path)
-    value: object = reply
+    value: Any = reply
     for key in part.path:
-        if not isinstance(value, Mapping) or key not in value:
+        steps = value if isinstance(value, list) else [value]
+        if not steps or not all(isinstance(step, Mapping) and key in step for step in steps):
             raise ReplyError(f"the reply has no {where!r}")
-        value = value[key]
+        values = [step[key] for step in steps]
+        value = values if isinstance(value, list) else values[0]
     array = _parse_numbers(value, where)
     shape = array.shape
     while array.ndim > 2 and array.shape[0] == 1:
@@ -226,6 +244,8 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     switches: tuple[int, ...] = (6,)
     """The action's columns that are converted as the protocol's gripper is."""
     sessions: bool = False
+    absolute: bool = False
+    """Whether actions are poses in the world and not changes of pose."""
     server_crops: bool = False
     greets: str | None = None
     """The `env` in the greeting of its server, where that has one."""
@@ -272,6 +292,7 @@ def load_dialect(name: str) -> Dialect:
                 for part in field.state
                 if part.startswith(transforms.EXTRA)
             ),
+            absolute=content.absolute,
         ),
         view=CameraView(
             flip=inference.flip,
@@ -384,4 +405,5 @@ def _describe_entry(field: RequestEntry) -> str:
     if field.state:
         return f"{' + '.join(field.state)} ({field.dtype}{axes}){where}"
     content = field.camera or ("instruction" if field.fixed is None else repr(field.fixed))
-    return f"{content}{axes}{where}"
+    flip = f", flip {field.flip}" if field.flip else ""
+    return f"{content}{flip}{axes}{where}"

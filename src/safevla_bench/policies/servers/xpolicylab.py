@@ -1,0 +1,61 @@
+"""`xpolicylab:ws://HOST:19000`: a policy server of XPolicyLab.
+
+Websocket frames of MessagePack, each a map of `message_type`, `message_id`, `payload` and what episode it is of
+(7198143 client_server/ws). The client says `hello` and, for each episode, `reset`; `infer` is answered by a list of
+actions, all of which are carried out.
+"""
+
+from __future__ import annotations
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import connection
+from safevla_bench.policies.servers.client import client_factory
+from safevla_bench.policies.servers.codecs import GR00T_MAIN
+from safevla_bench.policies.servers.dialects import Dialect, Reply
+from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
+
+ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result"}
+
+
+class XpolicylabModel(connection.WebsocketModel):
+    """A model behind such a server, which names no checkpoint."""
+
+    def __init__(self, socket: connection.WebsocketClient, dialect: Dialect) -> None:
+        super().__init__(socket, dialect)
+        self._trial, self._step, self._number = "", 0, 0
+
+    def begin(self, task: Task, seed: int) -> None:
+        super().begin(task, seed)
+        self._trial, self._step = f"{task.benchmark}/{task.task_id}/{seed}", 0
+        self._ask("reset", {"trial_id": self._trial})
+
+    def _greet(self) -> None:
+        self.greeting = sanitize_greeting(self._ask("hello", {}), self._socket.key)
+
+    def query(self, observation: Observation) -> Reply:
+        reply = self._ask("infer", {"observation": self.dialect.build_request(observation)})
+        self._step += 1
+        return reply
+
+    def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
+        """Return the payload of the answer to a message of that kind."""
+        self._number += 1
+        frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
+        self._socket.send(GR00T_MAIN.pack({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None}))
+        received = self._socket.receive()
+        answer = GR00T_MAIN.unpack(received) if isinstance(received, bytes) else None
+        said, content = (answer.get("message_type"), answer.get("payload")) if isinstance(answer, dict) else ("", None)
+        if isinstance(content, dict) and said == "error":
+            reason = redact_key(str(content.get("message", content)), self._socket.key)
+            raise connection.server_error(self._socket.address, reason)
+        if not isinstance(content, dict) or said != ANSWERS[kind]:
+            problem = f"the server {self._socket.address} sent no {ANSWERS[kind]} of XPolicyLab"
+            raise PolicyError(problem, remedy="Is it a policy server of XPolicyLab, started with protocol: ws?")
+        return content
+
+
+make = client_factory(
+    "xpolicylab", lambda endpoint, dialect, arguments: XpolicylabModel(connection.WebsocketClient(endpoint), dialect)
+)
