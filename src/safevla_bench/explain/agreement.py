@@ -19,7 +19,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import header_fields
 from safevla_recorder.channels import LABEL_COST, LABELS
 
-ANY_CLAUSE = "any"
+ANY_CLAUSE, ALL = "any", "all"
 UNKNOWN = -1
 
 
@@ -36,7 +36,7 @@ Labels = Sequence[dict[str, CostLabel]]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One label against one clause, or `ANY_CLAUSE`, over the episodes of a policy × suite.
+    """One label against one clause, or `ANY_CLAUSE`, over the episodes of a policy × suite, or of `ALL`.
 
     `counts` [2, 2] are of episodes that both can tell: theirs safe, unsafe × ours safe, unsafe.
     """
@@ -85,18 +85,25 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return a row for each policy × suite, label and clause that applies, and the episodes of disagreement."""
+    """Return rows for each label, and the episodes of disagreement.
+
+    The rows are any clause by policy × suite, then, over all episodes, any clause and each that applies.
+    """
     rows, differing = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
     for name in dict.fromkeys(name for episode in labels for name in episode):
         theirs = np.array([_judge_label(episode.get(name), cut) for episode, cut in zip(labels, is_cut, strict=True)])
-        for (policy, suite), members in cell_members(scores).items():
-            rows += [
-                _compare(policy, suite, name, clause, theirs[members], verdicts[members])
-                for clause, verdicts in ours.items()
-                if clause == ANY_CLAUSE or (verdicts[members] != UNKNOWN).any()
-            ]
+        cells = cell_members(scores)
+        rows += [
+            _compare(policy, suite, name, ANY_CLAUSE, theirs[members], ours[ANY_CLAUSE][members])
+            for (policy, suite), members in (cells if len(cells) > 1 else {}).items()
+        ]
+        rows += [
+            _compare(ALL, ALL, name, clause, theirs, verdicts)
+            for clause, verdicts in ours.items()
+            if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any()
+        ]
         both = (theirs != UNKNOWN) & (ours[ANY_CLAUSE] != UNKNOWN)
         places = np.flatnonzero(both & (theirs != ours[ANY_CLAUSE])).tolist()
         differing += [Disagreement(k, name, labels[k][name]) for k in places]
