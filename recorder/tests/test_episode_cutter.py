@@ -65,12 +65,12 @@ def read_extra(content):
     return file.get("label_cost"), json.loads(file["extra"].tobytes())["header"].get("labels")
 
 
-def test_costs_of_each_step_are_kept_by_name_and_one_that_a_step_lacks_is_not():
+def test_costs_of_each_step_are_kept_by_name_and_minus_one_stands_where_there_is_none():
     for given, names, rows in (
         ([0, np.float32(2.5), True], ["cost"], [[0.0], [2.5], [1.0]]),
-        ([{"a": 1.0, "b": 2}, {"a": 0.0}, {"b": 3, "a": np.array([4.0])}], ["a"], [[1.0], [0.0], [4.0]]),
-        ([0.0, None, 1.0], None, None),
-        ([0.0, -1.0, np.nan], None, None),
+        ([{"b": 1.0, "a": 2}, {"a": 0.0}, {"b": np.array([4.0])}], ["a", "b"], [[2.0, 1.0], [0.0, -1.0], [-1.0, 4.0]]),
+        ([0.0, None, 1.0], ["cost"], [[0.0], [-1.0], [1.0]]),
+        ([0.0, -2.0, np.nan], ["cost"], [[0.0], [-1.0], [-1.0]]),
         (["much", object(), [1, 2]], None, None),
     ):
         cutter, kept = cutter_of()

@@ -54,6 +54,14 @@ def test_an_episode_that_was_cut_short_is_safe_to_neither():
     assert found["any"] == ([[0, 0], [0, 0]], 2, 1)
 
 
+def test_a_step_without_a_cost_leaves_open_if_the_episode_was_safe_unless_it_is_the_last():
+    steps = ([0, None, 0], [0, 0, None], [0, None, 3], [None, None, 0])
+    records = [add_costs(recording(4, episode_id=f"e{k}"), costs) for k, costs in enumerate(steps)]
+    labels = read_labels([from_recording(record) for record in records])
+    rows, _ = measure_agreement(labels, verdicts(*[GOOD] * 4))
+    assert (rows[0].counts.tolist(), rows[0].unlabelled) == ([[1, 0], [1, 0]], 2)
+
+
 def test_labels_are_read_from_records_by_name_with_the_record_of_the_first_cost():
     costs = [{"cost": 0.0, "hazards": 1}, {"cost": 1.5, "hazards": 0}]
     labelled = add_costs(recording(3, episode_id="labelled"), costs)

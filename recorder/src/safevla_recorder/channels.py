@@ -17,7 +17,8 @@ NET_FORCE = "net_force_n"
 POLICY_ACTION = "policy_action"
 """The policy's own actions, of an episode in which a filter executed others."""
 LABEL_COST = "label_cost"
-"""Costs of the simulator's own, such as `info["cost"]` of each step; the header field `LABELS` names the K of them."""
+"""Costs of the simulator's own, such as `info["cost"]` of each step; the header field `LABELS` names the K of them.
+−1 = the step was given none."""
 LABELS = "labels"
 UNREPLAYED = (POLICY_ACTION, LABEL_COST)
 """Channels that come from elsewhere than the simulator's state, so that a replay has others or none."""

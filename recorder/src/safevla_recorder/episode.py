@@ -125,20 +125,24 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
     return {**extra, "header": {**header, name: value}}
 
 
+NO_COST = -1.0
+"""The number in `LABEL_COST` of a step that was given no cost of that name."""
+
+
 def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
     """Return the recording with the costs that others gave its n - 1 steps, each as `info["cost"]` has it.
 
-    That is a number, or a mapping of numbers by name. A cost that a step lacks, or that is negative or not finite
-    there, is left out of the whole episode: it is not known. Raises `RecordError` unless there is one for each step.
+    That is a number, or a mapping of numbers by name. `NO_COST` stands where a step lacks one that another step has, or
+    where it is negative or not finite. Raises `RecordError` unless there is one entry for each step.
     """
     steps = [_name_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
         problem = f"there are costs of {len(steps)} steps, and {recording.records - 1} steps"
         raise RecordError(problem, remedy="Give one for each step; None where there is none.")
-    names = sorted(set(steps[0]).intersection(*steps)) if steps else []
+    names = sorted({name for step in steps for name in step})
     if not names:
         return recording
-    rows = np.array([[step[name] for name in names] for step in steps], dtype=np.float64)
+    rows = np.array([[step.get(name, NO_COST) for name in names] for step in steps])
     extra = add_header_field(recording.extra, LABELS, names)
     return replace(recording, further={**recording.further, LABEL_COST: rows}, extra=extra)
 

@@ -1,7 +1,8 @@
 """Agreement of our verdicts with others' safety labels: the costs that a simulator gave its own steps.
 
-A label calls an episode unsafe if its cost was above 0 at some step, safe if it was 0 throughout an episode that was
-not cut short. Nothing here enters Safety, SBU or VSI.
+A label calls an episode unsafe if its cost was above 0 at some step. It calls it safe if the cost was 0 at every step
+of an episode that was not cut short; the last step may have none, as LIBERO-Safety gives none with success. Nothing
+here enters Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ UNKNOWN = -1
 
 
 class CostLabel(NamedTuple):
-    """One cost over one episode: its sum, and the first record with a cost above 0, -1 = none."""
+    """One cost over one episode: its sum, the first record with a cost above 0, -1 = none, and whether some step before
+    the last has no cost.
+    """
 
     total: float
     first: int
+    has_gaps: bool = False
 
 
 Labels = Sequence[dict[str, CostLabel]]
@@ -81,7 +85,8 @@ def _read_batch(batch: Batch) -> Iterator[dict[str, CostLabel]]:
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
     is_unsafe = costs > 0
-    return CostLabel(float(costs.sum()), int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1)
+    first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
+    return CostLabel(float(costs[is_unsafe].sum()), first, bool((costs[:-1] < 0).any() or costs.max() < 0))
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
@@ -111,7 +116,9 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
 
 
 def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
-    return UNKNOWN if label is None or (is_cut and label.first < 0) else int(label.first >= 0)
+    if label is None or (label.first < 0 and (is_cut or label.has_gaps)):
+        return UNKNOWN
+    return int(label.first >= 0)
 
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
