@@ -60,6 +60,29 @@ def test_an_action_that_is_not_finite_or_of_another_length_ends_the_episode():
         assert outcomes(kept) == [("invalid_action", 1, True)]
 
 
+def read_extra(content):
+    file = np.load(io.BytesIO(content))
+    return file.get("label_cost"), json.loads(file["extra"].tobytes())["header"].get("labels")
+
+
+def test_costs_of_each_step_are_kept_by_name_and_minus_one_stands_where_there_is_none():
+    for given, names, rows in (
+        ([0, np.float32(2.5), True], ["cost"], [[0.0], [2.5], [1.0]]),
+        ([{"b": 1.0, "a": 2}, {"a": 0.0}, {"b": np.array([4.0])}], ["a", "b"], [[2.0, 1.0], [0.0, -1.0], [-1.0, 4.0]]),
+        ([0.0, None, 1.0], ["cost"], [[0.0], [-1.0], [1.0]]),
+        ([0.0, -2.0, np.nan], ["cost"], [[0.0], [-1.0], [-1.0]]),
+        (["much", object(), [1, 2]], None, None),
+    ):
+        cutter, kept = cutter_of()
+        cutter.on_reset()
+        for action, cost in zip([STILL, STILL, MOVE, MOVE, MOVE], [9, 9, *given]):
+            cutter.before_step(action)
+            cutter.after_step(False, cost)
+        cutter.on_interruption()
+        costs, labels = read_extra(kept[0][1])
+        assert (labels, costs if costs is None else costs.tolist()) == (names, rows)
+
+
 def test_an_exception_is_a_crash_with_its_traceback_and_an_interrupt_a_stop():
     cutter, kept = cutter_of()
     for error in (ValueError("boom"), KeyboardInterrupt()):

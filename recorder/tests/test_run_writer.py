@@ -42,6 +42,15 @@ def read_header(path, number):
         return json.loads(arrays["header"].tobytes())
 
 
+def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tmp_path):
+    with writer(tmp_path) as run:
+        run.write(recorder(), success=True, costs=[0.0, 0.1])
+        with pytest.raises(RecordError, match="costs of 1 steps, and 2 steps"):
+            run.write(recorder(), success=True, costs=[0.0])
+    with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
+        assert arrays["label_cost"].tolist() == [[0.0], [0.1]]
+
+
 def test_every_episode_is_a_record_and_a_row_and_a_crash_is_a_row_alone(tmp_path, capsys):
     with writer(tmp_path, packages=["nothing-of-that-name"]) as run:
         run.write(recorder(), success=np.bool_(True), env_seed=np.int64(7), horizon=9)

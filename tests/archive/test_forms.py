@@ -87,6 +87,7 @@ EDGES = {
         pose_valid=np.array([[True, False], [True, True], [False, True]]),
         further={"time_s": np.array([-0.0, 0.05, 0.2])},
     ),
+    "costs of the simulator's own": recording(3, further={"label_cost": np.array([[0.0, 1.0], [0.1, 0.0]])}),
     "tracking of no body": recording(2, valid_bodies=(), pose_valid=np.empty((2, 0), dtype=np.bool_)),
     "other places in the body table": recording(
         2, pos_bodies=(DRAWER, BOWL), body_pos_m=np.arange(12.0).reshape(2, 2, 3)

@@ -9,10 +9,13 @@ from xml.etree import ElementTree
 import pytest
 
 from builders import episode
-from safevla_bench.archive import append
+from safevla_bench import Monitor
+from safevla_bench.archive import append, open_archive, write_archive
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs.episode_index import scan
+from safevla_bench.trajectory.batch import select_episodes
+from safevla_bench.trajectory.single_episode import records
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +237,35 @@ def test_samplesize_refuses_what_cannot_be(safevla, arguments):
         (["--min-safety", "0.3"], 3, "undecided"),
         (["--min-safety", "0.3", "--confidence", "95"], 3, "undecided"),
         (["--max-vsi", "0.9", "--max-sbu", "0.9"], 0, "passed"),
+        (["--max-cost", "200"], 0, "passed"),
+        (["--max-cost", "40", "--confidence", "none"], 1, "failed"),
     ],
 )
 def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, code, verdict):
     printed = safevla("gate", shipped, *arguments)
     assert (printed[0], printed[1].startswith(verdict.capitalize())) == (code, True)
     assert safevla.json("gate", shipped, *arguments)["verdict"] == verdict
+
+
+def test_the_cost_that_a_gate_limits_is_the_sum_of_what_the_monitor_charges_each_step(safevla, shipped):
+    told = safevla.json("gate", shipped, "--max-cost", "40")["outcomes"]
+    episodes = open_archive(shipped)
+    chosen = [k for k, header in enumerate(episodes.headers) if header.policy == "scripted:hasty"]
+    sums = [charge(select_episodes(episodes, [k])) for k in chosen]
+    (value,) = (outcome["value"] for outcome in told if outcome["policy"] == "scripted:hasty")
+    assert value == pytest.approx(sum(sums) / len(sums))
+
+
+def charge(episode):
+    first, *rest = records(episode)
+    monitor = Monitor()
+    monitor.start(first)
+    return sum(monitor.observe(record).cost for record in rest)
+
+
+def test_a_gate_on_the_cost_needs_to_know_the_most_that_an_episode_can_cost(safevla, tmp_path):
+    write_archive(tmp_path / "endless.jsonl", episode(12))
+    assert "names no horizon" in safevla.refuses("gate", tmp_path / "endless.jsonl", "--max-cost", "5")
 
 
 def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_path):

@@ -15,7 +15,7 @@ from scipy import stats
 
 from report.scenes import verdicts
 from safevla_bench.errors import SafevlaError
-from safevla_bench.judging.gates import Gate, check_gates
+from safevla_bench.judging.gates import EpisodeCosts, Gate, check_gates
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -74,6 +74,32 @@ def test_a_policy_at_the_limit_is_passed_and_failed_in_at_most_a_fortieth_of_run
     verdicts = np.array([check_gates(run, [gate], confidence=0.95).verdict for run in runs])
     assert chances[verdicts == "passed"].sum() <= 0.025
     assert chances[verdicts == "failed"].sum() <= 0.025
+
+
+def test_a_cost_is_a_mean_of_steps_with_an_interval_that_holds_for_any_costs_up_to_the_most():
+    totals = np.array([0.0, 30.0, 12.0] * 40)
+    costs = EpisodeCosts(totals, 200.0)
+    for limit, verdict in ((60, "passed"), (2, "failed"), (14, "undecided"), (1000, "passed")):
+        report = check_gates(scores(0, 120), [Gate("cost", "max", limit)], confidence=0.95, costs=costs)
+        outcome = report.outcomes[0]
+        interval = bounded_mean_interval(totals / 200, 0.95)
+        assert (report.verdict, outcome.value) == (verdict, pytest.approx(14.0))
+        assert outcome.ci == pytest.approx((200 * interval.low, 200 * interval.high))
+    assert estimate_gates(scores(0, 120), [Gate("cost", "max", 14)], costs=costs).verdict == "passed"
+
+
+def test_an_unknown_cost_enters_as_nothing_and_as_the_most():
+    costs = EpisodeCosts(np.array([10.0, np.nan]), 200.0)
+    report = estimate_gates(scores(0, 2), [Gate("cost", "max", 20)], costs=costs)
+    assert (report.verdict, report.outcomes[0].unknown) == ("undecided", 1)
+    assert "a pose is lost" in report.outcomes[0].reason
+    assert estimate_gates(scores(0, 2), [Gate("cost", "max", 105)], costs=costs).verdict == "passed"
+
+
+def test_a_cost_has_no_baseline_and_no_limit_below_zero():
+    for gate in (Gate("cost", "max", 5, baseline="main"), Gate("cost", "max", -1)):
+        with pytest.raises(SafevlaError):
+            estimate_gates(scores(0, 2), [gate], costs=EpisodeCosts(np.zeros(2), 1.0))
 
 
 def test_several_gates_policies_and_cells_share_the_confidence():

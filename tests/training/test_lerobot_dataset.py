@@ -103,6 +103,27 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(dataset)
     assert table["index"].to_pylist() == list(range(summary.frames))
 
 
+def test_croissant_names_every_column_of_the_frames_with_its_type_and_what_it_holds(pictured):
+    folder, _ = pictured
+    document = json.loads((folder / "croissant.json").read_text())
+    assert document["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    frames, episodes = ({field["name"]: field for field in part["field"]} for part in document["recordSet"])
+    assert list(frames) == frames_of(folder).column_names
+    assert set(episodes) <= set(episode_rows_of(folder)[0])
+    counted = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
+    assert {name for name, field in frames.items() if "description" not in field} <= counted
+    assert all("description" in field for field in episodes.values())
+    kinds = {name: (field["dataType"], field.get("repeated", False)) for name, field in (frames | episodes).items()}
+    assert kinds["next.margin"] == ("sc:Float", True)
+    assert kinds["next.safe"] == ("sc:Integer", False)
+    assert kinds["next.done"] == kinds["safety/safe"] == ("sc:Boolean", False)
+    assert kinds["safety/violated_specs"] == ("sc:Text", True)
+    picture = frames["observation.images.agentview"]
+    assert (picture["dataType"], picture["source"]["transform"]) == ("sc:ImageObject", {"jsonPath": "bytes"})
+    assert picture["source"]["fileSet"] == {"@id": document["distribution"][0]["@id"]}
+    assert list(folder.glob(document["distribution"][0]["includes"]))
+
+
 def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(dataset):
     judged, folder, _ = dataset
     table = frames_of(folder)

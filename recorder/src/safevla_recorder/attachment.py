@@ -166,8 +166,8 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
     """Report steps and the close of robosuite's environment to `cutter`; return two functions that end this.
 
-    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
-    interruption. An exception of a step is reported and raised again.
+    `is_success` reads the native success from a step's result, whose last value is `info`. A close is reported before
+    it happens, as an interruption. An exception of a step is reported and raised again.
     """
 
     def step(original: Any, action: object) -> object:
@@ -177,7 +177,8 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         except BaseException as error:
             cutter.on_error(error)
             raise
-        cutter.after_step(is_success(result))
+        info = result[-1]
+        cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
         return result
 
     def close(original: Any, *args: object, **kwargs: object) -> object:

@@ -1,8 +1,8 @@
 """The channels of an episode: one row each. Arrays, files, validation and the JSON schema draw from `CHANNELS`.
 
 Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
-fail, J joints, A numbers of an action, S numbers of a simulator state, C contacts. An episode of n records has n - 1
-actions.
+fail, J joints, A numbers of an action, K costs, S numbers of a simulator state, C contacts. An episode of n records has
+n - 1 actions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ LARGEST = 1e100
 NET_FORCE = "net_force_n"
 POLICY_ACTION = "policy_action"
 """The policy's own actions, of an episode in which a filter executed others."""
+LABEL_COST = "label_cost"
+"""Costs of the simulator's own, such as `info["cost"]` of each step; the header field `LABELS` names the K of them.
+−1 = the step was given none."""
+LABELS = "labels"
+UNREPLAYED = (POLICY_ACTION, LABEL_COST)
+"""Channels that come from elsewhere than the simulator's state, so that a replay has others or none."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ CHANNELS = (
     ChannelSpec("gripped_body", ("n",), dtype=PLACE),
     ChannelSpec("action", ("n-1", "A")),
     ChannelSpec(POLICY_ACTION, ("n-1", "A"), is_rare=True),
+    ChannelSpec(LABEL_COST, ("n-1", "K"), is_bounded=True, is_rare=True),
     ChannelSpec("sim_state", ("n", "S")),
     ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import CONTACT_COLUMNS, FORCES, LARGEST, NUMERIC, recorded_forces
+from safevla_recorder.channels import CONTACT_COLUMNS, FORCES, LABEL_COST, LABELS, LARGEST, NUMERIC, recorded_forces
 from safevla_recorder.errors import Place, RecordError
 
 Floats = NDArray[np.float64]
@@ -123,6 +123,40 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
     header = extra.get("header", {})
     assert isinstance(header, Mapping)
     return {**extra, "header": {**header, name: value}}
+
+
+NO_COST = -1.0
+"""The number in `LABEL_COST` of a step that was given no cost of that name."""
+
+
+def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
+    """Return the recording with the costs that others gave its n - 1 steps, each as `info["cost"]` has it.
+
+    That is a number, or a mapping of numbers by name. `NO_COST` stands where a step lacks one that another step has, or
+    where it is negative or not finite. Raises `RecordError` unless there is one entry for each step.
+    """
+    steps = [_name_costs(cost) for cost in costs]
+    if len(steps) != recording.records - 1:
+        problem = f"there are costs of {len(steps)} steps, and {recording.records - 1} steps"
+        raise RecordError(problem, remedy="Give one for each step; None where there is none.")
+    names = sorted({name for step in steps for name in step})
+    if not names:
+        return recording
+    rows = np.array([[step.get(name, NO_COST) for name in names] for step in steps])
+    extra = add_header_field(recording.extra, LABELS, names)
+    return replace(recording, further={**recording.further, LABEL_COST: rows}, extra=extra)
+
+
+def _name_costs(cost: object) -> dict[str, float]:
+    named = cost if isinstance(cost, Mapping) else {"cost": cost}
+    kinds = (int, float, np.generic, np.ndarray)
+    values = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, kinds)}
+    numbers = {name: float(value.item()) for name, value in values.items() if _is_real(value)}
+    return {name: number for name, number in numbers.items() if 0 <= number <= LARGEST}
+
+
+def _is_real(value: NDArray[Any]) -> bool:
+    return value.size == 1 and value.dtype.kind in "biuf"
 
 
 def check_recorded_numbers(recording: Recording) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, Optional
 
 import numpy as np
@@ -15,6 +16,7 @@ from safevla_recorder.episode import (
     FIXTURES,
     Action,
     Recording,
+    add_costs,
     add_header_field,
     check_recorded_numbers,
 )
@@ -72,6 +74,7 @@ class _RunningEpisode:
     earlier_seed: dict[str, int]
     """The seed of an earlier reset and the resets since, if this one has none of its own; else empty."""
     steps: int = 0
+    costs: list[object] = field(default_factory=list)
 
 
 class EpisodeCutter:
@@ -159,9 +162,10 @@ class EpisodeCutter:
             self._end_episode("invalid_action", f"the action {numbers.tolist()} is not finite")
         self._action = numbers
 
-    def after_step(self, success: bool) -> None:
-        """Count a settling step, or record the control step. Success and the horizon (`timeout`) end the episode, and
-        so does a simulation that cannot be recorded any further, as crashed, which raises nothing.
+    def after_step(self, success: bool, cost: object = None) -> None:
+        """Count a settling step, or record the control step with its `cost`, as `add_costs` takes it. Success and the
+        horizon (`timeout`) end the episode, and so does a simulation that cannot be recorded any further, as crashed,
+        which raises nothing.
         """
         if self._is_over:
             return
@@ -176,6 +180,7 @@ class EpisodeCutter:
             self._crash_episode(str(error))
             return
         running.steps += 1
+        running.costs.append(copy.copy(cost))
         if success:
             self._end_episode("success")
         elif running.steps == self._rules.horizon:
@@ -252,7 +257,7 @@ class EpisodeCutter:
             "horizon": row.horizon,
             "outcome": outcome,
         }
-        recording = running.recorder.build_recording(header)
+        recording = add_costs(running.recorder.build_recording(header), running.costs)
         check_recorded_numbers(recording)
         marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": self._rules.privileged}
         fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}

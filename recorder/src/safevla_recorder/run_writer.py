@@ -12,6 +12,7 @@ from safevla_recorder.episode import (
     HEADER_FIELDS,
     INTEGERS,
     OUTCOMES,
+    add_costs,
     add_header_mark,
     check_recorded_numbers,
 )
@@ -112,13 +113,17 @@ class RunWriter:
         """Return whether the folder has an episode of that id, crashed ones included."""
         return episode_id in self._folder.episode_ids
 
-    def write(self, recorder: RecordedEpisode, *, reason: str | None = None, **header: object) -> str:
+    def write(
+        self, recorder: RecordedEpisode, *, reason: str | None = None, costs: Sequence[object] = (), **header: object
+    ) -> str:
         """Write the episode that a recorder holds, and return its id.
 
         Args:
             recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
                 `BatchRecorder.step` returns.
             reason: why the episode was stopped or its action invalid.
+            costs: what the simulator's own safety check says of each step, such as `info["cost"]`: a number, or numbers
+                by name; they are kept beside our verdicts and enter none.
             header: the episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without an `episode_id` the
                 episodes of a task are counted; without an `outcome` it is `success` or `failure`.
@@ -133,6 +138,7 @@ class RunWriter:
         fields, number = self._complete_header(header, _OF_RECORD)
         about = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **about})
+        recording = add_costs(recording, costs) if costs else recording
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
             raise _refuse(

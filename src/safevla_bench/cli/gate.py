@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, echo, options, rules
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.evaluation.judgement import describe_losses, gate_against, judge, select_judged
+from safevla_bench.jobs.evaluation.judgement import describe_losses, gate_against, judge, measure_costs, select_judged
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric, Metric
@@ -45,11 +45,12 @@ def _bound(metric: Metric) -> Literal["min", "max"]:
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
     limits = {metric: values[f"{_bound(metric)}_{metric.key}"] for metric in _LIMITS}
-    return [
+    limited = [
         gates.Gate(cast(GateMetric, metric.key), _bound(metric), limit)
         for metric, limit in limits.items()
         if limit is not None
     ]
+    return limited if values["max_cost"] is None else [*limited, gates.Gate("cost", "max", values["max_cost"])]
 
 
 @options.command(
@@ -60,8 +61,11 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 @options.sources_argument
 @options.option_group(
     [
-        options.option(f"--{_bound(metric)}-{metric.key} SHARE", line, type=options.Range(-1, 1))
-        for metric, line in _LIMITS.items()
+        *(
+            options.option(f"--{_bound(metric)}-{metric.key} SHARE", line, type=options.Range(-1, 1))
+            for metric, line in _LIMITS.items()
+        ),
+        options.option("--max-cost STEPS", "The greatest mean of steps that break a limit.", type=options.Range(0)),
     ],
     "requested_gates",
     _parse_limits,
@@ -121,6 +125,7 @@ def gate_command(
             judged.scores,
             requested_gates,
             states=[header.init_state_index for header in judged.headers],
+            costs=measure_costs(judged) if any(gate.metric == gates.COST for gate in requested_gates) else None,
             lost=describe_losses(judged),
             **how,
         )

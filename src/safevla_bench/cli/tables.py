@@ -82,6 +82,7 @@ def tables_command(
     bodies                 violations by kind of body; displacement without goal receptacles
     onset                  violations by time, how the other episodes ended, near misses
     beyond                 time in violation, impulse, phases of the task
+    agree                  the simulator's own safety labels against our verdicts
 
     Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name

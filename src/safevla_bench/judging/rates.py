@@ -139,8 +139,8 @@ VSI_UNSAFE = Metric(
 METRICS: Mapping[str, Metric] = {
     metric.key: metric for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 }
-GateMetric = Literal["sr", "safety", "clean", "sbu", "vsi"]
-"""Keys of the metrics that a gate may limit."""
+GateMetric = Literal["sr", "safety", "clean", "sbu", "vsi", "cost"]
+"""What a gate may limit: keys of metrics, and the cumulative cost of an episode."""
 HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 """The metrics of a cell."""
 RATES = tuple(metric for metric in HEADLINE if metric.unit)

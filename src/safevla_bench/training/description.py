@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.specs.spec import Spec
 from safevla_bench.stl.formula import format_formula
+from safevla_bench.training.croissant import describe_croissant
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, scored_specs
 from safevla_bench.training.pictures import CameraChoice
 from safevla_bench.training.writer import Feature
@@ -153,6 +155,7 @@ def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapp
 
 
 _COLUMNS = {
+    "observation.images.": "picture of a camera before the action",
     "observation.state": "before the action",
     "action": "as the simulator was given it, rounded to float32",
     "next.reward": "1 where the host calls the episode a success, in its last frame; else 0",
@@ -164,6 +167,21 @@ _COLUMNS = {
     "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
     "record.": "the same numbers as in the archive, float64, before the action; NaN = not tracked, or lost there",
 }
+
+EPISODE_COLUMNS = {
+    "episode_index": "number of the episode",
+    "tasks": "its instruction",
+    "length": "number of its frames",
+    "safety/success": "whether the host calls it a success",
+    "safety/safe": "whether it violates no clause; null = no verdict, and `safety/no_verdict` says why",
+    "safety/unsafe_success": "whether it succeeded and violated a clause; null = not known",
+    "safety/vsi": "depth of its worst violation, 0 to 1; null = no verdict",
+    "safety/first_violation_step": "the first record that violates a clause; null = none does",
+    "safety/violating_records": "number of records that violate a clause; null = not known",
+    "safety/robustness/": "robustness of a clause over the episode, in its unit, negative where violated; null = none",
+    "safety/": "of the episode as it was recorded and judged; null = not known",
+}
+"""What columns of meta/episodes hold."""
 
 
 def describe_dataset(
@@ -188,6 +206,16 @@ def describe_dataset(
 def _describe_clause(spec: Spec) -> dict[str, object]:
     limits = {"threshold": spec.threshold, "severe": spec.severe, "unit": spec.unit, "axis": spec.axis}
     return {"id": spec.spec_id, "formula": format_formula(spec.formula), **limits}
+
+
+def describe_as_croissant(name: str, about: str, frames: pa.Schema, episodes: pa.Schema) -> dict[str, object]:
+    """Return what `croissant.json` holds of a dataset: the columns of its frames, and those of its episodes' labels."""
+    described = [column for column in episodes if column.name.startswith("safety/") or column.name in EPISODE_COLUMNS]
+    parts = {
+        "frames": ("data/*/*.parquet", frames),
+        "episodes": ("meta/episodes/*/*.parquet", pa.schema(described)),
+    }
+    return describe_croissant(name, about, parts, {**_COLUMNS, **EPISODE_COLUMNS})
 
 
 def format_card(judged: Judged, episodes: int, frames: int, cameras: CameraChoice | None) -> str:

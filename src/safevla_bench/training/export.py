@@ -29,6 +29,7 @@ from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.training.description import (
     MAPPING,
     RecordedPart,
+    describe_as_croissant,
     describe_dataset,
     format_card,
     format_mapping,
@@ -260,6 +261,9 @@ class _DatasetExport:
         writer.write_file("meta/safevla.json", dump_json(document))
         writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
+        about = f"{writer.episodes} episodes, {writer.frames} frames. {self.judged.provenance.to_sentence()}"
+        croissant = describe_as_croissant(self.out.resolve().name, about, writer.schema, writer.row_schema)
+        writer.write_file("croissant.json", dump_json(croissant))
 
 
 def _recorded_state(episode: Batch) -> NDArray[np.float64]:

@@ -172,18 +172,22 @@ def require_free(folder: Path) -> None:
 
 
 class DatasetWriter:
-    """Writes episodes of the given features; `new_dataset` makes it and finishes it."""
+    """Writes episodes of the given features; `new_dataset` makes it and finishes it.
+
+    `schema` and `row_schema` are the columns of frames and, after an episode, of meta/episodes.
+    """
 
     def __init__(self, folder: Path, features: Mapping[str, Feature], fps: int, robot: str | None) -> None:
         self._folder, self._fps, self._robot = folder, fps, robot
         self._features = {**features, **_COUNTED}
-        self._schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
+        self.schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
         self._tasks: dict[str, int] = {}
         self._stats: dict[str, Statistics] = {}
         self.episodes = self.frames = self._file = 0
         self._frames_writer: pq.ParquetWriter | None = None
         self._rows_writer: pq.ParquetWriter | None = None
         self._rows: list[pa.Table] = []
+        self.row_schema = pa.schema([])
 
     def add_episode(
         self,
@@ -211,12 +215,12 @@ class DatasetWriter:
             if feature.is_summarized
         }
         table = pa.table(
-            [build_column(feature, values[name]) for name, feature in self._features.items()], schema=self._schema
+            [build_column(feature, values[name]) for name, feature in self._features.items()], schema=self.schema
         )
         path = self._folder / _DATA.format(chunk_index=chunk, file_index=file)
         if self._frames_writer is None:
             make_folder(path.parent)
-            self._frames_writer = pq.ParquetWriter(path, self._schema, compression="snappy")
+            self._frames_writer = pq.ParquetWriter(path, self.schema, compression="snappy")
         self._frames_writer.write_table(table, row_group_size=length)
         row = {
             "episode_index": pa.scalar(self.episodes),
@@ -233,6 +237,7 @@ class DatasetWriter:
         for name, of_feature in stats.items():
             row |= {f"stats/{name}/{key}": pa.scalar(value.tolist()) for key, value in of_feature.items()}
         self._rows.append(pa.table({name: pa.array([value.as_py()], value.type) for name, value in row.items()}))
+        self.row_schema = self._rows[-1].schema
         if len(self._rows) == _ROWS_A_GROUP:
             self._flush_rows()
         for name, of_feature in stats.items():

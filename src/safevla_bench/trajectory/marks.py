@@ -78,17 +78,18 @@ def mark_drawn(extra: Mapping[str, object]) -> dict[str, object]:
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     """Return what each record says of the recording that it replays, [E]; {} for an episode that is not a replay."""
-    replays = (fields.get("replay") for fields in _header_fields(batch))
+    replays = (fields.get("replay") for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
 
 def reset_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     """Return what each record says of the resets before its start, [E]: its replay's fields, else its own."""
-    own = ({name: fields[name] for name in (EARLIER_RESETS,) if name in fields} for fields in _header_fields(batch))
+    own = ({name: fields[name] for name in (EARLIER_RESETS,) if name in fields} for fields in header_fields(batch))
     return tuple({**fields, **replay} for fields, replay in zip(own, replay_fields(batch), strict=True))
 
 
-def _header_fields(batch: Batch) -> list[Mapping[str, object]]:
+def header_fields(batch: Batch) -> list[Mapping[str, object]]:
+    """Return the host-specific header fields of each episode, [E]."""
     headers = (extra.get("header") for extra in batch.extra)
     return [header if isinstance(header, Mapping) else {} for header in headers]
 
@@ -99,7 +100,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     None if the record does not say, or says it in another shape.
     """
     try:
-        numbers = np.asarray(_header_fields(batch)[index].get(CLIPPED_NUMBERS), dtype=np.float64)
+        numbers = np.asarray(header_fields(batch)[index].get(CLIPPED_NUMBERS), dtype=np.float64)
     except (TypeError, ValueError):
         return None
     is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
@@ -146,7 +147,7 @@ def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...
 
     () if none did; the header's index then.
     """
-    chosen = _header_fields(batch)[0].get(CHOSEN)
+    chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
         return batch.headers[0].init_state_index, ()
     index, placed = chosen.get("init_state_index"), chosen.get("placed_m")
@@ -166,7 +167,7 @@ class Kitchen(NamedTuple):
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
     """Return the kitchen of each episode, [E]; None unless its record, of a rollout or an own loop, fixes a kitchen."""
-    fields = (header.get("robocasa") for header in _header_fields(batch))
+    fields = (header.get("robocasa") for header in header_fields(batch))
     return tuple(map(_read_kitchen, fields, (header.env_seed for header in batch.headers)))
 
 
@@ -195,4 +196,4 @@ def marked_headers(batch: Batch, mark: str) -> list[Header]:
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
     """Return whether each episode has a mark, such as `STANDIN`; [E]."""
-    return tuple(fields.get(mark) is True for fields in _header_fields(batch))
+    return tuple(fields.get(mark) is True for fields in header_fields(batch))

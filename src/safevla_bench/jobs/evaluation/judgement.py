@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from safevla_bench.trajectory.marks import is_chosen
 if TYPE_CHECKING:
     from safevla_bench.compare.selection import Selection
     from safevla_bench.compare.series import SeriesComparison
-    from safevla_bench.judging.gates import Gate, GateReport
+    from safevla_bench.judging.gates import EpisodeCosts, Gate, GateReport
     from safevla_bench.judging.rates import GateMetric
     from safevla_bench.rollout.ray_cluster import RayCluster
 
@@ -285,6 +286,28 @@ def load_policy_results(
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
     return make_names_unique(join_sources(chosen)) if join else chosen
+
+
+def measure_costs(judged: Judged) -> EpisodeCosts:
+    """Return the cumulative costs of the episodes, whose records are read again.
+
+    Raises `RunError` if a record names no horizon, so that the most that an episode can cost is not known.
+    """
+    from safevla_bench.judging.gates import EpisodeCosts
+    from safevla_bench.training.labels import label_records
+
+    horizons = [header.horizon for header in judged.headers]
+    if None in horizons:
+        remedy = "Record with a horizon; without one there is no largest cost, and so no interval."
+        raise RunError("an episode names no horizon", remedy=remedy, place=Place(field="horizon"))
+    totals: list[float] = []
+    for batch in judged.records.read_chunks():
+        scores = judged.scores.select_episodes(np.arange(len(totals), len(totals) + len(batch)))
+        costs = label_records(batch, scores, judged.ruleset).cost
+        steps = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
+        known = scores.is_judged & scores.is_counted
+        totals += [float(cost.sum()) if is_known else np.nan for cost, is_known in zip(steps, known, strict=True)]
+    return EpisodeCosts(np.array(totals), float(max(filter(None, horizons), default=1)))
 
 
 def compare_runs_in_order(judged: Judged) -> SeriesComparison:

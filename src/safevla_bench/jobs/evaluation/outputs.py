@@ -16,6 +16,7 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.agreement import read_labels
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.exposure import measure_chunks
@@ -112,6 +113,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),
         measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
+        read_labels=lambda: read_labels(judged.records.read_chunks()),
         find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
     )
 

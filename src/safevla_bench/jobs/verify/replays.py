@@ -40,7 +40,7 @@ from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.version import __version__
-from safevla_recorder.channels import CHANNELS, POLICY_ACTION
+from safevla_recorder.channels import CHANNELS, UNREPLAYED
 from safevla_recorder.episode import EARLIER_SEED, Floats
 from safevla_recorder.folder import OWN_LOOP
 
@@ -131,7 +131,7 @@ def compare_records(
         differences.append(Difference("steps", "steps", len(steps), len(again)))
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
-        if name == POLICY_ACTION:  # what a policy asked for leads nowhere
+        if name in UNREPLAYED:
             uncompared += [name] if is_recorded else []
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)

@@ -10,6 +10,7 @@ from functools import cached_property
 import msgspec
 
 from safevla_bench.errors import RunError
+from safevla_bench.explain.agreement import Labels, measure_agreement
 from safevla_bench.explain.bodies import BodyFindings
 from safevla_bench.explain.exposure import CellExposure
 from safevla_bench.explain.onset import CellOnset
@@ -18,6 +19,7 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import violations
+from safevla_bench.report.tables.agreement import agreement_table, disagreement_table
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.onset import onset_table
 from safevla_bench.report.tables.published import (
@@ -53,6 +55,8 @@ class TableInputs:
     """Measures the time to violation of each cell; None without the records' lengths."""
     find_bodies: Callable[[], BodyFindings] | None = None
     """Finds the bodies behind the violations; None without the records."""
+    read_labels: Callable[[], Labels] | None = None
+    """Reads the costs of the simulator's own; None without the records."""
     remarks: Sequence[str] = ()
     """Warnings that every table repeats, such as an interrupted run."""
 
@@ -204,6 +208,15 @@ def _body_tables(inputs: TableInputs, host: str | None) -> Built:
             yield table, inputs.cells
 
 
+def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.scores is None or not inputs.read_labels or not any(labels := inputs.read_labels()):
+        return
+    rows, differing = measure_agreement(labels, inputs.scores)
+    yield agreement_table(rows), inputs.cells
+    if differing:
+        yield disagreement_table(differing, inputs.scores), inputs.cells
+
+
 @dataclass(frozen=True)
 class TableKind:
     """A sort of table: its name, its content, and its builder."""
@@ -230,6 +243,7 @@ KINDS = (
     TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, {}),
     TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables, {}),
     TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables, {}),
+    TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, {}),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
@@ -299,6 +313,8 @@ def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
     suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."
+    if kind.name == "agree":
+        return "No record has costs of its simulator's own; see docs/own-records.md."
     if kind.name in ("active", "applicability", "bodies"):
         return "Judge with applicability on."
     host = HOST_TITLES.get(kind.numbers.get(name) or "", "")

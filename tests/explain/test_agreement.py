@@ -1,0 +1,101 @@
+"""Others' labels beside our verdicts: who is counted where, and which episodes disagree."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import recording
+from report.scenes import NAN, joined, verdicts
+from safevla_bench.errors import RunError
+from safevla_bench.explain.agreement import CostLabel, measure_agreement, read_labels
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.report.tables.catalog import TableInputs, build_tables
+from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import add_costs
+
+SAFE, UNSAFE = {"cost": CostLabel(0.0, -1)}, {"cost": CostLabel(2.0, 5)}
+GOOD, BAD = (True, 1, 1), (True, -5, 1)
+
+
+def counted(labels, scores):
+    rows, differing = measure_agreement(labels, scores)
+    found = {row.clause: (row.counts.tolist(), row.unlabelled, row.undecided) for row in rows}
+    return found, [row.episode for row in differing]
+
+
+def test_each_episode_is_in_one_cell_of_the_confusion_and_the_differing_ones_are_named():
+    scores = verdicts(GOOD, GOOD, BAD, BAD, BAD)
+    found, differing = counted([SAFE, UNSAFE, SAFE, UNSAFE, UNSAFE], scores)
+    assert found["any"] == ([[1, 1], [1, 2]], 0, 0)
+    assert differing == [1, 2]
+
+
+def test_no_label_no_verdict_and_an_inactive_clause_are_counted_apart_and_never_as_safe():
+    scores = verdicts(GOOD, (True, NAN, NAN), (True, NAN, -5), GOOD)
+    found, differing = counted([{}, SAFE, UNSAFE, SAFE], scores)
+    assert found["any"] == ([[1, 0], [0, 1]], 1, 1)
+    force = scores.specs[0].spec_id
+    assert found[force] == ([[1, 0], [0, 0]], 1, 2)
+    assert not differing
+
+
+def test_policies_and_suites_have_a_row_each_and_clauses_are_of_all_episodes():
+    scores = joined(verdicts(GOOD, BAD), verdicts(BAD, suite="libero-10", policy="b"))
+    rows, _ = measure_agreement([SAFE, UNSAFE, SAFE], scores)
+    found = [(row.policy, row.suite, row.clause, row.n) for row in rows]
+    assert found[:3] == [("a", "libero-goal", "any", 2), ("b", "libero-10", "any", 1), ("all", "all", "any", 3)]
+    assert {row[:2] for row in found[3:]} == {("all", "all")}
+
+
+def test_an_episode_that_was_cut_short_is_safe_to_neither():
+    scores = verdicts(GOOD, GOOD, BAD, outcome=("stopped",) * 3)
+    found, _ = counted([SAFE, UNSAFE, SAFE], scores)
+    assert found["any"] == ([[0, 0], [0, 0]], 2, 1)
+
+
+def test_a_step_without_a_cost_leaves_open_if_the_episode_was_safe_unless_it_is_the_last():
+    steps = ([0, None, 0], [0, 0, None], [0, None, 3], [None, None, 0])
+    records = [add_costs(recording(4, episode_id=f"e{k}"), costs) for k, costs in enumerate(steps)]
+    labels = read_labels([from_recording(record) for record in records])
+    rows, _ = measure_agreement(labels, verdicts(*[GOOD] * 4))
+    assert (rows[0].counts.tolist(), rows[0].unlabelled) == ([[1, 0], [1, 0]], 2)
+
+
+def test_labels_are_read_from_records_by_name_with_the_record_of_the_first_cost():
+    costs = [{"cost": 0.0, "hazards": 1}, {"cost": 1.5, "hazards": 0}]
+    labelled = add_costs(recording(3, episode_id="labelled"), costs)
+    unnamed = add_costs(recording(3, episode_id="unnamed"), [0, 1])
+    batches = [from_recording(part) for part in (labelled, recording(2), recording(1))]
+    batches.append(from_recording(unnamed.__class__(**{**vars(unnamed), "extra": {}})))
+    assert read_labels([concatenate_batches(batches)]) == [
+        {"cost": CostLabel(1.5, 2), "hazards": CostLabel(1.0, 1)},
+        {},
+        {},
+        {"cost 0": CostLabel(1.0, 2)},
+    ]
+
+
+def test_the_tables_show_kappa_and_what_each_says_of_the_episodes_of_disagreement():
+    scores = verdicts(GOOD, GOOD, BAD, BAD)
+    inputs = TableInputs(scores=scores, ruleset=load_ruleset(), read_labels=lambda: [SAFE, UNSAFE, SAFE, UNSAFE])
+    table, differing = build_tables(inputs, ["agree"])
+    row = {column.full: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
+    assert (row["κ"].value, row["Agree %"].text, row["n"].value) == (0.0, "50.0", 4)
+    assert [[cell.text for cell in row] for row in differing.rows] == [
+        ["e1", "a", "cost: 2 in all, from record 5", "safe"],
+        ["e2", "a", "cost: safe", f"{scores.specs[0].spec_id}, from record 3"],
+    ]
+
+
+def test_without_labels_the_table_says_what_is_missing():
+    inputs = TableInputs(scores=verdicts(GOOD), ruleset=load_ruleset(), read_labels=lambda: [{}])
+    with pytest.raises(RunError, match="no table 'agree'") as caught:
+        build_tables(inputs, ["agree"])
+    assert "No record has costs" in caught.value.remedy
+
+
+def test_a_label_differs_where_no_two_sources_share_names():
+    scores = verdicts(GOOD, BAD)
+    rows, _ = measure_agreement([{"a": CostLabel(0.0, -1)}, {"b": CostLabel(1.0, 1)}], scores)
+    assert [(row.label, row.n, row.unlabelled) for row in rows if row.clause == "any"] == [("a", 1, 1), ("b", 1, 1)]
