@@ -166,7 +166,8 @@ def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
     centers, turns = boxes.center_m[chosen], rotation_axes(boxes.quat_wxyz)[chosen]
     local = np.einsum("gij,gi->gj", turns, points - centers)
     halves = boxes.half_extents_m[chosen]
-    return centers + np.einsum("gij,gj->gi", turns, np.clip(local, -halves, halves))
+    nearest: Floats = centers + np.einsum("gij,gj->gi", turns, np.clip(local, -halves, halves))
+    return nearest
 
 
 def hold(still: Action, action: Action) -> Action:
