@@ -114,7 +114,7 @@ def test_a_harness_server_is_sent_what_it_asks_for():
     with websockets(vla_eval(lambda request, number: answer, log)) as peer:
         found = look(f"vla-eval:{peer.url}", suite="libero-goal")
     assert found["request"].found == "'images' {agentview uint8 [256, 256, 3]}\n'task_description' str"
-    (start,) = [message["payload"] for message in log if message["type"] == "episode_start"]
+    start, *_ = [message["payload"] for message in log if message["type"] == "episode_start"]
     assert start["task"]["suite"] == "libero_goal"
     assert "--suite libero-goal" in found["eval"].found
 
