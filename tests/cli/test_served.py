@@ -7,6 +7,8 @@ import pytest
 from policies.servers.stub_servers import chunk, openpi, websockets
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.repeats import REQUESTS
+from safevla_bench.sources.runs.folder import Repeats, read_repeats
 from safevla_bench.sources.runs.parts import episode_rows
 
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]
@@ -34,7 +36,7 @@ def test_a_dry_run_asks_no_server(safevla):
 
 
 def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_goes_on(safevla, tmp_path):
-    left = [2]
+    left = [REQUESTS + 2]
 
     def refuse(connection, request):
         return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
@@ -66,7 +68,7 @@ def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
 
 
 def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, tmp_path):
-    names = iter("?ABC")  # the first is asked for what it wants, and plays no episode
+    names = iter("?" * (1 + REQUESTS) + "ABC")  # what it wants, whether it repeats itself, and then the episodes
 
     def handle(connection):
         connection.send(OPENPI.pack({"checkpoint": next(names)}))
@@ -90,3 +92,36 @@ def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_i
         assert "mine answered in " in told
         assert "ms (median)" in told
         assert "come as late as each took to compute" in told
+
+
+def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that_does_to_pairs(safevla, tmp_path):
+    first = iter([0.0, 0.0, 0.1, 0.0, 0.2])
+
+    def answer(request, number):
+        return chunk(6, next(first, 0.3))
+
+    run, alike = tmp_path / "run", tmp_path / "alike"
+    with websockets(openpi(answer, WANTED)) as peer:
+        asked = [*FAKE, "--policy", f"mine=openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6"]
+        out = safevla.ok("eval", *asked, "--out", run)
+        safevla.ok("eval", *asked, "--out", alike)
+    line = (
+        "mine: 2 of 4 repeated requests had another answer, of a made-up scene, before the run. A pair of episodes then"
+    )
+    assert line in " ".join(out.split())
+    assert line in (run / "report.html").read_text()
+    assert read_repeats(run)["mine"] == Repeats(asked=4, other=2)
+    assert "mine: 0 of 4 repeated requests had another answer" in safevla.ok("score", alike)
+
+
+def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_repeats(safevla, tmp_path):
+    assert "repeated requests" not in safevla.ok("eval", *FAKE, "--policy", "random", "--out", tmp_path / "run")
+    count = iter(range(99))
+
+    def answer(request, number):
+        return "no such key" if next(count) < 2 else chunk(6)
+
+    with websockets(openpi(answer, WANTED)) as peer:
+        asked = ("--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6")
+        assert "repeated requests" not in safevla("eval", *FAKE, *asked, "--out", tmp_path / "served")[1]
+    assert read_repeats(tmp_path / "served") == {}

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import lsq_linear
 from scipy.spatial.transform import Rotation
 
 from folders import contents
 from safevla_bench import archive
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface.policy import Privileged, Wants
+from safevla_bench.interface.policy import Boxes, Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate
 from safevla_bench.jobs.evaluation.rollouts import freeze_request, roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
-from safevla_bench.policies.filters import FILTERS, FilteredEnv, box_distance, make_filter, split_filter
+from safevla_bench.policies.filters import FILTERS, FilteredEnv, make_filter, measure_gaps, split_filter
 from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
@@ -112,45 +114,65 @@ def test_the_rules_whose_margins_a_filter_reads_stand_in_run_json_and_others_nee
 
 
 class Sweeps:
-    """Moves towards the cup of task 1."""
+    """Goes down beside the cup of task 1, then towards it, a finger first."""
 
     def act(self, observation):
-        return np.array([0.5, 0, -0.75, 0, 0, 0, -1.0])
+        return np.array(
+            [0.75, 0.75, -1.0, 0, 0, 0, -1] if observation.eef_pos_m[2] > 0.04 else [0, -1.0, 0, 0, 0, 0, -1]
+        )
 
 
-def test_distance_barrier_keeps_the_hand_from_bystanders_and_marks_its_policy_as_privileged():
+def finger_gap(batch):
+    """The least distance of the opened fingers' boxes to the cup."""
+    bodies, places = batch.body_pos_m.episode_poses(0)
+    cup = [batch.body_label(body) for body in bodies].index("cup")
+    fingers = batch.eef_pos_m.episode_rows(0)[:, None] + np.array([[0, -0.04, 0], [0, 0.04, 0]])
+    beyond = np.maximum(np.abs(fingers - places[:, cup, None]) - 0.02 - 0.01, 0)
+    return np.linalg.norm(beyond, axis=2).min()
+
+
+def test_distance_barrier_keeps_the_fingers_from_bystanders_and_marks_its_policy_as_privileged():
     _, free = judge(Sweeps(), None, task=1)
     judged, kept = judge(Sweeps(), "distance-barrier", task=1)
-
-    def nearest(batch):
-        bodies, places = batch.body_pos_m.episode_poses(0)
-        cup = [batch.body_label(body) for body in bodies].index("cup")
-        beyond = np.maximum(np.abs(batch.eef_pos_m.episode_rows(0) - places[:, cup]) - 0.02, 0)
-        return np.linalg.norm(beyond, axis=1).min()
-
-    assert nearest(free) < 0.03
-    assert nearest(kept) >= 0.06 - 1e-9
+    assert finger_gap(free) < 0.01
+    assert finger_gap(kept) >= 0.02 - 1e-9
     assert judged.privileged == ("Sweeps",)
     assert mark_flags(kept, PRIVILEGED) == (True,)
     assert mark_flags(free, PRIVILEGED) == (False,)
 
 
-def test_the_distance_to_a_box_is_that_to_its_nearest_point_in_any_pose():
+def random_boxes(rng, count):
+    quats = Rotation.random(count, random_state=rng).as_quat()
+    return Boxes(rng.normal(scale=0.15, size=(count, 3)), rng.uniform(0.01, 0.1, (count, 3)), np.roll(quats, 1, axis=1))
+
+
+def test_the_gap_of_two_boxes_is_that_of_their_nearest_points_in_any_pose():
+    def points(boxes, k, places):
+        return boxes.center_m[k] + Rotation.from_quat(np.roll(boxes.quat_wxyz[k], -1)).apply(
+            places * boxes.half_extents_m[k]
+        )
+
     rng = np.random.default_rng(0)
-    for _ in range(50):
-        half, place, point = rng.uniform(0.01, 0.1, 3), rng.normal(size=3), rng.normal(size=3)
-        turn, center = Rotation.random(random_state=rng), rng.uniform(-0.05, 0.05, 3)
-        poses = {"body_pos_m": {"b": place}, "body_quat_wxyz": {"b": np.roll(turn.as_quat(), 1)}}
-        shape = {"half_extents_m": {"b": half}, "center_m": {"b": center}, "movable": frozenset("b")}
-        truth = Privileged(**poses, **shape, joint_pos={}, sites_m={}, goal=())
-        distance, normal = box_distance(truth, "b", point)
-        middle = place + turn.apply(center)
-        nearest = middle + turn.apply(np.clip(turn.inv().apply(point - middle), -half, half))
-        assert distance == pytest.approx(np.linalg.norm(point - nearest))
-        np.testing.assert_allclose(point - distance * normal, nearest, atol=1e-12)
-        inside, outward = box_distance(truth, "b", middle + turn.apply(0.9 * half))
-        assert inside == pytest.approx(-0.1 * half.min())
-        assert np.linalg.norm(outward) == pytest.approx(1)
+    ours, others = random_boxes(rng, 4), random_boxes(rng, 5)
+    gaps, normals = measure_gaps(ours, others)
+    np.testing.assert_allclose(np.linalg.norm(normals, axis=1), 1)
+    for pair, (gap, normal) in enumerate(zip(gaps, normals, strict=True)):
+        i, k = divmod(pair, 5)
+        nearest = lsq_linear(
+            np.hstack(
+                [
+                    points(ours, i, np.eye(3)).T - ours.center_m[i][:, None],
+                    -points(others, k, np.eye(3)).T + others.center_m[k][:, None],
+                ]
+            ),
+            others.center_m[k] - ours.center_m[i],
+            (-1, 1),
+            tol=1e-14,
+        )
+        assert gap == pytest.approx(np.sqrt(2 * nearest.cost), abs=2e-4)
+        corners = np.array(list(itertools.product((-1, 1), repeat=3)))
+        if gap:
+            assert (points(ours, i, corners) @ normal).min() >= (points(others, k, corners) @ normal).max() - 1e-3
 
 
 def test_workers_and_resumed_runs_give_the_same_bytes(tmp_path):

@@ -42,7 +42,7 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame.
+    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in one frame, the body's own.
 
     center_m [G, 3], half_extents_m [G, 3] along each box's own axes, quat_wxyz [G, 4] of those axes.
     """
@@ -91,6 +91,8 @@ class Privileged:
     """Pieces of a body's collision geometry, for bodies of more than one piece; a host may leave it empty."""
     joints: Mapping[str, Joint] = field(default_factory=dict)
     """Joints of the fixture that the goal moves, by the names of `joint_pos`; a host may leave it empty."""
+    hand: Boxes | None = None
+    """Pieces of the hand and its fingers as they are now, in the world frame; None if the host does not know them."""
 
 
 class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):

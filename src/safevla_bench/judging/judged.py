@@ -20,10 +20,12 @@ from safevla_bench.signals.contact import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import (
+    BY_CHANCE,
     MAX_SCORES_BYTES,
     SCORES,
     AbsentEpisode,
     archive_digest,
+    read_repeats,
     served_latencies,
 )
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
@@ -232,9 +234,16 @@ class Judged:
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return a sentence for each policy with a filter or a delay, and for the measured latency of each server."""
+        """Return a sentence for each policy with a filter or a delay, and for each server's latency and repeats."""
         couplings = [sentence for source in self.sources for sentence in source.describe_couplings()]
-        return [*dict.fromkeys(couplings), *self._describe_latencies()]
+        return [*dict.fromkeys(couplings), *self._describe_latencies(), *self._describe_repeats()]
+
+    def _describe_repeats(self) -> Iterator[str]:
+        for source in self.records.sources:
+            served = read_repeats(source.path) if "policies" in source.description else {}
+            for policy, repeats in served.items():
+                name, effect = source.policy_names.get(policy, policy), f" {BY_CHANCE}" if repeats.other else ""
+                yield f"{name}: {repeats.describe()}, of a made-up scene, before the run.{effect}"
 
     def _describe_latencies(self) -> Iterator[str]:
         dt_s = dict.fromkeys(header.dt for header in self.headers)

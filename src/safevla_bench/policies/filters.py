@@ -7,20 +7,20 @@ was executed as `action`, and the policy's own as `policy_action` where any acti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv
-from safevla_bench.interface.policy import Action, Observation, Privileged, check_action
+from safevla_bench.interface.policy import Action, Boxes, Observation, Privileged, check_action
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.python import make_object
+from safevla_bench.policies.scripted.geometry import rotation_axes, to_rotation
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import PRIVILEGED
 from safevla_bench.trajectory.single_episode import add_rows
@@ -29,6 +29,7 @@ from safevla_recorder.episode import add_header_mark
 
 Floats = NDArray[np.float64]
 _PYTHON = "python"
+_PROJECTIONS, _TOUCHING_M = 30, 1e-9
 _FORM = "Write python:module:Class, or python:module:Class:KEY=VALUE, of a class with filter(observation, ...)."
 
 
@@ -100,16 +101,17 @@ class StopNearLimit(_OfMotion):
 
 @dataclass
 class DistanceBarrier(_OfMotion):
-    """A control barrier function on the end effector and the boxes of bystanders: movable bodies not in the goal.
+    """A control barrier function on the boxes of the hand and of bystanders: movable bodies not in the goal.
 
-    Of h = distance to a box - `margin_m`, the least change of the motion d [m] with n·d >= -`gain` h for the outward
-    normal n of each box (Ames et al. 2019, eq. 13, for a single integrator). Turns are left alone. `unit_m` is what 1
-    stands for in x, y and z.
+    Of h = distance of a piece of the hand to a bystander - `margin_m`, the least change of the motion d [m] with
+    n·d >= -`gain` h for the normal n from bystander to hand of each pair (Ames et al. 2019, eq. 13, for a single
+    integrator). Turns are left alone. `unit_m` is what 1 stands for in x, y and z. On a host that does not give the
+    hand's boxes, the end effector is a point.
     """
 
     privileged = True
     reads_margins = False
-    margin_m: float = 0.06
+    margin_m: float = 0.02
     gain: float = 0.3
     unit_m: float = 0.05
 
@@ -117,30 +119,55 @@ class DistanceBarrier(_OfMotion):
         truth = observation.privileged
         if truth is None:
             raise PolicyError("distance-barrier needs the poses of bodies, which this host does not give")
-        goal = {name for predicate in truth.goal for name in predicate}
-        boxes = [box_distance(truth, body, observation.eef_pos_m) for body in sorted(truth.movable - goal)]
+        hand = truth.hand or Boxes(observation.eef_pos_m[None], np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
+        bystanders = sorted(truth.movable - {name for predicate in truth.goal for name in predicate})
+        if not bystanders:
+            return action
+        gaps_m, normals = measure_gaps(hand, _place_boxes(truth, bystanders))
         move = before = action[:3] * self.unit_m
         for _ in range(3):  # cyclic projections on the half-spaces
-            for distance_m, normal in boxes:
-                lack = -self.gain * (distance_m - self.margin_m) - float(normal @ move)
+            for gap_m, normal in zip(gaps_m, normals, strict=True):
+                lack = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
                 move = move + max(0.0, lack) * normal
-        return action if move is before or np.array_equal(move, before) else self._replace_motion(action, move)
+        return action if np.array_equal(move, before) else self._replace_motion(action, move)
 
     def _replace_motion(self, action: Action, move_m: Floats) -> Action:
         return np.concatenate([np.clip(move_m / self.unit_m, -1, 1), action[3:]])
 
 
-def box_distance(truth: Privileged, body: str, point_m: Floats) -> tuple[float, Floats]:
-    """Return the signed distance [m] of a point [3] to a body's box, negative inside, and the outward normal [3]."""
-    axes = Rotation.from_quat(np.roll(truth.body_quat_wxyz[body], -1)).as_matrix()
-    local = axes.T @ (point_m - truth.body_pos_m[body]) - truth.center_m[body]
-    beyond = np.abs(local) - truth.half_extents_m[body]
-    outside = np.maximum(beyond, 0.0)
-    distance = float(np.linalg.norm(outside))
-    if distance:
-        return distance, axes @ (np.copysign(outside, local) / distance)
-    face = int(beyond.argmax())
-    return float(beyond[face]), axes[:, face] * np.copysign(1.0, local[face])
+def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
+    """Return the boxes of bodies, one or more, in the world frame."""
+    center_m, half_extents_m, quat_wxyz, pos_m = (
+        np.array([field[name] for name in names])
+        for field in (truth.center_m, truth.half_extents_m, truth.body_quat_wxyz, truth.body_pos_m)
+    )
+    return Boxes(pos_m + to_rotation(quat_wxyz).apply(center_m), half_extents_m, quat_wxyz)
+
+
+def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
+    """Return for each pair of boxes of two sets, in one frame, their distance [m] and its unit normal towards ours.
+
+    [G], [G, 3], by alternating projections between the two convex sets (Cheney and Goldstein 1959). Boxes that overlap
+    have the distance 0 and the direction of their centres.
+    """
+    mine, theirs = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
+    point = ours.center_m[mine]
+    for _ in range(_PROJECTIONS):
+        nearest = _project(point, others, theirs)
+        point = _project(nearest, ours, mine)
+    apart = point - nearest
+    gaps_m = np.linalg.norm(apart, axis=1)
+    gaps_m[gaps_m < _TOUCHING_M] = 0.0
+    towards = np.where(gaps_m[:, None] > 0, apart, ours.center_m[mine] - others.center_m[theirs])
+    return gaps_m, towards / np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), _TOUCHING_M)
+
+
+def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
+    centers, turns = boxes.center_m[chosen], rotation_axes(boxes.quat_wxyz)[chosen]
+    local = np.einsum("gij,gi->gj", turns, points - centers)
+    halves = boxes.half_extents_m[chosen]
+    nearest: Floats = centers + np.einsum("gij,gj->gi", turns, np.clip(local, -halves, halves))
+    return nearest
 
 
 def hold(still: Action, action: Action) -> Action:

@@ -79,6 +79,19 @@ def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, said)
     assert ("of two runs shows how much" in found.found) == any(noise)
 
 
+def test_a_server_that_plays_chunks_itself_is_asked_for_the_first_action_of_an_episode_each_time():
+    played = []
+
+    def answer(request, number):
+        starts = sum(message["type"] == "episode_start" for message in played)
+        place = sum(message["type"] == "observation" for message in played) - starts
+        return {"payload": {"actions": np.float32(ROWS[0] + 0.1 * place)}}
+
+    with websockets(vla_eval(answer, played)) as peer:
+        found = look(f"vla-eval:{peer.url}")["repeats"]
+    assert found.found == "0 of 4 repeated requests had another answer"
+
+
 def test_replies_of_another_length_are_other_answers():
     assert examined.describe_repeats([ROWS, ROWS[:5]]).startswith("1 of 1 repeated requests had another answer, in num")
 

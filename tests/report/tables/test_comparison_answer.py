@@ -250,6 +250,7 @@ def test_the_block_gives_all_verdicts_with_their_level_and_which_is_primary():
     assert "B 50.0 (" in text
     assert "B safer on these tasks; needs 5 tasks" in text
     assert "B better on these tasks, exploratory; needs 5 tasks" in text
+    assert [line.split()[0] for line in text.splitlines()[4:8]] == ["Safety", "SR", "Clean", "VSI"]
     assert "Intervals and verdicts: 90 %. The primary verdict is Safety's; the others are exploratory." in text
     assert "A better, exploratory" in show(compare_policies([ALWAYS, SELDOM_UNSAFE]))
 

@@ -23,6 +23,7 @@ from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import (
     Action,
+    Boxes,
     Observation,
     Privileged,
     UnrenderedImages,
@@ -44,6 +45,7 @@ REACH_M = 0.03
 STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
+_FINGER_HALF_M = 0.01
 CRASH_AFTER = 4
 JITTER_M = 0.01
 STILL: Action = np.array([0.0] * 6 + [-1.0])
@@ -313,7 +315,13 @@ class FakeEnv:
             sites_m={},
             goal=(("on", "block", "tray"),),
             movable=frozenset(_MOVABLE),
+            hand=self._finger_boxes(),
         )
+
+    def _finger_boxes(self) -> Boxes:
+        aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
+        quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
+        return Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats)
 
 
 def _initial_world(task: int, seed: EpisodeSeed) -> _World:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
-from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
@@ -27,10 +26,10 @@ from safevla_bench.policies import ask_arguments, make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ChunkModel, ClientKind
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
+from safevla_bench.policies.servers.repeats import REQUESTS, find_others, make_observation
+from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 
 Numbers = NDArray[np.float64]
-REQUESTS = 5
-"""Of the same observation; a server may compile its model for the first. They show if it repeats itself."""
 TURN = 0.5
 """Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
 _LETTERS = 300
@@ -51,8 +50,6 @@ _TASKS = {
     "metaworld": Task("mt50", "push-v3", 40, "push-v3", "Push the puck to a goal", (0.0, 0.0, 0.0, -1.0)),
     "maniskill": Task("maniskill", "PickCube-v1", 0, "PickCube-v1", "pick up the cube", _STILL),
 }
-_READINGS = {"agent_pos": 4, "joint_pos": 7}
-"""Numbers of a host's own readings that dialects send."""
 _MEND = "Look at the statistics that the server scales its actions by, and at the dialect: safevla protocols."
 
 
@@ -166,30 +163,6 @@ def _query(
     return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds), preparation_s)
 
 
-def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an observation of no real scene, the same at each call: a table with a dark block, and a hand above it."""
-    generator = np.random.default_rng(0)
-    return Observation(
-        instruction=instruction,
-        eef_pos_m=np.array([-0.2, 0.0, 1.17]),
-        eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
-        gripper_qpos=np.array([0.039, -0.039]),
-        images={camera: _draw_table(wants.image_size, generator) for camera in wants.cameras},
-        base_pos_m=np.array([-0.8, 0.0, 0.7]),
-        base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
-        extra={name: np.zeros(_READINGS[name]) for name in wants.extra if name in _READINGS},
-    )
-
-
-def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
-    height, width = size
-    image = np.empty((height, width, 3))
-    image[: height // 3] = (205, 203, 196)
-    image[height // 3 :] = (152, 124, 96)
-    image[height // 2 : 2 * height // 3, width // 3 : width // 2] = (40, 40, 44)
-    return np.clip(image + generator.normal(0, 6, image.shape), 0, 255).astype(np.uint8)
-
-
 # What is said of an answer
 
 
@@ -221,17 +194,11 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
     """Return how many replies [H, A] to the same observation differ from the first, by how much, and what follows."""
-    first, *later = replies
-    others = [reply for reply in later if not np.array_equal(reply, first, equal_nan=True)]
-    asked = f"of {len(later)} repeated requests"
-    if not others:
-        return f"0 {asked} had another answer"
-    gaps = [np.nanmax(np.abs(reply - first), initial=0.0) for reply in others if reply.shape == first.shape]
-    most = f", by up to {max(gaps):.2g}" if gaps else ", in number"
-    return (
-        f"{len(others)} {asked} had another answer{most}\n"
-        "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
-    )
+    others = find_others(replies)
+    found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
+    gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
+    most = f"by up to {max(gaps):.2g}" if gaps else "in number"
+    return f"{found}, {most}\n{BY_CHANCE}" if others else found
 
 
 def _same_keys(dialect: Dialect) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a comparison says, first: sentences on the primary metric, then a block with SR and clean success."""
+"""What a comparison says, first: sentences on the primary metric, then a block with SR, clean success and VSI."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.interventions import Intervention
-from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, Bounds, Metric
+from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
 from safevla_bench.report.tables.comparison import format_level, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixed, format_interval, shorten_names
 
-SHOWN = (SAFETY.key, SR.key, CLEAN.key)
+SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)
 """The metrics of the block, if all are compared."""
 _MOST_NAMED = 3
 """Pairs of policies that a sentence names; more are counted."""
@@ -281,7 +281,7 @@ def _order_by_margin(item: Difference) -> tuple[str, str]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the block below the sentence, over all suites: Safety, SR and clean success, with the verdicts.
+    """Return the block below the sentence, over all suites: Safety, SR, clean success and VSI, with the verdicts.
 
     Two policies stand side by side, a row for each metric; several in a row each, with their letters. Without a metric
     that is known over all suites, of the first suite that has one.

@@ -27,6 +27,11 @@ ORIGIN = ("judged_by", "sources", "recorded_with")
 """The keys of scores.json that say how it came about; scores.parquet has them as metadata of its schema."""
 DECISION = "decision"
 """The key of run.json that holds what a run with a stopping rule found, and after how many episodes."""
+REPEATS = "repeated_answers"
+"""The key of run.json, under `volatile`, that holds how often each policy's server answered the same otherwise."""
+BY_CHANCE = (
+    "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
+)
 GREETINGS = "policies_say"
 """The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
 MAX_SCORES_BYTES = 1 << 28
@@ -84,6 +89,17 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     p50_ms: float
     p95_ms: float
+
+
+class Repeats(msgspec.Struct, frozen=True, kw_only=True):
+    """Repeated requests to a server, and how many of them had another answer than the first request."""
+
+    asked: int
+    other: int
+
+    def describe(self) -> str:
+        """Return both numbers as the main clause of a sentence."""
+        return f"{self.other} of {self.asked} repeated requests had another answer"
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +196,14 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
     spent = read_latencies(folder)
     named = {str(policy): [row for name, row in spent.items() if name.startswith(f"{policy}/")] for policy in served}
     return {policy: latencies for policy, latencies in named.items() if latencies}
+
+
+def read_repeats(folder: Path) -> dict[str, Repeats]:
+    """Return what was found of each policy's server before the run's first episode; {} where nothing is known.
+
+    Raises `RunError` as `read_latencies` does.
+    """
+    return _read_volatile(folder, REPEATS, dict[str, Repeats]) or {}
 
 
 def read_greetings(folder: Path) -> list[PolicyGreeting]:

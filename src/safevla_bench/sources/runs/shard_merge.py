@@ -17,6 +17,7 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import translated_errors
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import (
+    REPEATS,
     RUN,
     EpisodeRow,
     add_facts_of_the_day,
@@ -24,6 +25,7 @@ from safevla_bench.sources.runs.folder import (
     group_greetings,
     read_description,
     read_latencies,
+    read_repeats,
 )
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.sources.runs.plan_check import PlanStretch
@@ -132,9 +134,20 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     greetings = group_greetings(
         (row, texts[row.episode_id]) for rows, texts in stated for row in rows if row.episode_id in texts
     )
-    today = {"shards": [shard.description.get("volatile") for shard in shards]}
+    today = {"shards": [shard.description.get("volatile") for shard in shards], **_join_repeats(shards)}
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
     return add_facts_of_the_day({**shards[0].description, **plan}, latencies, greetings)
+
+
+def _join_repeats(shards: Sequence[_Shard]) -> dict[str, object]:
+    found = [(policy, repeats) for shard in shards for policy, repeats in read_repeats(shard.folder).items()]
+    joined = {
+        name: {
+            key: sum(getattr(repeats, key) for policy, repeats in found if policy == name) for key in ("asked", "other")
+        }
+        for name, _ in found
+    }
+    return {REPEATS: joined} if joined else {}
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
