@@ -35,7 +35,8 @@ _KNOWN = {
     "robosuite.controllers.parts.generic.joint_pos.JointPositionController.run_controller": "3d3bf00a8429",
     "robosuite.controllers.parts.gripper.gripper_controller.GripperController.update": "13db3d3cea06",
     "robosuite.controllers.parts.gripper.simple_grip.SimpleGripController.run_controller": "627e9dd74c7f",
-    "robosuite.controllers.parts.mobile_base.joint_vel.MobileBaseJointVelocityController.run_controller": "a4bda4a2cbde",
+    "robosuite.controllers.parts.mobile_base.joint_vel."
+    "MobileBaseJointVelocityController.run_controller": "a4bda4a2cbde",
     "robosuite.controllers.parts.mobile_base.mobile_base_controller.MobileBaseController.update": "f3530fae31a3",
     "robosuite.environments.base.MujocoEnv._update_observables": "20faacb48a32",
     "robosuite.environments.robot_env.RobotEnv._pre_action": "ea00772eeb69",
