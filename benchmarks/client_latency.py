@@ -163,7 +163,7 @@ def rows(rounds: int = 5, calls: int = 200) -> Iterator[dict[str, object]]:
         served = best_round(port, rounds, calls)
     what = "ms that safevla serve adds to such a call"
     yield {"what": what, "ratio": served["p50_ms"], "target": TARGET_MS}
-    what = f"CPU time of a call of the openpi client with two images of {RENDERED} x {RENDERED} : openpi-client's own"
+    what = f"openpi call with two images of {RENDERED} px : openpi-client's"
     told = "median of pairs of calls" if ratio else "not measured: openpi-client is not installed"
     yield {"what": what, "ratio": ratio, "target": 1.0, "measured": told}
 

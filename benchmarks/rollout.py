@@ -190,8 +190,9 @@ def rows(episodes: int = 1, steps: int = 220, rounds: int = 3) -> Iterator[dict[
         warm_up(port)
         for replan, target in TARGETS.items():
             figures = compare(port, replan, episodes, steps, rounds)
-            what = f"openpi on LIBERO, two cameras on the CPU, replan {replan}, whole process : openpi's own loop"
-            told = f"{figures['own_s']:.1f} s and {figures['upstream_s']:.1f} s; wall time {figures['wall_ratio']:.2f}"
+            what = f"openpi on LIBERO, replan {replan} : openpi's own loop"
+            spent = f"{figures['own_s']:.1f} s and {figures['upstream_s']:.1f} s; wall time {figures['wall_ratio']:.2f}"
+            told = f"whole process, images on the CPU; {spent}"
             yield {"what": what, "ratio": figures["ratio"], "target": target, "measured": told}
 
 

@@ -332,8 +332,7 @@ Written by `make bench`. Each figure is the ratio of two measurements, `left : r
 CPU time on all threads (workers: wall time). `benchmarks/recording.py` measures what recording adds to a step,
 `benchmarks/costs.py --check` how far `--dry-run` is off. `benchmarks/steps.py --host` measures other hosts: a control
 step takes 0.64 of robosuite's own code (target 0.7), 0.77 of RoboCasa's (stand-ins; target 0.7, **missed**: MuJoCo's
-steps alone take 0.53). Meta-World is not sped up (target 0.7, **missed**): MuJoCo takes 0.18 to 0.50 of its 0.24 to
-1.2 ms a step, rewards of each task most of the rest, and what all tasks repeat 0.05 to 0.13.
+steps are 0.53). Meta-World is not sped up (**missed**): beside physics, its tasks share 0.05 to 0.13 of a step.
 """
 
 
