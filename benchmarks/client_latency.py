@@ -6,8 +6,8 @@ each request: of 224 pixels as they are sent, and of 256 pixels, which openpi's 
 A policy that does nothing behind `safevla serve` shows what a served policy costs beyond the same one in process.
 On a busy machine the median is mostly waiting for a core: the 5th percentile and the client's CPU time are steadier.
 
-Where openpi-client is installed (`pip install --no-deps openpi-client==0.1.2 msgpack`), its own calls are timed in turn
-with ours: both begin with the same two pictures as robosuite gives them, and send the same bytes.
+Where openpi-client can be imported (packages/openpi-client/src of openpi's repository, and msgpack), its own calls are
+timed in turn with ours: both begin with the same two pictures as robosuite gives them, and send the same bytes.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def rows(rounds: int = 5, calls: int = 200) -> Iterator[dict[str, object]]:
         served = best_round(port, rounds, calls)
     what = "ms that safevla serve adds to such a call"
     yield {"what": what, "ratio": served["p50_ms"], "target": TARGET_MS}
-    what = f"CPU time of a call of the openpi client with two images of {RENDERED} x {RENDERED} : openpi-client's own"
+    what = f"openpi call with two images of {RENDERED} px : openpi-client's"
     told = "median of pairs of calls" if ratio else "not measured: openpi-client is not installed"
     yield {"what": what, "ratio": ratio, "target": 1.0, "measured": told}
 

@@ -329,9 +329,10 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 INTRODUCTION = """# Benchmarks
 
 Written by `make bench`. Each figure is the ratio of two measurements, `left : right`, taken in turn on one machine, of
-CPU time on all threads (rollouts: wall time). `benchmarks/recording.py` measures what recording adds to a step,
+CPU time on all threads (workers: wall time). `benchmarks/recording.py` measures what recording adds to a step,
 `benchmarks/costs.py --check` how far `--dry-run` is off. `benchmarks/steps.py --host` measures other hosts: a control
-step takes 0.64 of robosuite's own code (target 0.7), 0.82 of RoboCasa's (stand-ins; target 0.7, **missed**).
+step takes 0.62 of robosuite's own code (target 0.7), 0.73 of RoboCasa's (stand-ins; target 0.7, **missed**: MuJoCo's
+steps are 0.53). Meta-World is not sped up (**missed**): beside physics, its tasks share 0.05 to 0.13 of a step.
 """
 
 

@@ -489,6 +489,17 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
     np.testing.assert_array_equal(images, own)
 
 
+def test_a_new_environment_compiles_its_scene_once(monkeypatch):
+    from robosuite.utils.binding_utils import MjSim
+
+    compiled, compile_model = [], MjSim.from_xml_string
+    monkeypatch.setattr(MjSim, "from_xml_string", lambda xml: compiled.append(xml) or compile_model(xml))
+    host = make_host("libero")
+    with closing(host.make(host.tasks("libero-spatial")[0], Wants())) as env:
+        env.reset(SEED)
+    assert len(compiled) == 1
+
+
 def saved_model(model) -> bytes:
     """Return all of a compiled model."""
     content = np.zeros(mujoco.mj_sizeModel(model), np.uint8)

@@ -205,6 +205,22 @@ def test_reset_and_steps_print_and_log_nothing(capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_robot_s_parts_run_their_own_code_once_a_control_step(monkeypatch):
+    from robosuite.controllers.parts.controller import Controller
+    from robosuite.controllers.parts.gripper.gripper_controller import GripperController
+    from robosuite.controllers.parts.mobile_base.mobile_base_controller import MobileBaseController
+
+    ran = []
+    for kind in (Controller, GripperController, MobileBaseController):
+        own = kind.run_controller  # which the laws of all parts end with
+        monkeypatch.setattr(kind, "run_controller", lambda part, own=own: ran.append(part) or own(part))
+    with closing(make_env("OpenDrawer")) as env:
+        env.reset(EpisodeSeed(0, 7, 0))
+        ran.clear()
+        env.step(STILL)
+    assert len(ran) == len(set(ran)) == 4
+
+
 @pytest.mark.parametrize(("name", "by"), [("OpenDrawer", -0.2), ("OpenCabinet", -0.7)])
 def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
     """MuJoCo's own kinematics is the oracle."""

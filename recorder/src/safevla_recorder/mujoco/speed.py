@@ -32,8 +32,12 @@ _KNOWN = {
     "robosuite.controllers.osc.OperationalSpaceController.run_controller": "3d66f1234743",
     "robosuite.controllers.parts.arm.osc.OperationalSpaceController.run_controller": "44859dc62f34",
     "robosuite.controllers.parts.controller.Controller.update": "1d667c1efb74",
+    "robosuite.controllers.parts.generic.joint_pos.JointPositionController.run_controller": "3d3bf00a8429",
     "robosuite.controllers.parts.gripper.gripper_controller.GripperController.update": "13db3d3cea06",
     "robosuite.controllers.parts.gripper.simple_grip.SimpleGripController.run_controller": "627e9dd74c7f",
+    "robosuite.controllers.parts.mobile_base.joint_vel."
+    "MobileBaseJointVelocityController.run_controller": "a4bda4a2cbde",
+    "robosuite.controllers.parts.mobile_base.mobile_base_controller.MobileBaseController.update": "f3530fae31a3",
     "robosuite.environments.base.MujocoEnv._update_observables": "20faacb48a32",
     "robosuite.environments.robot_env.RobotEnv._pre_action": "ea00772eeb69",
     "robosuite.robots.fixed_base_robot.FixedBaseRobot.control": "53fd661fe45f",
@@ -47,6 +51,8 @@ _KNOWN = {
 """Method that this module does faster -> the beginning of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. Where a
 version has another source, it is called.
 """
+_SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
+"""Controllers that scale a goal to the range of the actuators."""
 
 
 def speed_up(env: object) -> Undo:
@@ -230,6 +236,9 @@ class _Robot15:
         self._update_state: Callable[[], object] = (lambda: None) if follows else self._composite.update_state
         self._actuators = {name: np.array(indexes[name], dtype=np.intp) for name in self._laws}
         self._limits = {name: tuple(limits[index].T.copy()) for name, index in self._actuators.items()}
+        self._shapes = [index.shape for index in self._actuators.values()]
+        self._all = np.concatenate(list(self._actuators.values()))
+        self._low, self._high = limits[self._all].T.copy()
 
     def control(self, action: Floats) -> None:
         """Do what robosuite's `control` does for an action [A] whose goal is set."""
@@ -238,35 +247,40 @@ class _Robot15:
         applied.clear()
         for name, run in self._laws.items():
             applied[name] = run()
+        if [values.shape for values in applied.values()] == self._shapes:
+            self._ctrl[self._all] = np.concatenate(list(applied.values())).clip(self._low, self._high)
+            return
         for name, values in applied.items():
             self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
 
 
 def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
     """Return what computes a controller's output: its own `run_controller`, or one of `parts`, new ones among them."""
-    if _is_known(controller, "run_controller", "SimpleGripController") and _is_known(controller, "update"):
-        return controller.run_controller if controller.interpolator else _Gripper15(controller).run
+    is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
+    if is_speed and _is_known(controller, "update"):
+        return controller.run_controller if controller.interpolator else _Speed15(controller).run
     is_known = _is_known(controller, "update", "Controller") and getattr(controller, "num_ref_sites", 1) < 2
     if is_known and controller not in parts:
         parts[controller] = kind(controller)
     return parts[controller].run if is_known else controller.run_controller
 
 
-class _Gripper15:
-    """The controller of a gripper in robosuite 1.5, whose goal is set."""
+class _Speed15:
+    """The controller of a gripper or a mobile base in robosuite 1.5, whose goal is set."""
 
     def __init__(self, controller: Any) -> None:
         self._controller, self._data = controller, controller.sim.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
         low, high = np.asarray(controller.actuator_min), np.asarray(controller.actuator_max)
         self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
+        self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
-        """Return the fingers' speeds, and leave the controller as its own `run_controller` does."""
+        """Return the joints' speeds, and leave the controller as its own `run_controller` does."""
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
-        controller.vels = self._middle + self._half * goal if controller.use_action_scaling else goal
+        controller.vels = self._middle + self._half * goal if self._is_scaled else goal
         controller.new_update = True
         return controller.vels  # type: ignore[no-any-return]
 
@@ -281,7 +295,12 @@ class _Part:
         simulation = controller.sim
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
-        self._mass, self._jacobian = np.empty((model.nv, model.nv)), np.empty((6, model.nv))
+        self._jacobian = np.empty((6, model.nv))
+        numbers = np.empty((model.nv, model.nv))
+        mujoco.mj_fullM(model, numbers, np.arange(1.0, model.nM + 1))
+        numbers = numbers[np.ix_(self._dofs, self._dofs)]
+        self._entries, self._apart = np.maximum(numbers - 1, 0).astype(np.intp), numbers == 0
+        self._are_apart = bool(self._apart.any())
         self._site = None if site is None else int(simulation.model.site_name2id(site))
         if self._site is not None:
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
@@ -290,19 +309,33 @@ class _Part:
             interpolators
         )
         self._laws = sys.modules[type(controller).__module__]
+        is_joint = _is_known(controller, "run_controller", "JointPositionController") and not controller.interpolator
+        self._law: Callable[[], Floats] = (
+            self._solve if self._is_operational else self._solve_joints if is_joint else controller.run_controller
+        )
 
     def run(self) -> Floats:
         """Return what the controller's own `run_controller` would, and leave it in the same state."""
         controller = self._controller
         if controller.new_update:
             self._update()
-        return self._solve() if self._is_operational else controller.run_controller()
+        return self._law()
 
     def _update(self) -> None:
         raise NotImplementedError
 
     def _solve(self) -> Floats:
         raise NotImplementedError
+
+    def _solve_joints(self) -> Floats:
+        """Return the torques [J] that pull the joints to their goal."""
+        controller = self._controller
+        error = np.array(controller.goal_qpos) - controller.joint_pos
+        torques: Floats = np.multiply(error, controller.kp) + np.multiply(-controller.joint_vel, controller.kd)
+        if controller.use_torque_compensation:
+            torques = np.dot(controller.mass_matrix, torques) + self._data.qfrc_bias[self._dofs]
+        controller.torques, controller.new_update = torques, True
+        return torques
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""
@@ -338,8 +371,10 @@ class _Part:
     def _read_joints(self) -> None:
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
-        self._functions.mj_fullM(self._model, self._mass, data.qM)
-        controller.mass_matrix = np.asfortranarray(self._mass.take(dofs, axis=0).take(dofs, axis=1))
+        mass = data.qM.take(self._entries)
+        if self._are_apart:
+            mass[self._apart] = 0.0
+        controller.mass_matrix = mass.T  # symmetric, in robosuite's order
         controller.new_update = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
 from safevla_recorder.libero import DISTRIBUTION, require_robosuite
+from safevla_recorder.mujoco.hook import wrap_method
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
@@ -48,14 +49,25 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
     `forward_as_rendered`.
     """
     make = _import_control_env()
+    from robosuite.environments.base import MujocoEnv
+
+    undo = wrap_method(MujocoEnv, "_initialize_sim", _compile_and_copy)
     try:
         control = make(bddl_file, **camera_options(wants))
     except ImportError as error:  # robosuite's way to say that EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
+    finally:
+        undo()
     if not wants.cameras:
         forward_as_rendered(control.env)
     return control
+
+
+def _compile_and_copy(compile_model: Callable[..., None], domain: BDDLBaseDomain, *xml: str) -> None:
+    """Compile, and keep the model's arrays with the domain, for `KeptScene`, before it writes to them."""
+    compile_model(domain, *xml)
+    domain.compiled = _copy_arrays(domain.sim.model._model)
 
 
 @cache
@@ -126,12 +138,14 @@ class KeptScene:
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        """Put itself in the place of the domain's `_initialize_sim`, from its next reset on."""
+        """Put itself in the place of the `_initialize_sim` of a domain that `make_control_env` has made, from its next
+        reset on.
+        """
         self._domain = domain
         self._compile = domain._initialize_sim
         self._xml = domain.model.get_xml()
-        self._model: Any = None
-        self._compiled: dict[str, NDArray[np.generic]] = {}
+        self._model: Any = domain.sim.model._model
+        self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
         """Of `_model` as it was compiled, all arrays but the `_ASSETS`."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
@@ -165,7 +179,7 @@ class KeptScene:
         if self._model is None:
             self._compile(xml)
             self._xml, self._model = xml, domain.sim.model._model
-            self._compiled = {name: array.copy() for name, array in _model_arrays(self._model)}
+            self._compiled = _copy_arrays(self._model)
         else:
             self._restore_model()
         if self._renderer is not None:
@@ -184,6 +198,10 @@ class KeptScene:
 
 _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
 """Arrays of a model that a renderer holds a copy of, and that nothing writes after compilation, by how they begin."""
+
+
+def _copy_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
+    return {name: array.copy() for name, array in _model_arrays(model)}
 
 
 def _model_arrays(model: Any) -> Iterator[tuple[str, NDArray[np.generic]]]:
