@@ -36,7 +36,7 @@ def test_a_dry_run_asks_no_server(safevla):
 
 
 def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_goes_on(safevla, tmp_path):
-    left = [REQUESTS + 2]
+    left = [2]
 
     def refuse(connection, request):
         return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
@@ -68,7 +68,7 @@ def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
 
 
 def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, tmp_path):
-    names = iter("?" * (1 + REQUESTS) + "ABC")  # what it wants, whether it repeats itself, and then the episodes
+    names = iter("?ABC" + "?" * REQUESTS)  # what it wants, the episodes, and whether it repeats itself
 
     def handle(connection):
         connection.send(OPENPI.pack({"checkpoint": next(names)}))
@@ -95,10 +95,10 @@ def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_i
 
 
 def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that_does_to_pairs(safevla, tmp_path):
-    first = iter([0.0, 0.0, 0.1, 0.0, 0.2])
+    values = iter([0.3, 0.3, 0.3, 0.0, 0.0, 0.1, 0.0, 0.2])  # three episodes; then the one request five times
 
     def answer(request, number):
-        return chunk(6, next(first, 0.3))
+        return chunk(6, next(values, 0.3))
 
     run, alike = tmp_path / "run", tmp_path / "alike"
     with websockets(openpi(answer, WANTED)) as peer:
@@ -106,7 +106,7 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
         out = safevla.ok("eval", *asked, "--out", run)
         safevla.ok("eval", *asked, "--out", alike)
     line = (
-        "mine: 2 of 4 repeated requests had another answer, of a made-up scene, before the run. A pair of episodes then"
+        "mine: 2 of 4 repeated requests had another answer, of a made-up scene, after the run. A pair of episodes then"
     )
     assert line in " ".join(out.split())
     assert line in (run / "report.html").read_text()
@@ -119,7 +119,7 @@ def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_
     count = iter(range(99))
 
     def answer(request, number):
-        return "no such key" if next(count) < 2 else chunk(6)
+        return chunk(6) if next(count) < 3 else "no such key"
 
     with websockets(openpi(answer, WANTED)) as peer:
         asked = ("--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6")

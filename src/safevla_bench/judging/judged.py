@@ -243,7 +243,7 @@ class Judged:
             served = read_repeats(source.path) if "policies" in source.description else {}
             for policy, repeats in served.items():
                 name, effect = source.policy_names.get(policy, policy), f" {BY_CHANCE}" if repeats.other else ""
-                yield f"{name}: {repeats.describe()}, of a made-up scene, before the run.{effect}"
+                yield f"{name}: {repeats.describe()}, of a made-up scene, after the run.{effect}"
 
     def _describe_latencies(self) -> Iterator[str]:
         dt_s = dict.fromkeys(header.dt for header in self.headers)

@@ -272,7 +272,7 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
 
 def unfinished(made, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(RunWriter, "finish", lambda writer: None)
+        patched.setattr(RunWriter, "finish", lambda writer, **_: None)
         asked = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
         roll_out(asked, tmp_path / "unfinished")
     return tmp_path / "unfinished"

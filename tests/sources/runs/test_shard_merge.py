@@ -133,7 +133,7 @@ def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(made
 
 
 def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(RunWriter, "finish", lambda writer: None)
+    monkeypatch.setattr(RunWriter, "finish", lambda writer, **_: None)
     unfinished = tmp_path / "unfinished"
     roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
     with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:

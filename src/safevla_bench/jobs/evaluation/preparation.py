@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import cast
 
 import msgspec
 
 from safevla_bench import policies
-from safevla_bench.errors import HostError, PluginError, PolicyError, RunError, ServerUnreachableError
+from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
 from safevla_bench.files import sha256_of
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
@@ -26,15 +25,12 @@ from safevla_bench.plugins import require_trust
 from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy
 from safevla_bench.policies.servers.dialects import Dialect
-from safevla_bench.policies.servers.repeats import ask_repeatedly
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
 from safevla_bench.rollout.worker import WorkerSpec
-from safevla_bench.sources.runs.folder import REPEATS, Repeats
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
@@ -73,9 +69,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     selected = select_tasks(host, request)
     _check_arguments(request)
     protocol = load_protocol(request.protocol)
-    asked, repeats = _ask_servers(request, selected[0], is_dry=is_dry, is_here=is_here)
-    if repeats:
-        request = replace(request, volatile={**request.volatile, REPEATS: msgspec.to_builtins(repeats)})
+    asked = _ask_servers(request, is_dry=is_dry, is_here=is_here)
     options = {name: {**asked[name], **request.client_options(name)} for name in request.policies}
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
@@ -114,18 +108,13 @@ def require_counts(**counts: int | None) -> None:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
-def _ask_servers(
-    request: Request, task: Task, *, is_dry: bool, is_here: bool
-) -> tuple[dict[str, dict[str, str]], dict[str, Repeats]]:
-    """Return what each policy's server asks for beside the arguments that are given, and how it repeats itself.
+def _ask_servers(request: Request, *, is_dry: bool, is_here: bool) -> dict[str, dict[str, str]]:
+    """Return what each policy's server asks for beside the arguments that are given.
 
     {} if it cannot be reached: it may be up when other policies are done, or be near a worker on another machine.
-    The latter is left out where a request fails; the run will say why.
-
     Raises `ServerUnreachableError` if neither can be.
     """
     asked: dict[str, dict[str, str]] = {name: {} for name in request.policies}
-    repeats: dict[str, Repeats] = {}
     for name in request.policies:
         given = request.client_options(name)
         if request.server_arguments is not None:
@@ -134,23 +123,8 @@ def _ask_servers(
         elif not is_dry and name not in request.policy_objects:
             is_needed = is_here and len(request.policies) == 1
             with nullcontext() if is_needed else suppress(ServerUnreachableError):
-                spec = request.policy_spec(name)
-                asked[name] = policies.ask_arguments(spec, given)
-                if found := _ask_repeatedly(spec, {**asked[name], **given}, task):
-                    repeats[name] = found
-    return asked, repeats
-
-
-def _ask_repeatedly(spec: str, arguments: Mapping[str, str], task: Task) -> Repeats | None:
-    if spec.partition(":")[0] not in KINDS:
-        return None
-    with closing(cast("ChunkedPolicy", policies.make_policy(spec, arguments))) as policy:
-        try:
-            return ask_repeatedly(policy, task)
-        except ServerUnreachableError:
-            raise
-        except PolicyError:
-            return None
+                asked[name] = policies.ask_arguments(request.policy_spec(name), given)
+    return asked
 
 
 def _make_policy(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -27,11 +28,14 @@ from safevla_bench.judging.registration import (
     format_start,
 )
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy
+from safevla_bench.policies.servers.repeats import ask_repeatedly
 from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Observer, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import run_workers
-from safevla_bench.sources.runs.folder import RUN, EpisodeRow
+from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.text import redact_secrets
@@ -91,12 +95,28 @@ def _run_pending(
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
+    repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
-        writer.finish()
+        writer.finish(repeats=repeats)
         return
     if tally.decision.is_decided:
         writer.keep_episodes([place for place, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
-    writer.finish(msgspec.to_builtins(tally.decision))
+    writer.finish(msgspec.to_builtins(tally.decision), repeats)
+
+
+def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
+    """Return how each policy's server repeats itself, asked when nothing it draws can change an episode any more.
+
+    A server that cannot be reached, or refuses, is left out.
+    """
+    first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
+    repeats: dict[str, Repeats] = {}
+    for name, arguments in prepared.cast.policies.items():
+        spec = prepared.cast.specs.get(name, name)
+        if spec.partition(":")[0] in KINDS and name in first:
+            with suppress(PolicyError), closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as policy:
+                repeats[name] = ask_repeatedly(policy, first[name])
+    return repeats
 
 
 def _pending_episodes(

@@ -102,6 +102,10 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.other} of {self.asked} repeated requests had another answer"
 
 
+NO_REPEATS: Mapping[str, Repeats] = {}
+"""Nothing is known of any server."""
+
+
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
     """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that had it."""
 
@@ -199,7 +203,7 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
 
 
 def read_repeats(folder: Path) -> dict[str, Repeats]:
-    """Return what was found of each policy's server before the run's first episode; {} where nothing is known.
+    """Return what was found of each policy's server after the run's last episode; {} where nothing is known.
 
     Raises `RunError` as `read_latencies` does.
     """
@@ -244,10 +248,17 @@ def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) 
 
 
 def add_facts_of_the_day(
-    description: Mapping[str, object], latencies: Mapping[str, Latency], greetings: Sequence[PolicyGreeting]
+    description: Mapping[str, object],
+    latencies: Mapping[str, Latency],
+    greetings: Sequence[PolicyGreeting],
+    repeats: Mapping[str, Repeats] = NO_REPEATS,
 ) -> dict[str, object]:
-    """Return a run.json with the latency of each episode, and what policies said of themselves, under `volatile`."""
-    facts = {name: value for name, value in ((LATENCY, latencies), (GREETINGS, greetings)) if value}
+    """Return a run.json that holds under `volatile` each episode's latency, and what was found of policies.
+
+    That is what they said of themselves, and how their servers repeat themselves.
+    """
+    named = ((LATENCY, latencies), (GREETINGS, greetings), (REPEATS, repeats))
+    facts = {name: value for name, value in named if value}
     if not facts:
         return dict(description)
     volatile = description.get("volatile")

@@ -17,9 +17,9 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import translated_errors
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import (
-    REPEATS,
     RUN,
     EpisodeRow,
+    Repeats,
     add_facts_of_the_day,
     greetings_by_episode,
     group_greetings,
@@ -134,20 +134,18 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     greetings = group_greetings(
         (row, texts[row.episode_id]) for rows, texts in stated for row in rows if row.episode_id in texts
     )
-    today = {"shards": [shard.description.get("volatile") for shard in shards], **_join_repeats(shards)}
+    today = {"shards": [shard.description.get("volatile") for shard in shards]}
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
-    return add_facts_of_the_day({**shards[0].description, **plan}, latencies, greetings)
+    return add_facts_of_the_day({**shards[0].description, **plan}, latencies, greetings, _join_repeats(shards))
 
 
-def _join_repeats(shards: Sequence[_Shard]) -> dict[str, object]:
-    found = [(policy, repeats) for shard in shards for policy, repeats in read_repeats(shard.folder).items()]
-    joined = {
-        name: {
-            key: sum(getattr(repeats, key) for policy, repeats in found if policy == name) for key in ("asked", "other")
-        }
-        for name, _ in found
-    }
-    return {REPEATS: joined} if joined else {}
+def _join_repeats(shards: Sequence[_Shard]) -> dict[str, Repeats]:
+    joined: dict[str, Repeats] = {}
+    for shard in shards:
+        for policy, found in read_repeats(shard.folder).items():
+            before = joined.get(policy, Repeats(asked=0, other=0))
+            joined[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
+    return joined
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:

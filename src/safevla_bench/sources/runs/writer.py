@@ -28,7 +28,9 @@ from safevla_bench.sources.runs.folder import (
     DECISION,
     EPISODES,
     MANIFEST,
+    NO_REPEATS,
     RUN,
+    Repeats,
     add_facts_of_the_day,
     archive_parts,
     dump_json,
@@ -150,11 +152,12 @@ class RunWriter:
                 parts.remove_raw(self.folder, index)
                 del self.episodes[index]
 
-    def finish(self, decision: object = None) -> None:
+    def finish(self, decision: object = None, repeats: Mapping[str, Repeats] = NO_REPEATS) -> None:
         """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
 
-        `decision`, if not None, is written into run.json: what the run's stopping rule found. Raises `RecordError`
-        where a record is missing or damaged, and `FileError` where the disk refuses.
+        Into run.json go `decision`, if not None: what the run's stopping rule found; and `repeats`: policy -> how its
+        server repeats itself. Raises `RecordError` where a record is missing or damaged, and `FileError` where the
+        disk refuses.
         """
         with _resumable_errors(self.folder):
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
@@ -163,7 +166,7 @@ class RunWriter:
             )
             latencies = {episode.episode_id: episode.latency for episode in episodes.values() if episode.latency}
             greeted = ((episode.row, episode.greeting) for episode in episodes.values() if episode.greeting)
-            description = add_facts_of_the_day(self.description, latencies, group_greetings(greeted))
+            description = add_facts_of_the_day(self.description, latencies, group_greetings(greeted), repeats)
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
