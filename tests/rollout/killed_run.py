@@ -74,9 +74,9 @@ class Fuse:
         return storing
 
     def finish(self, completed):
-        def finishing(writer):
+        def finishing(writer, **facts):
             self.lit = True
-            completed(writer)
+            completed(writer, **facts)
 
         return finishing
 
