@@ -91,12 +91,13 @@ def shown_dependencies() -> dict[str, list[str]]:
 def uv_constraints() -> list[str]:
     """Return what keeps `uv sync`, which resolves all extras at once, at the pins of constraints/.
 
-    No package is newer than its newest pin; an extra with pins of its own gets them for what it names.
+    A package with several pins is bounded by the newest; an extra with an older one gets it if it names the package.
     """
     pins, direct = sorted(read_pins(), key=lambda pin: Version(pin.version)), direct_dependencies()
     newest = {pin.name: pin.version for pin in pins}
     older = [pin for pin in pins if pin.version != newest[pin.name]]
-    return [f"{name}<={newest[name]}" for name in sorted(newest)] + [
+    several = {pin.name for pin in older}
+    return [f"{name}{'<=' if name in several else '=='}{newest[name]}" for name in sorted(newest)] + [
         f"{pin.key};extra=='{extra}'"
         for pin in older for extra in pin.files if f"`{extra}`" in direct.get(pin.name, ())
     ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependen
     before = {name: getattr(dependencies, name).read_text(encoding="utf-8") for name in ("FACTS", "PROJECT")}
     for name, text in before.items():
         monkeypatch.setattr(dependencies, name, tmp_path / name)
-        (tmp_path / name).write_text(text.replace('"click<=', '"click>='), encoding="utf-8")
+        (tmp_path / name).write_text(text.replace('"click==', '"click>='), encoding="utf-8")
     monkeypatch.setattr(dependencies, "Index", lambda: pytest.fail("the index was asked"))
     dependencies.update_facts()
     assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in before} == before
@@ -51,7 +51,7 @@ def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependen
 def test_uv_sync_is_held_to_the_pins_of_pip(dependencies):
     written = tomllib.loads(dependencies.PROJECT.read_text(encoding="utf-8"))["tool"]["uv"]["constraint-dependencies"]
     assert written == dependencies.uv_constraints()
-    assert {"numpy<=2.4.6", "mujoco==3.2.3;extra=='libero'"} <= set(written)
+    assert {"click==8.5.1", "numpy<=2.4.6", "mujoco==3.2.3;extra=='libero'"} <= set(written)
 
 
 @pytest.mark.parametrize(
