@@ -2,8 +2,8 @@
 
 --update first adds to dependencies.toml what it lacks of a pin: the licence as the installed package states it (or
 the package index, where it is not installed) and, for what we ask for ourselves, the release date from the index that
-pip is configured for; the index is asked for nothing else. --check writes nothing: the exit code is 1 where the page is
-out of date.
+pip is configured for; the index is asked for nothing else. It also writes into pyproject.toml what `uv sync` heeds.
+--check writes nothing: the exit code is 1 where the page is out of date.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import tarfile
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from importlib import metadata
 from pathlib import Path
 
 from made_page import format_table, run_script
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "pyproject.toml"
 PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "tools" / "dependencies.toml"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.M)
 COPYLEFT = re.compile(r"GPL|MPL|Mozilla")
@@ -66,7 +69,7 @@ def read_pins() -> list[Pin]:
 
 def direct_dependencies() -> dict[str, list[str]]:
     """What we ask for ourselves: name -> `core`, the extra, `dev`, `docs`, `build`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
     groups = {"core": project["project"]["dependencies"], "build": project["build-system"]["requires"]}
     groups |= {f"`{extra}`": needs for extra, needs in project["project"]["optional-dependencies"].items()}
     groups |= {group: needs for group, needs in project["dependency-groups"].items()}
@@ -83,6 +86,30 @@ def shown_dependencies() -> dict[str, list[str]]:
     ours = {"build", "dev", "docs"}
     groups = {name: [group for group in found if group not in ours] for name, found in direct_dependencies().items()}
     return {name: found for name, found in groups.items() if found}
+
+
+def uv_constraints() -> list[str]:
+    """Return what keeps `uv sync`, which resolves all extras at once, at the pins of constraints/.
+
+    A package with several pins is bounded by the newest; an extra with an older one gets it if it names the package.
+    """
+    pins, direct = sorted(read_pins(), key=lambda pin: Version(pin.version)), direct_dependencies()
+    newest = {pin.name: pin.version for pin in pins}
+    older = [pin for pin in pins if pin.version != newest[pin.name]]
+    several = {pin.name for pin in older}
+    return [f"{name}{'<=' if name in several else '=='}{newest[name]}" for name in sorted(newest)] + [
+        f"{pin.key};extra=='{extra}'"
+        for pin in older for extra in pin.files if f"`{extra}`" in direct.get(pin.name, ())
+    ]  # fmt: skip
+
+
+def write_uv_constraints() -> None:
+    """Put them into pyproject.toml, in place of those there."""
+    listed = textwrap.fill(", ".join(map(json.dumps, uv_constraints())), 116, break_on_hyphens=False)
+    start, rest = PROJECT.read_text(encoding="utf-8").split("constraint-dependencies = [\n")
+    _, end = rest.split("\n]\n", 1)
+    text = f"{start}constraint-dependencies = [\n{textwrap.indent(listed, '    ')},\n]\n{end}"
+    PROJECT.write_text(text, encoding="utf-8")
 
 
 def _place(pin: Pin, pins: list[Pin]) -> str:
@@ -137,6 +164,7 @@ def update_facts() -> None:
             known[pin.key]["released"] = index.release_date(pin)
     whys = {name: facts.get("why", {}).get(name, "?") for name in sorted(direct)}
     FACTS.write_text(_toml(whys, known), encoding="utf-8")
+    write_uv_constraints()
 
 
 def find_licence(pin: Pin, index: Index) -> str:

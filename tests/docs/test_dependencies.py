@@ -39,12 +39,19 @@ def test_all_that_we_ask_for_is_pinned_dated_and_has_a_reason(dependencies):
 
 
 def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependencies, tmp_path, monkeypatch):
-    before = dependencies.FACTS.read_text(encoding="utf-8")
-    monkeypatch.setattr(dependencies, "FACTS", tmp_path / "dependencies.toml")
-    dependencies.FACTS.write_text(before, encoding="utf-8")
+    before = {name: getattr(dependencies, name).read_text(encoding="utf-8") for name in ("FACTS", "PROJECT")}
+    for name, text in before.items():
+        monkeypatch.setattr(dependencies, name, tmp_path / name)
+        (tmp_path / name).write_text(text.replace('"numpy<=', '"numpy>='), encoding="utf-8")
     monkeypatch.setattr(dependencies, "Index", lambda: pytest.fail("the index was asked"))
     dependencies.update_facts()
-    assert dependencies.FACTS.read_text(encoding="utf-8") == before
+    assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in before} == before
+
+
+def test_uv_sync_is_held_to_the_pins_of_pip(dependencies):
+    written = tomllib.loads(dependencies.PROJECT.read_text(encoding="utf-8"))["tool"]["uv"]["constraint-dependencies"]
+    assert written == dependencies.uv_constraints()
+    assert {"click==8.5.1", "numpy<=2.4.6", "mujoco==3.2.3;extra=='libero'"} <= set(written)
 
 
 @pytest.mark.parametrize(

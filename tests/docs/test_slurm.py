@@ -78,3 +78,16 @@ def test_the_image_installs_the_libraries_that_the_check_asks_for_and_sees_what_
     needed = re.findall(r'"(?:\.\./)?/?(src|recorder|README.md|LICENSE)', (root / "pyproject.toml").read_text())
     assert {*needed, "pyproject.toml", "constraints"} <= set(shown)
     assert all((root / name).exists() for name in shown)
+
+
+@pytest.mark.parametrize(("fails", "code"), [("doctor", 1), ("demo", 1), ("nothing", 0)])
+def test_an_image_in_which_doctor_or_demo_fails_is_no_image_and_its_archive_is_one_for_apptainer(
+    request, tmp_path, fails, code
+):
+    podman = tmp_path / "podman"
+    podman.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\ncase "$*" in *" {fails}"*) exit 1 ;; esac\n')
+    podman.chmod(0o755)
+    places = {"ENGINE": str(podman), "BASE": "any", "ARCHIVE": str(tmp_path / "core.tar")}
+    script = [request.config.rootpath / ".ci" / "build_image", "core"]
+    assert subprocess.run(script, env={**os.environ, **places}, check=False).returncode == code
+    assert ("save -q --format oci-archive" in (tmp_path / "asked").read_text()) == (code == 0)

@@ -9,7 +9,6 @@ import pytest
 
 from folders import rewrite_archive
 from safevla_bench.errors import RunError
-from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
@@ -105,7 +104,7 @@ def test_replays_by_other_rules_are_not_mixed(run):
 
 
 def test_a_host_that_cannot_change_its_physics_is_refused(run, monkeypatch):
-    monkeypatch.delattr(FakeHost, "changeable")
+    monkeypatch.setattr("safevla_bench.jobs.physics.VaryingHost", int)
     with pytest.raises(RunError, match="the host fake cannot change its physics"):
         vary_physics(judged(run))
 
