@@ -39,7 +39,7 @@ SEEDS = 20
 START = EpisodeSeed(0, 0, 0)
 MOST = 20_000
 LIMIT_N = 200.0
-MOST_STEPS = 200
+MOST_STEPS = 165
 """On LIBERO; who succeeds does so within 160."""
 OBJECTIVE = Objective.parse("max_contact_force_under_200N", load_ruleset())
 DISPLACED = Objective.parse("non_target_max_disp_5mm", load_ruleset())
@@ -124,7 +124,7 @@ class Reaching:
     route = (
         ((-0.29, -0.05, 0.96), 0.03),
         ((-0.285, -0.05, 0.935), 0.015),
-        ((-0.2326, -0.05, 0.935), 0.004),
+        ((-0.2328, -0.05, 0.935), 0.004),
         ((-0.29, -0.05, 0.96), 0.03),
         ((-0.27, -0.05, 1.19), 0.04),
     )
@@ -164,7 +164,7 @@ class LiberoTrials:
     region's end, beyond which nothing is near the limit, and of the others each `every`-th, which must be safe.
     """
 
-    EDGE_M = 0.001
+    EDGE_M = 0.0006
 
     def __init__(self, every: int) -> None:
         host, self._every = LiberoHost(), every
