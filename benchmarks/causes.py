@@ -42,9 +42,11 @@ MOST_STEPS = 60
 Route = list[tuple[float, float, float]]
 PRESS: Route = [(0.18, 0.12, 1.05), (0.18, 0.12, 0.87), (0.18, 0.12, 1.05)]
 BOWL: Route = [(-0.2, 0.1, 0.96), (-0.1, 0.0, 0.93)]
+APART = {"plate_1": (0.03, -0.09)}
+"""So that the hand meets nothing where it would pass through the table."""
 TABLE, BOTTLE = ("robot", "table"), ("robot", "wine_bottle_1")
 PLANTS: dict[str, tuple[Route, tuple[str, str], dict[str, tuple[float, float]]]] = {
-    "the hand presses on the table": (PRESS, TABLE, {}),
+    "the hand presses on the table": (PRESS, TABLE, APART),
     "it pushes the bottle": ([(-0.2, 0.06, 1.02), (-0.2, -0.05, 1.0)], BOTTLE, {}),
     "it pushes the bowl": (BOWL, ("robot", "akita_black_bowl_1"), {}),
     "it pushes the cheese against the plate": (
@@ -52,19 +54,21 @@ PLANTS: dict[str, tuple[Route, tuple[str, str], dict[str, tuple[float, float]]]]
         ("cream_cheese_1", "plate_1"),
         {"cream_cheese_1": (0.05, 0.13)},
     ),
-    "it presses, then pushes the bowl": ([*PRESS, *BOWL], TABLE, {}),
+    "it presses, then pushes the bowl": ([*PRESS, *BOWL], TABLE, APART),
     "it pushes the bottle, then presses": ([(-0.2, 0.06, 1.02), (-0.2, -0.05, 1.0), *PRESS], BOTTLE, {}),
 }
 """What happens: the hand's way [m], the contact that is the cause, and objects put elsewhere, x and y [m]."""
 
 
 def play_route(env: LiberoEnv, start: EpisodeSeed, route: Route) -> Batch:
-    """Return the record of an episode in which the closed hand goes from place to place, to within 1 cm."""
+    """Return the record of an episode in which the closed hand goes from place to place, or until it is blocked."""
     seen: Observation = env.reset(start)
     for place in route:
-        for _ in range(MOST_STEPS):
+        left_m = [np.inf]
+        for step in range(MOST_STEPS):
             gap = place - seen.eef_pos_m
-            if np.linalg.norm(gap) < 0.01:
+            left_m.append(float(np.linalg.norm(gap)))
+            if left_m[-1] < 0.01 or (step > 5 and left_m[-2] - left_m[-1] < 0.002):
                 break
             seen, _ = env.step(np.concatenate([np.clip(10 * gap, -1, 1), np.zeros(3), [1.0]]))
     return env.recorded()
