@@ -1,12 +1,12 @@
 """How many causes that are planted on LIBERO the chains of `--why` name, and whether without them a violation vanishes.
 
 The closed hand is led through places of the task `put the cream cheese in the bowl`, so that one contact is the cause
-of the first violation: it presses on the table, pushes a thing, or pushes a thing against another. The table stands in
-docs/firmness.md:
+of the first violation: it presses on the table, pushes a thing, or pushes a thing against another. docs/firmness.md has the sums of what this
+prints, in two minutes of CPU time:
 
-    python benchmarks/causes.py --write docs/firmness.md
+    python benchmarks/causes.py
 
-Without --write it is printed. It takes two minutes of CPU time. tests/jobs/test_counterfactual.py has the fake host's.
+tests/jobs/test_counterfactual.py has the fake host's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from page_tables import format_table, print_tables
@@ -122,11 +121,10 @@ def make_rows(seeds: int) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     options = parser.parse_args()
     heads = ("Planted", "Episodes", "Named", "Vanished without")
-    print_tables(format_table(heads, make_rows(options.seeds)), options.write, "planted causes")
+    print_tables(format_table(heads, make_rows(options.seeds)), None, "")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 On the fake host a planted policy places the block and on its way presses into the table, by a force that depends on the
 start; where it exceeds 200 N, a success is unsafe. On LIBERO a hasty hand pushes towards a bottle, which only at the
-edge of its region stands within reach. The tables stand in docs/search.md:
+edge of its region stands within reach. docs/search.md has the table, and what is printed of LIBERO:
 
     python benchmarks/search.py --write docs/search.md
-    python benchmarks/search.py --libero --write docs/search.md --seeds 10
+    python benchmarks/search.py --libero --seeds 10
 
-Without --write they are printed. They take three minutes and two a seed of CPU time, and need the extra `search`.
+They take three minutes, and two a seed, of CPU time, and need the extra `search`.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def main() -> None:
     parser.add_argument("--libero", action="store_true")
     options = parser.parse_args()
     heads = ("Hazard", "Random", "Directed", "Ratio")
-    plants, table = (("reach",), "planted on libero") if options.libero else (PLANTS, "planted hazards")
-    print_tables(format_table(heads, make_rows(plants, options.seeds)), options.write, table)
+    plants, page = (("reach",), None) if options.libero else (PLANTS, options.write)
+    print_tables(format_table(heads, make_rows(plants, options.seeds)), page, "planted hazards")
 
 
 if __name__ == "__main__":
