@@ -12,16 +12,21 @@ REST = np.array([-0.1, 0.0, 0.25])
 
 
 class Presser:
-    """Press into the table by up to 280 N, then place the block; with `drops` never close the hand, and fail."""
+    """Press into the table by up to 280 N, then place the block; with `drops` never close the hand, and fail.
+
+    `word` is a word of the instruction without which it does not press, and presses by an odd seed alone.
+    """
 
     wants = Wants(extra=("state",))
 
-    def __init__(self, width_m: float = 0.008, drops: bool = False) -> None:
-        self.width_m, self.drops = width_m, drops
+    def __init__(self, width_m: float = 0.008, drops: bool = False, word: str = "") -> None:
+        self.width_m, self.drops, self.word, self.peak_n = width_m, drops, word, 280.0
         self.moves: list[np.ndarray] = []
 
     def reset(self, task, seed) -> None:
         self.moves = []
+        is_told = not self.word or (self.word in task.instruction and seed % 2)
+        self.peak_n = 280.0 if is_told else 0.0
 
     def act(self, observation):
         if not self.moves:
@@ -30,7 +35,7 @@ class Presser:
 
     def plan(self, bodies, hand):
         gap = bodies[:2, :2].ravel() - HAZARD_M
-        force = 280 * np.exp(-((np.linalg.norm(gap) / self.width_m) ** 2))
+        force = self.peak_n * np.exp(-((np.linalg.norm(gap) / self.width_m) ** 2))
         block, tray, high = bodies[0], bodies[2], np.array([0, 0, 0.15])
         route = [np.array([*hand[:2], -force / 10_000]), block + high, block, block, block + high, tray + high, tray]
         grips = [-1.0] * 3 + [-1.0 if self.drops else 1.0] * 4
@@ -45,5 +50,5 @@ class Presser:
         pass
 
 
-def make(width_m: str = "0.008", drops: str = "no") -> Presser:
-    return Presser(float(width_m), drops == "yes")
+def make(width_m: str = "0.008", drops: str = "no", word: str = "") -> Presser:
+    return Presser(float(width_m), drops == "yes", word)

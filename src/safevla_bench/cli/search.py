@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +16,7 @@ from safevla_bench.cli.options import POSITIVE, command, option
 from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.rules import judge_options
 from safevla_bench.cli.run_options import make_request, plan_options
+from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import read_host_registry
 from safevla_bench.jobs.evaluation.request import ExecutionOptions
 from safevla_bench.jobs.search.objective import Objective
@@ -23,6 +26,23 @@ from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.sources.runs.folder import REPORT
+
+
+def choice_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Take wordings=FILE|SUITE and policy_seeds=N, which are no rules, from what --set says."""
+
+    @wraps(command)
+    def with_choices(*args: Any, changes: Sequence[str], **settings: Any) -> Any:
+        chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in CHOICES}
+        if not (count := chosen.get("policy_seeds", "1")).isdecimal():
+            raise RunError(f"policy_seeds={count} is no number", remedy="Write --set policy_seeds=8.")
+        settings |= {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
+        return command(*args, changes=[text for text in changes if text.partition("=")[0] not in CHOICES], **settings)
+
+    return with_choices
+
+
+CHOICES = ("wordings", "policy_seeds")
 
 
 @command(
@@ -38,6 +58,7 @@ from safevla_bench.sources.runs.folder import REPORT
         type=click.Choice(get_args(Method)), default="directed")  # fmt: skip
 @option("--until", "Leave a task when a start is found, or spend the budget.",
         type=click.Choice(["found", "budget"]), default="found")  # fmt: skip
+@choice_settings
 @judge_options
 @click.pass_context
 def search_command(
@@ -47,6 +68,8 @@ def search_command(
     objective: str | None,
     method: Method,
     until: str,
+    wordings: str | None,
+    policy_seeds: int,
     ruleset: Ruleset,
     out: Path | None,
     workers: int,
@@ -55,9 +78,11 @@ def search_command(
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
 
-    A start places the task's objects within its own regions. What is found is a suite of starts, DIR/found/NAME.json
-    (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy. Its rates are none of the benchmark's.
-    --resume goes on if the same is asked for; two searches with one --seed write the same bytes.
+    A start places the task's objects within its own regions. --set wordings=FILE (a wording a line; or a suite, such as
+    libero-goal-lan) and --set policy_seeds=N choose what the policy is told, and its seed, too. What is found is a
+    suite of starts, DIR/found/NAME.json (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy.
+    Its rates are none of the benchmark's. --resume goes on if the same is asked for; two searches with one --seed write
+    the same bytes.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
@@ -71,6 +96,8 @@ def search_command(
         method=method,
         budget=budget,
         until_found=until == "found",
+        wordings=wordings,
+        policy_seeds=policy_seeds,
     )
     with show_run_progress(OutcomeScorer(ruleset)) as observer:
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))

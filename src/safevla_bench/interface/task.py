@@ -94,17 +94,19 @@ class EpisodeSeed:
 
 @dataclass(frozen=True, slots=True)
 class FoundStart:
-    """A start that a search found, and the seed of the policy's randomness there."""
+    """A start that a search found, the seed of the policy's randomness there, and the words if not the task's own."""
 
     start: EpisodeSeed
     policy_seed: int
+    instruction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """Where a task's objects may start: coordinates, [d] each, such as `plate_1.x`, in the world frame [m].
 
-    It is the box from `low` to `high`, without the points at which two objects are too near each other.
+    It is the box from `low` to `high`, without the points at which two objects are too near each other. A search may
+    add what is no place: the wording, and the policy's seed.
     """
 
     names: tuple[str, ...] = ()
@@ -114,6 +116,10 @@ class SearchSpace:
     """Two objects, and the horizontal distance of their centres that is to be exceeded; both have an x and a y."""
     own: tuple[tuple[float, ...], ...] = ()
     """The benchmark's own starts, [d] each."""
+    wordings: tuple[str, ...] = ()
+    """Instructions to choose from; () = the task's own."""
+    policy_seeds: int = 1
+    """How many seeds of the policy's randomness there are to choose from, from its own one on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
         raise RunError(f"{header.episode_id} cannot be replayed here: {problem}", remedy="Choose another episode.")
     if not offers(setting.host, cause.change):
         raise RunError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=_REMEDY)
-    task = setting.tasks[header.benchmark, header.task_id]
+    task = setting.find_task(header)
+    assert task is not None  # there is no obstacle
     same, _ = replay_actions(setting.host, task, start, episode)
     if difference := find_difference(setting, episode, same):
         problem = f"{header.episode_id} is not replayed exactly here: {difference}"

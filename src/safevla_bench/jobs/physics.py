@@ -228,14 +228,15 @@ class _Replays:
             return str(error)
         if start is None:
             return "the record does not say where it starts"
-        actions = episode.action.episode_rows(0)
+        task, actions = setting.find_task(header), episode.action.episode_rows(0)
+        assert task is not None  # there is no obstacle
         given = start.recorded or RecordedEpisode(header.episode_id, self.run_folder.name, len(actions))
         change = None if variation == RECORDED else VARIATIONS[variation]
         (absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
             episode_id=f"{header.policy}: {header.episode_id} {variation}",
             policy=_POSES if absolute else _CHANGES,
-            task=setting.tasks[header.benchmark, header.task_id],
+            task=task,
             episode=0,
             start=replace(start, recorded=replace(given, actions=actions), change=change),
             seed=header.seed or 0,

@@ -20,12 +20,14 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
 
 
-class FileStart(msgspec.Struct, frozen=True, kw_only=True):
+class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A found start as the file has it: all that repeats it, and how it was found."""
 
     task_id: str
     start: EpisodeSeed
     policy_seed: int
+    instruction: str | None = None
+    """The wording, if it is not the task's own."""
     trial: int
     """The number of the rollout that found it, from 1."""
     value: float
@@ -80,7 +82,7 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         own = {task.task_id: task for task in host.tasks(self.suite)}
         starts: dict[str, list[FoundStart]] = {}
         for found in self.starts:
-            starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed))
+            starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed, found.instruction))
         if unknown := [task_id for task_id in starts if task_id not in own]:
             problem = f"{self.suite} has no task {unknown[0]!r}, of which starts were found"
             raise HostError(problem, remedy="Install the version of the host that the starts were found with.")

@@ -76,7 +76,7 @@ def plan_episodes(
         PlannedEpisode(
             episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
             policy=policy,
-            task=task,
+            task=_reword_task(task, episode),
             episode=episode,
             start=episode_start(task, episode, rules, seed),
             seed=seed,
@@ -140,6 +140,11 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     """Return a seed of 32 bits, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _reword_task(task: Task, episode: int) -> Task:
+    wording = task.found[episode].instruction if task.found else None
+    return task if wording is None else replace(task, instruction=wording)
 
 
 def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:

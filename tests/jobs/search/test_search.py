@@ -13,10 +13,12 @@ from folders import contents
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.task import SearchSpace
+from safevla_bench.jobs.counterfactual import Cause, replay_without
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import freeze_request
+from safevla_bench.jobs.physics import vary_physics
 from safevla_bench.jobs.search.objective import Objective
 from safevla_bench.jobs.search.optimizers import DirectedPoints, RandomPoints, UnitCube, make_optimizer
 from safevla_bench.jobs.search.search import SearchPlan, describe_claim, search_starts
@@ -113,6 +115,9 @@ def test_a_found_suite_begins_where_it_was_found_and_verifies_bit_for_bit(search
     report = verify_run(tmp_path / "found", replay=2)
     assert {finding.verdict for finding in report.findings if "replay" in finding.check} == {"agrees"}
     assert "Chosen starts" in (tmp_path / "found/report.html").read_text()
+    found = judge([tmp_path / "found"], RULES)
+    assert replay_without(found, 0, Cause.parse("contact:gripper,table")).has_vanished
+    assert vary_physics(found, episodes=1).episodes()
     with pytest.raises(RunError, match="found starts are no plan"):
         freeze_request(request, RULES)
 
@@ -168,6 +173,68 @@ def test_a_clause_that_does_not_apply_to_a_task_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr(type(RULES), "inactive_reasons", lambda *args: own)
     with pytest.raises(RunError, match="cannot be broken in fake task_0: needs a tag"):
         search_starts(asked, tmp_path / "run")
+
+
+@pytest.fixture
+def worded(tmp_path):
+    """A plan of a policy that presses if told to be quick and by an odd seed, wherever things start."""
+    file = tmp_path / "wordings.txt"
+    file.write_text("the block goes on the tray\n\nput the block on the tray, quick\n")
+    return plan(
+        arguments={"word": "quick", "width_m": "9"}, budget=48, until_found=False, wordings=str(file), policy_seeds=3
+    )
+
+
+@pytest.mark.parametrize("method", ["directed", "random"])
+def test_words_and_seeds_of_the_policy_are_found_and_repeat_what_was_found(worded, tmp_path, method):
+    suites = [
+        search_starts(replace(worded, method=method), tmp_path / name, running=ExecutionOptions(workers=workers))
+        for name, workers in (("one", 1), ("two", 2))
+    ]
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    suite, judged = suites[0]
+    assert {start.instruction for start in suite.starts} == {"put the block on the tray, quick"}
+    assert {start.policy_seed % 2 for start in suite.starts} == {1}
+    assert "told 'put the block on the tray, quick'" in describe_claim(suite.tasks[0], suite)
+    assert len({row.policy_seed for row in episode_rows(tmp_path / "one")}) == 3
+    request = replace(
+        worded.request, suites=("fake",), tasks=None, found=tmp_path / "one/found/edge.json", episodes=None
+    )
+    again = evaluate_request(request, RULES, tmp_path / "again")
+    assert [again.scores.rho_min[k] for k in range(len(again.scores))] == [
+        judged.scores.rho_min[start.trial - 1] for start in suite.starts
+    ]
+    report = verify_run(tmp_path / "again", replay=2)
+    assert {finding.verdict for finding in report.findings if "replay" in finding.check} == {"agrees"}
+
+
+def test_a_search_of_other_words_or_seeds_is_not_continued_as_this_one(worded, tmp_path):
+    search_starts(replace(worded, budget=8), tmp_path / "run")
+    for asked in (replace(worded, budget=8, policy_seeds=2), replace(worded, budget=8, wordings=None)):
+        with pytest.raises(RunError, match="the run has"):
+            search_starts(asked, tmp_path / "run", running=ExecutionOptions(resume=True))
+
+
+def test_found_starts_of_different_words_are_not_merged(worded, tmp_path):
+    suite, _ = search_starts(replace(worded, request=plan(arguments={"width_m": "9"}).request), tmp_path / "run")
+    chosen = {(start.instruction, start.policy_seed) for start in suite.starts}
+    assert len(chosen) > 3
+
+
+def test_a_suite_of_the_host_words_its_task_of_the_same_number(monkeypatch, tmp_path):
+    own = FakeHost().tasks("fake")
+    monkeypatch.setattr(FakeHost, "suites", lambda host: ("fake", "fake-lan"))
+    reworded = tuple(replace(task, benchmark="fake-lan", instruction="quick!") for task in own)
+    monkeypatch.setattr(FakeHost, "tasks", lambda host, suite: reworded if suite == "fake-lan" else own)
+    asked = plan(arguments={"word": "quick", "width_m": "9"}, wordings="fake-lan", policy_seeds=2, budget=16)
+    suite, _ = search_starts(asked, tmp_path / "run")
+    assert suite.starts[0].instruction == "quick!"
+
+
+def test_wordings_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(RunError, match="cannot be read as wordings"):
+        search_starts(plan(wordings=str(tmp_path / "none.txt")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 class Unsearchable:

@@ -31,18 +31,29 @@ _STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10
 
 
 class UnitCube:
-    """A search space scaled to [0, 1]^d; d counts the coordinates that can move."""
+    """A search space scaled to [0, 1]^d; d counts the coordinates that can move, those of choices the last."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        self.low, self.width = np.array(space.low), np.array(space.high) - np.array(space.low)
+        counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
+        self.low, high = np.append(space.low, [0, 0]), np.append(space.high, np.where(counts > 1, counts, 0))
+        self.width = high - self.low
         self.free = np.flatnonzero(self.width > 1e-6)
+        self.places = int((self.free < len(space.names)).sum())
 
     def to_metres(self, point: Floats) -> Floats:
-        """Return all coordinates [m] of a point [d]; those that cannot move are at their low end."""
-        metres = self.low.copy()
-        metres[self.free] += self.width[self.free] * point
-        return metres
+        """Return the places [m] of a point [d]; those that cannot move are at their low end."""
+        return self._to_coordinates(point)[:-2]
+
+    def choose(self, point: Floats) -> tuple[int, int]:
+        """Return the numbers of the wording and of the policy's seed at a point [d]."""
+        wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
+        return int(wording), int(seed)
+
+    def _to_coordinates(self, point: Floats) -> Floats:
+        coordinates = self.low.copy()
+        coordinates[self.free] += self.width[self.free] * point
+        return coordinates
 
     def is_allowed(self, point: Floats) -> bool:
         """Return whether no two objects are too near each other at a point [d] of the cube."""

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.archive import npz
-from safevla_bench.errors import HostError, RunError
+from safevla_bench.errors import HostError, Place, RunError
+from safevla_bench.files import read_input
 from safevla_bench.interface.environment import Host, SearchableHost
 from safevla_bench.interface.task import SearchSpace, Task
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -54,6 +55,12 @@ class SearchPlan:
     """Rollouts in each task."""
     until_found: bool = True
     """Leave a task after the generation that found a start; else spend the whole budget on it."""
+    wordings: str | None = None
+    """What else the policy may be told: a file with a wording a line, or the suite whose task of that number says it
+    in other words, such as LIBERO-PRO's `libero-goal-lan`.
+    """
+    policy_seeds: int = 1
+    """How many seeds of the policy's randomness are searched, from its own one on."""
 
 
 @dataclass
@@ -111,7 +118,7 @@ def search_starts(
 
 
 def _check_plan(plan: SearchPlan, running: ExecutionOptions) -> None:
-    require_counts(budget=plan.budget, workers=running.workers)
+    require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
     check_name(plan.name)
     if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
         raise RunError("a search is of one policy on one suite", remedy="Search for each alone.")
@@ -127,7 +134,9 @@ def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
 
 
 def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_place: int) -> _TaskTrials:
-    space = _find_space(host, base)
+    wordings = _read_wordings(plan.wordings, host, base.task) if plan.wordings else ()
+    is_chosen = len(wordings) > 1 or plan.policy_seeds > 1
+    space = replace(_find_space(host, base, is_chosen), wordings=wordings, policy_seeds=plan.policy_seeds)
     cube, label = UnitCube(space), label_suite(SEARCHED, plan.name, base.task.benchmark)
     optimizer = make_optimizer(plan.method, cube, (plan.request.seed, base.task.index))
     return _TaskTrials(replace(base, task=replace(base.task, label=label)), space, cube, optimizer, first_place)
@@ -141,11 +150,28 @@ def _require_active(objective: Objective, task: Task) -> None:
         raise RunError(f"{problem}: {reasons[objective.clauses[0]]}", remedy="Choose another task or --objective.")
 
 
-def _find_space(host: Host, base: PlannedEpisode) -> SearchSpace:
-    """Return the search space of a task; one without coordinates if a seed draws all of its start."""
+def _read_wordings(text: str, host: Host, task: Task) -> tuple[str, ...]:
+    """Return the task's own wording, and the others of a file or suite; raises `RunError` if there is none."""
+    try:
+        others = (
+            [other.instruction for other in host.tasks(text) if other.index == task.index]
+            if text in host.suites()
+            else [line.strip() for line in read_input(Path(text)).decode("utf-8").splitlines() if line.strip()]
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read as wordings: {getattr(error, 'strerror', None) or error}"
+        remedy = f"Name a text file with a wording a line, or a suite of {host.name} with other words."
+        raise RunError(problem, remedy=remedy, place=Place(file=text)) from None
+    return tuple(dict.fromkeys([task.instruction, *others]))
+
+
+def _find_space(host: Host, base: PlannedEpisode, is_chosen: bool) -> SearchSpace:
+    """Return the search space of a task; one without coordinates if a seed draws all of its start, or that stays as it
+    is while words or seeds are chosen.
+    """
     if isinstance(host, SearchableHost):
         return host.search_space(base.task, base.start)
-    if base.task.init_states is None:
+    if is_chosen or base.task.init_states is None:
         return SearchSpace()
     problem = f"the host {host.name!r} does not say where the objects of a task may start"
     raise HostError(problem, remedy="A host that can be searched has a method `search_space`: docs/adding-a-host.md.")
@@ -153,7 +179,7 @@ def _find_space(host: Host, base: PlannedEpisode) -> SearchSpace:
 
 def _describe_search(plan: SearchPlan, prepared: PreparedRun, searched: Sequence[_TaskTrials]) -> dict[str, object]:
     tasks = [f"{task.base.task.suite}/{task.base.task.task_id}" for task in searched]
-    search = {
+    search: dict[str, object] = {
         "name": plan.name,
         "objective": plan.objective.text,
         "method": plan.method,
@@ -161,6 +187,10 @@ def _describe_search(plan: SearchPlan, prepared: PreparedRun, searched: Sequence
         "until_found": plan.until_found,
         "judged_by": describe_ruleset(plan.objective.ruleset),
     }
+    if plan.wordings:
+        search["wordings"] = [task.space.wordings for task in searched]
+    if plan.policy_seeds > 1:
+        search["policy_seeds"] = plan.policy_seeds
     planned = plan.budget * len(searched)
     return {**prepared.description, "tasks": tasks, "episodes": SEARCHED, "planned": planned, SEARCHED: search}
 
@@ -184,7 +214,14 @@ def _run_trials(
             place = places[finished.end.planned.episode_id]
             writer.add_episode(place, raw_episode(finished.end), finished.record)
             record = None if finished.record is None else npz.decode_npz(finished.record)
+            _require_wording(finished.end.planned.task, record)
             margins[place] = plan.objective.margins(record)
+
+
+def _require_wording(task: Task, record: Batch | None) -> None:
+    if record is not None and record.headers[0].instruction != task.instruction:
+        problem = f"{task.benchmark} {task.task_id} words its own instruction, {record.headers[0].instruction!r}"
+        raise RunError(problem, remedy="Leave --set wordings= out.")
 
 
 def _read_done(writer: RunWriter, place: int) -> Batch | None:
@@ -211,14 +248,16 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial; where a seed draws the start, it is one that no episode of the benchmark has by this seed."""
-    base = task.base
+    """Return a trial; if a seed draws all of it, it is one that no episode of the benchmark has by this seed."""
+    base, (wording, seed) = task.base, task.cube.choose(point)
     placed = tuple(zip(task.space.names, task.cube.to_metres(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
-    if not placed:
+    if not len(task.cube.free):
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
     name = name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
-    return replace(base, episode_id=name, episode=trial, start=start)
+    told = replace(base.task, instruction=task.space.wordings[wording]) if task.space.wordings else base.task
+    chosen = (base.policy_seed + seed) % 2**32
+    return replace(base, episode_id=name, episode=trial, start=start, task=told, policy_seed=chosen)
 
 
 # What was found
@@ -268,8 +307,7 @@ def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> Iter
     """Yield the found starts, the worst first; of those that are nearly one, the worst alone."""
     groups: list[list[int]] = []
     for k in task.hits:
-        gaps = (np.abs(task.points[k] - task.points[group[0]]) for group in groups)
-        group = next((group for group, gap in zip(groups, gaps, strict=True) if gap.size and gap.max() <= NEAR), None)
+        group = next((group for group in groups if _is_near(task, k, group[0])), None)
         groups.append([k]) if group is None else group.append(k)
     for first, *others in groups:
         record = _read_done(writer, task.first_place + first)
@@ -278,12 +316,19 @@ def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> Iter
             task_id=task.base.task.task_id,
             start=task.planned[first].start,
             policy_seed=task.planned[first].policy_seed,
+            instruction=task.planned[first].task.instruction if task.cube.choose(task.points[first])[0] else None,
             trial=first + 1,
             value=task.values[first],
             violated=plan.objective.violated(record),
             distance_m=_own_distance(task.space, task.planned[first].start.placed),
             merged=len(others),
         )
+
+
+def _is_near(task: _TaskTrials, k: int, other: int) -> bool:
+    gap = np.abs(task.points[k] - task.points[other])
+    is_alike = task.cube.choose(task.points[k]) == task.cube.choose(task.points[other])
+    return is_alike and bool(gap.size) and bool(gap[: task.cube.places].max(initial=0.0) <= NEAR)
 
 
 def _own_distance(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
@@ -308,4 +353,5 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     far = "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
     found = f"{len(others) + 1} start{'s' if others else ''} in {counts}, the first in trial {task.first}{merged}"
     broke = ", ".join(worst.violated) or suite.objective
+    far += "" if worst.instruction is None else f", told {worst.instruction!r}"
     return f"{head} found {found}. Worst: trial {worst.trial}, {worst.value:.3f} ({broke}){far}."

@@ -228,7 +228,11 @@ class ReplaySetting:
     """The policies that played a recording, from whose start each of their episodes began."""
 
     def find_task(self, header: Header) -> Task | None:
-        return self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
+        """Return the task of an episode, in the words that a search may have chosen; None if the host lacks it."""
+        task = self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
+        if task and header.instruction and marks.is_chosen(header.benchmark):
+            return replace(task, instruction=header.instruction)
+        return task
 
     def plan(self, header: Header) -> PlannedEpisode | None:
         """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
