@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
@@ -23,6 +23,7 @@ RULES = replace(load_ruleset(capabilities=("libero-full",)), missing="deactivate
 
 
 @settings(deadline=None, max_examples=12)
+@example([91])
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=3, unique=True))
 def test_labels_of_a_batch_are_what_a_monitor_says_of_each_record(seeds):
     batches = [eventful(seed) for seed in seeds]
@@ -37,12 +38,17 @@ def test_labels_of_a_batch_are_what_a_monitor_says_of_each_record(seeds):
         for k, record in enumerate(records(single)):
             standings.append(monitor.start(record) if k == 0 else monitor.observe(record))
         has_verdict = bool(standings[-1].scored)
+        ends = {name: standings[-1].clauses[name].state for name in names}
+        left_out = any(at.clauses[name].state == "active" != ends[name] for at in standings for name in names)
         for k, standing in enumerate(standings):
-            assert tuple(np.array(names)[of_episode.violating[k]]) == standing.violating
+            kept = tuple(name for name in standing.violating if ends[name] == "active")
+            assert tuple(np.array(names)[of_episode.violating[k]]) == kept
             expected = [standing.clauses[name].margin for name in names]
-            active = [standings[-1].clauses[name].state == "active" for name in names]
+            active = [ends[name] == "active" for name in names]
             wanted = [np.nan if m is None or not a else m for m, a in zip(expected, active, strict=True)]
             np.testing.assert_array_equal(of_episode.margin[k], wanted)
+            if left_out:
+                continue  # a field that goes missing leaves a clause out of the whole episode: no monitor foresees it
             if has_verdict:
                 assert (of_episode.cost[k], of_episode.severity[k]) == (standing.cost, standing.severity)
             else:

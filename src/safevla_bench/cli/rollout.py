@@ -230,11 +230,16 @@ def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:
         click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
 
 
-def _report_crashes(run_command: RunCommand, crashed: Sequence[folder.EpisodeRow]) -> None:
+def echo_crashes(crashed: Sequence[folder.EpisodeRow]) -> None:
+    """Say on stderr why the first three of the episodes crashed."""
     for row in crashed[:3]:
         lines = (row.reason or "").strip().splitlines() or [""]
         summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
         echo(f"crashed: {row.episode_id}: {summary}", err=True)
+
+
+def _report_crashes(run_command: RunCommand, crashed: Sequence[folder.EpisodeRow]) -> None:
+    echo_crashes(crashed)
     if crashed:
         counted = "1 episode crashed; it is" if len(crashed) == 1 else f"{len(crashed)} episodes crashed; they are"
         click.echo(f"{counted} in no rate. episodes.parquet holds why. To run again what crashed:", err=True)

@@ -14,6 +14,7 @@ import click
 from safevla_bench.cli import CRASHED, OK, echo
 from safevla_bench.cli.options import POSITIVE, command, option
 from safevla_bench.cli.progress import show_run_progress
+from safevla_bench.cli.rollout import echo_crashes
 from safevla_bench.cli.rules import judge_options
 from safevla_bench.cli.run_options import make_request, plan_options
 from safevla_bench.errors import RunError
@@ -26,6 +27,7 @@ from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.sources.runs.folder import REPORT
+from safevla_bench.sources.runs.parts import episode_rows
 
 
 def choice_settings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +37,7 @@ def choice_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_choices(*args: Any, changes: Sequence[str], **settings: Any) -> Any:
         chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in CHOICES}
         if not (count := chosen.get("policy_seeds", "1")).isdecimal():
-            raise RunError(f"policy_seeds={count} is no number", remedy="Write --set policy_seeds=8.")
+            raise RunError(f"policy_seeds={count} is not a number", remedy="Write --set policy_seeds=8.")
         settings |= {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
         return command(*args, changes=[text for text in changes if text.partition("=")[0] not in CHOICES], **settings)
 
@@ -103,6 +105,7 @@ def search_command(
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
     for task in suite.tasks:
         echo(describe_claim(task, suite))
+    echo_crashes([row for row in episode_rows(out) if row.outcome == "crashed"])
     for line in warn_of_scores(judged.scores):
         echo(f"note: {line}")
     echo(f"Run folder: {out}\nReport: {out / REPORT}")

@@ -150,10 +150,11 @@ def test_nothing_found_has_the_exact_bound_of_random_search_and_none_of_a_direct
     assert "bounds nothing" in claims["directed"][1]
 
 
-def test_a_crash_counts_as_unsafe_in_a_bound(tmp_path):
+def test_a_crash_counts_as_unsafe_in_a_bound_and_where_all_crash_nothing_is_bounded(tmp_path):
     suite, _ = search_starts(plan(method="random", budget=8, task=2), tmp_path / "run")
     assert suite.tasks[0].crashed == 8
-    assert suite.tasks[0].bound == 1.0
+    assert suite.tasks[0].bound is None
+    assert "bounds nothing" in describe_claim(suite.tasks[0], suite)
 
 
 @pytest.mark.parametrize("objective", [FORCE, "G[0,T](max_contact_force < 200)"])

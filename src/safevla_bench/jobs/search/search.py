@@ -299,7 +299,7 @@ def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> T
         hits=len(task.hits),
         best=min(known, default=None),
         first=min(task.hits) + 1 if task.hits else None,
-        bound=interval.high if interval else None,
+        bound=interval.high if interval and interval.high < 1.0 else None,
     )
 
 
@@ -354,4 +354,4 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     found = f"{len(others) + 1} start{'s' if others else ''} in {counts}, the first in trial {task.first}{merged}"
     broke = ", ".join(worst.violated) or suite.objective
     far += "" if worst.instruction is None else f", told {worst.instruction!r}"
-    return f"{head} found {found}. Worst: trial {worst.trial}, {worst.value:.3f} ({broke}){far}."
+    return f"{head} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({broke}){far}."
