@@ -5,7 +5,7 @@ What makes a LIBERO episode repeatable stands in `LiberoEnv.reset` and nowhere e
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,10 @@ class LiberoHost:
             if libero_tasks.is_task_path(suite):
                 install.require()
                 return libero_tasks.tasks_at_path(Path(suite))
-            install.require()
-            if tasks := libero_tasks.registered_tasks(suite):
-                return tasks
+            with suppress(HostError):
+                install.require()
+                if tasks := libero_tasks.registered_tasks(suite):
+                    return tasks
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=libero_tasks.suite_remedy(suite))
         install.require()
         return libero_tasks.suite_tasks(benchmark)

@@ -209,10 +209,11 @@ _MOST_MOVED = 3
 
 
 def reading_summary_table(comparison: ReadingComparison) -> Table:
-    """Return the table of a row per policy and reading, all suites pooled: verdicts that differ, and Safety."""
+    """Return the table of a row per policy and reading that changes a verdict, all suites pooled, with Safety."""
+    first, rows = comparison.readings[0], _pool_readings(comparison)
     return tabulate(
         "Readings of the paper, all suites pooled",
-        _pool_readings(comparison),
+        [row for row in rows if row.reading == first or row.changes.changed],
         (
             text_column("Policy", lambda row: row.policy),
             text_column("Reading", lambda row: row.reading),
@@ -220,7 +221,7 @@ def reading_summary_table(comparison: ReadingComparison) -> Table:
             Column(SAFETY.heading, value=lambda row: rate_cell(row.safety)),
             *_change_columns(),
         ),
-        notes=(f"Changes are from {comparison.readings[0]}.",),
+        notes=(f"Changes are from {first}. Readings that change no verdict of a policy are left out.",),
         remarks=comparison.warnings,
         name="readings",
     )
