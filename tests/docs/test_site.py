@@ -41,6 +41,10 @@ def test_a_page_asks_no_other_host_complains_of_nothing_and_never_scrolls_sidewa
         assert browser.run("document.documentElement.scrollWidth") <= width
 
 
+def test_no_page_is_written_over_by_one_that_sphinx_makes():
+    assert {path.stem for path in DOCS.iterdir()}.isdisjoint({"search", "genindex", "py-modindex"})
+
+
 def test_every_page_is_reached_from_the_navigation(site, browser):
     browser.open(site / "index.html")
     linked = set(browser.run("[...document.querySelectorAll('.sidebar-tree a')].map(a => a.href)"))
