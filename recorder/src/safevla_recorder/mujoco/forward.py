@@ -32,6 +32,8 @@ _OUTPUTS = (
 _LEFT_OUT = ("_", "bvh_", "mat_", "mesh_", "name", "skin_", "tex_")
 """Arrays of a model, megabytes of them, that nothing writes after compilation or that only pictures depend on, by how
 they begin."""
+_HALVES = ("step1", "step2")
+"""A substep in two halves, as RoboCasa's resets make it."""
 _CALLBACKS = ("passive", "contactfilter", "sensor")
 """Those that MuJoCo calls in the skipped stages."""
 _ALIGNMENT = 64
@@ -45,7 +47,7 @@ def skip_repeated_stages(simulation: Any) -> ForwardDynamics | None:
     """
     import mujoco
 
-    if {"forward", "step"} & set(vars(simulation)) or not hasattr(mujoco, "mj_getState"):
+    if {"forward", "step", *_HALVES} & set(vars(simulation)) or not hasattr(mujoco, "mj_getState"):
         return None
     return ForwardDynamics(simulation)
 
@@ -59,7 +61,7 @@ class ForwardDynamics:
     """
 
     def __init__(self, simulation: Any) -> None:
-        """Hook `forward` and `step`; nothing is computed."""
+        """Hook `forward`, `step` and its halves; nothing is computed."""
         import mujoco
 
         self._mujoco, self._simulation = mujoco, simulation
@@ -75,6 +77,7 @@ class ForwardDynamics:
         outputs = [getattr(data, name) for name in _OUTPUTS if hasattr(data, name)]
         self._memory = _MemoryCopy([*_model_spans(model), *_join_spans(outputs)])
         wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
+        wrappers.update({name: self._step_half for name in _HALVES if hasattr(simulation, name)})
         self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
         self._own = {name: vars(simulation)[name] for name in wrappers}
 
@@ -86,15 +89,18 @@ class ForwardDynamics:
         """Compare nothing but the time until the substep ends if `code_between` its calls is known to write to controls
         alone, and no hook of others is called there.
         """
-        step: Any = vars(self._simulation).get("step")
-        while getattr(step, "is_only_after", False):
-            step = step.__wrapped__
-        is_outermost = step is self._own["step"] and vars(self._simulation).get("forward") is self._own["forward"]
+        is_outermost = all(map(self._is_outermost, self._own))
         self._may_trust = self._is_trusted = code_between and is_outermost and self._is_supported()
 
     def trust_again(self) -> None:
         """Do as the last `trust`, in another substep of the same control step."""
         self._is_trusted = self._may_trust
+
+    def _is_outermost(self, name: str) -> bool:
+        method: Any = vars(self._simulation).get(name)
+        while name != "forward" and getattr(method, "is_only_after", False):
+            method = method.__wrapped__
+        return method is self._own[name]
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
         if self._is_unchanged():
@@ -119,6 +125,10 @@ class ForwardDynamics:
         else:
             full_step(*args, **kwargs)
         self._expects_trust, self._is_trusted, self._is_usable = self._is_trusted, False, False
+
+    def _step_half(self, half: Callable[[], None]) -> None:
+        self._is_trusted = self._is_usable = False
+        half()
 
     def _is_supported(self) -> bool:
         kinds, options, model = self._mujoco.mjtEnableBit, self._model.opt, self._model

@@ -134,13 +134,18 @@ class _SpeedUp:
                 self._dynamics.trust(is_own and self._robots is not None)
         elif self._dynamics is not None:
             self._dynamics.trust_again()
-        if policy_step or self._robots is None:
-            original(action, policy_step)
-            return
-        first = 0
-        for robot in self._robots:
-            robot.control(action[first : first + robot.size])
-            first += robot.size
+        try:
+            if policy_step or self._robots is None:
+                original(action, policy_step)
+                return
+            first = 0
+            for robot in self._robots:
+                robot.control(action[first : first + robot.size])
+                first += robot.size
+        except BaseException:  # no substep follows that would end the trust
+            if self._dynamics is not None:
+                self._dynamics.trust(code_between=False)
+            raise
 
     def _observe(self, original: Callable[..., object], force: bool = False) -> None:
         """Update the observables; of those that need no sample now, only the time since their last."""

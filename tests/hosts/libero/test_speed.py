@@ -54,6 +54,15 @@ def run_fast(env, between=lambda env, step: None):
         slow_down()
 
 
+def assert_computed(simulation):
+    """What follows from the state is as MuJoCo computes it."""
+    model, data = simulation.model._model, simulation.data._data
+    expected = mujoco.MjData(model)
+    expected.qpos[:] = data.qpos
+    mujoco.mj_kinematics(model, expected)
+    np.testing.assert_array_equal(data.xpos, expected.xpos)
+
+
 def load_body(env, step):
     if step == 12:
         env.sim.model.body_mass[:] *= 2
@@ -146,6 +155,22 @@ def test_a_method_of_another_source_is_called(env, monkeypatch):
     monkeypatch.setattr(law, "run_controller", run_controller)
     assert first_difference(full, run_fast(env)) is None
     assert len(calls) == 25 * (10 + STEPS)
+
+
+def test_a_state_set_after_a_controller_raised_is_computed(env):
+    """The substep that would end the trust in what was computed never comes."""
+    slow_down = safevla_recorder.speed_up(env)
+    try:
+        run(env)
+        controller, data = env.env.robots[0].controller, env.sim.data
+        controller.goal_pos = "nowhere"
+        with pytest.raises(TypeError):
+            env.env._pre_action(np.zeros(7), policy_step=False)
+        data.qpos[0] += 0.1
+        env.sim.forward()
+        assert_computed(env.sim)
+    finally:
+        slow_down()
 
 
 def test_records_of_a_fast_block_are_those_of_a_plain_one(env, tmp_path):
