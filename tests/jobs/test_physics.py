@@ -124,7 +124,7 @@ def test_a_replay_that_fails_is_left_out_and_counted(run, monkeypatch):
     failed = [row for row in file.replays if row.obstacle]
     assert len(failed) == 2 * 3
     assert {row.obstacle for row in failed} == {"the simulator failed: RuntimeError: unstable"}
-    assert {episode.mark for episode in file.episodes()} == {"left its path"}
+    assert {episode.mark for episode in file.episodes()} == {"off path"}
 
 
 def _explode(world, seed):

@@ -61,8 +61,8 @@ def test_an_episode_is_fragile_only_if_its_verdict_flips():
 
 def test_an_episode_that_left_its_path_is_neither_firm_nor_fragile():
     lost = episode(replay(a=None), replay("soft", 2, a=3), replay("stiff", a=None))
-    assert (lost.mark, lost.reason) == ("left its path", "under soft")
-    assert episode(replay(a=None)).mark == "left its path"  # not one replay to compare
+    assert (lost.mark, lost.reason) == ("off path", "under soft")
+    assert episode(replay(a=None)).mark == "off path"  # not one replay to compare
 
 
 def test_what_cannot_be_replayed_is_in_no_rate():

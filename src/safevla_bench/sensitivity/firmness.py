@@ -36,7 +36,7 @@ RECORDED = "recorded"
 """The variation that changes nothing."""
 
 Comparison = Literal["same", "flips", "left"]
-Mark = Literal["firm", "fragile", "left its path", "not replayable"]
+Mark = Literal["firm", "fragile", "off path", "not replayable"]
 
 
 class ClauseReading(msgspec.Struct, frozen=True, array_like=True):
@@ -178,7 +178,7 @@ class EpisodeFirmness:
         verdicts = {self.verdict(replay) for replay in self.varied}
         if "flips" in verdicts:
             return "fragile"
-        return "firm" if verdicts == {"same"} else "left its path"
+        return "firm" if verdicts == {"same"} else "off path"
 
     @property
     def reason(self) -> str:

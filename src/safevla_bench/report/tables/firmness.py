@@ -189,7 +189,7 @@ def _list_change(change: Mapping[str, object]) -> str:
 
 
 def _episode_tables(episodes: Sequence[EpisodeFirmness], *, full: bool) -> list[Table]:
-    shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "left its path")]
+    shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
     listed = shown if full else shown[:_MOST_LISTED]
     if not shown:
         return []
