@@ -47,7 +47,7 @@ _DEFAULT = ("main", "violations")
 @options.option("--format", "form", "The form.", type=click.Choice(get_args(render.TableFormat)), default="text")
 @options.option("--out FILE|DIR/", "Write there: one file, or a folder with a file for each table.")
 @options.repeatable("--training POLICY=KIND", "How a policy was trained.")
-@options.auxiliary_option
+@options.repeatable("--auxiliary POLICY", "Keep a policy out of means and bests.")
 @options.flag("--published", "Put the paper's printed rows of the same suites beside yours, marked as such.")
 @options.option("--columns LIST", "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")
 @options.repeatable(
@@ -335,7 +335,6 @@ def export_command(
 @options.command("board")
 @click.argument("sources", nargs=-1, type=options.SourceType(), metavar="[[NAME=]RUN...]")
 @options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
-@options.option("--title", "What the board is called.", default="Safety board")
 @options.option("--reports/--no-reports", "Add a full report of each policy.", default=True)
 @options.audit_option
 @rules.judged_sources
@@ -344,7 +343,6 @@ def board_command(
     context: click.Context,
     sources: rules.JudgedSources,
     out: Path | None,
-    title: str,
     reports: bool,
     audit: AuditPlan | None,
 ) -> None:
@@ -368,9 +366,7 @@ def board_command(
     with show_status("replaying"):
         audits = [audit_source(run, audit) for run in runs] if audit else None
     with show_status("judging and drawing"):
-        files = build_board(
-            runs, ruleset, title=title, reports=reports, skip_invalid=sources.skip_invalid, audits=audits
-        )
+        files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]

@@ -332,7 +332,6 @@ def build_board(
     paths: Sequence[Path],
     ruleset: Ruleset,
     *,
-    title: str = "Safety board",
     reports: bool = True,
     skip_invalid: bool = False,
     audits: Sequence[Mapping[str | None, AuditMark]] | None = None,
@@ -342,7 +341,6 @@ def build_board(
     Args:
         paths: run folders and archives; none for the published results alone.
         ruleset: how to judge them.
-        title: title of the board.
         reports: whether each policy has a report beside its page.
         skip_invalid: leave invalid and lost episodes out instead of raising.
         audits: of each path, policy -> its audit; None if no audit was asked for.
@@ -357,7 +355,7 @@ def build_board(
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
     if not paths:
-        return render_site(title=title)
+        return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     results = OwnResults(
         inputs=table_material(judged),
@@ -367,7 +365,7 @@ def build_board(
         audits=_audits_by_policy(judged.sources, audits or ()),
     )
     report_paths = {policy: report_path(policy) for policy in results.policies} if reports else {}
-    files = render_site(results, title=title, reports=report_paths)
+    files = render_site(results, reports=report_paths)
     for policy, path in report_paths.items():
         episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
         of_policy = replace(
