@@ -16,8 +16,8 @@ from safevla_bench.report.figures import style
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     draw_empty,
-    lay_out,
     judged_by_policy,
+    lay_out,
     make_sheet,
     series_signs,
 )

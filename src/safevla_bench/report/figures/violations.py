@@ -21,10 +21,10 @@ from safevla_bench.report.figures import style
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     draw_empty,
-    lay_out,
     fit_text,
     format_episode_range,
     judged_by_policy,
+    lay_out,
     make_sheet,
     panel_width,
     room_for_text,
