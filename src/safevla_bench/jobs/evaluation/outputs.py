@@ -88,6 +88,8 @@ _SCORES_SCHEMA = pa.schema(
         ("simulator", pa.map_(pa.string(), pa.string())),
     ]
 )
+_RARE = (pa.field("unknown_records", pa.map_(pa.string(), pa.int64())), pa.field("diverged_replay", pa.bool_()))
+"""Columns of scores.parquet that most judgements do not need."""
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
@@ -165,14 +167,15 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
 def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
     """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`.
 
-    The table's metadata repeat the document's keys `ORIGIN`; it has a column `unknown_records` only if a row has any.
+    The table's metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
     """
     renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
     document, rows = scores_document(renamed, sources), list(renamed.scores.episodes())
     origin = {name: document[name] for name in ORIGIN if name in document}
     schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
-    if any(row.unknown_records for row in rows):
-        schema = schema.append(pa.field("unknown_records", pa.map_(pa.string(), pa.int64())))
+    for column in _RARE:
+        if any(getattr(row, column.name) for row in rows):
+            schema = schema.append(column)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 
