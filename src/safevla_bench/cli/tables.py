@@ -24,7 +24,7 @@ from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.timeline import Timeline, build_timeline
 from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
-from safevla_bench.publishing import leaderboards, model_card, result_files, submission
+from safevla_bench.publishing import model_card, result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.latex import LatexLayout
@@ -33,6 +33,7 @@ from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
+from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.training.export import export_dataset
 from safevla_bench.training.pictures import CameraChoice
 
@@ -199,7 +200,7 @@ class _ExportChoice:
 
 def _write_authors_csv(judged: Judged, out: Path, choice: _ExportChoice) -> None:
     names = ";".join(path.resolve().name for path in choice.sources)
-    _save_file(out, leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names))
+    _save_file(out, result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, names))
 
 
 def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
@@ -233,9 +234,9 @@ def _write_card(judged: Judged, out: Path, choice: _ExportChoice) -> None:
 
 
 def _write_leaderboard_entry(judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    entry = leaderboards.build_leaderboard_entry(judged, choice.facts)
-    _save_file(out, leaderboards.encode_leaderboard_entry(entry))
-    if unknown := leaderboards.unknown_fields(entry):
+    entry = result_files.build_leaderboard_entry(judged, choice.facts)
+    _save_file(out, dump_json(entry))
+    if unknown := result_files.unknown_fields(entry):
         click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
 
 
