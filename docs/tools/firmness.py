@@ -35,8 +35,9 @@ from safevla_bench.sources.runs.parts import add_digests
 
 PAGE = Path(__file__).parents[1] / "firmness.md"
 KEPT = Path(__file__).parent / "firmness"
-GROUPS = {"builtin": "Built-in policies", "students": "Learned students"}
-"""Name of a file of replays -> its heading on the page, in that order."""
+GROUPS = {"Built-in policies": ("builtin",), "Learned students": ("of-careful", "of-hasty")}
+"""Heading on the page -> names of the runs below it."""
+NAMES = [name for names in GROUPS.values() for name in names]
 SOLVER, CONTACTS, FRICTION, START = KINDS = ("solver", "contacts", "friction", "start")
 KIND_OF = {"time_step": SOLVER, "iterations": SOLVER, "softness": CONTACTS, "friction": FRICTION, "shift_m": START}
 """What a variation changes -> its kind."""
@@ -56,18 +57,38 @@ class KeptReplays(msgspec.Struct, frozen=True, kw_only=True):
 def keep_replays(name: str, run: Path) -> None:
     """Write the replays of a run into the folder that the page is made from."""
     file = PhysicsFile.read(run)
-    if name not in GROUPS or file is None:
-        sys.exit(f"{name} is none of {', '.join(GROUPS)}, or {run} holds no replays")
+    if name not in NAMES or file is None:
+        sys.exit(f"{name} is none of {', '.join(NAMES)}, or {run} holds no replays")
     scores = judge([run], find_rules([run])).scores
     kept = KeptReplays(recorded=len(scores), specs=tuple(scores.specs[k] for k in scores.scored_columns), file=file)
     KEPT.mkdir(exist_ok=True)
-    (KEPT / f"{name}.json.gz").write_bytes(gzip.compress(msgspec.json.encode(kept), mtime=0))
+    kept_path(name).write_bytes(gzip.compress(msgspec.json.encode(kept), mtime=0))
 
 
 def read_replays() -> dict[str, KeptReplays]:
     """Return heading -> the replays below it."""
-    paths = {heading: KEPT / f"{name}.json.gz" for name, heading in GROUPS.items()}
-    return {heading: decode_replays(path) for heading, path in paths.items() if path.exists()}
+    found = {
+        heading: [path for name in names if (path := kept_path(name)).exists()] for heading, names in GROUPS.items()
+    }
+    return {
+        heading: join_replays([decode_replays(path) for path in paths]) for heading, paths in found.items() if paths
+    }
+
+
+def join_replays(parts: Sequence[KeptReplays]) -> KeptReplays:
+    """Return the replays of several runs as those of one."""
+    first = parts[0]
+    assert {str((part.specs, part.file.versions, part.file.variations)) for part in parts} == {
+        str((first.specs, first.file.versions, first.file.variations))
+    }, "they differ in rules, versions or variations"
+    replays = tuple(replay for part in parts for replay in part.file.replays)
+    file = msgspec.structs.replace(first.file, replays=replays)
+    return KeptReplays(recorded=sum(part.recorded for part in parts), specs=first.specs, file=file)
+
+
+def kept_path(name: str) -> Path:
+    """Return the file of a run's kept replays."""
+    return KEPT / f"{name}.json.gz"
 
 
 def decode_replays(path: Path) -> KeptReplays:
@@ -180,7 +201,7 @@ def count_verdicts(file: PhysicsFile) -> dict[str, Counter[Comparison]]:
 
 def resume_run(name: str, run: Path) -> None:
     """Put the kept replays into a run that was recorded again, so that `safevla sensitivity` goes on from them."""
-    file = decode_replays(KEPT / f"{name}.json.gz").file
+    file = decode_replays(kept_path(name)).file
     if file.archive_sha256 != archive_digest(run):
         sys.exit(f"{run} does not hold the records that were replayed: {file.archive_sha256}")
     content = dump_json(file)
