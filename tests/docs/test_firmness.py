@@ -46,7 +46,7 @@ def kept(script, *rows):
 
 def test_clauses_are_told_apart_by_what_flips_them(script):
     of = kept(script, replays("a", flipped=("half-step", "soft")), replays("b", left="soft"), replays("c"))
-    said = script.describe_group(of)
+    said = script.describe_group(of).replace("\N{NO-BREAK SPACE}", " ")
     assert "3 of 9 recorded episodes were replayed: 3 of s (mujoco 3)." in said
     assert f"- No replay flips: `{TORQUE}`." in said
     assert f"- Time step or solver iterations flip: `{FORCE}` (1)." in said
