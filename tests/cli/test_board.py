@@ -22,8 +22,8 @@ def test_runs_and_published_results_stand_on_one_site(safevla, shipped, tmp_path
 
 
 def test_without_runs_the_published_results_are_all_there_is(safevla, tmp_path):
-    safevla.ok("board", "--out", tmp_path / "site", "--title", "Lab <3")
-    assert "<title>Lab &lt;3</title>" in (tmp_path / "site" / "index.html").read_text()
+    safevla.ok("board", "--out", tmp_path / "site")
+    assert "<title>Safety board</title>" in (tmp_path / "site" / "index.html").read_text()
     assert not (tmp_path / "site" / "reports").exists()
 
 

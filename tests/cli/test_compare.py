@@ -193,16 +193,6 @@ def test_readings_and_sweeps_begin_with_the_answer_end_with_the_next_step_and_fi
     assert len(safevla.ok("sensitivity", shipped, *options, "--full").splitlines()) > len(lines)
 
 
-def test_an_auxiliary_policy_is_kept_out_of_the_means(safevla, shipped):
-    def hosts(*options):
-        return {mean["host"]: mean["policies"] for mean in safevla.json("sensitivity", shipped, *options)["means"]}
-
-    both, hasty = ["scripted:careful", "scripted:hasty"], ["scripted:hasty"]
-    assert hosts() == {"LIBERO": both}
-    assert hosts("--auxiliary", "scripted:hasty") == {"LIBERO": both[:1], "auxiliary entries": hasty}
-    assert "is about means" in safevla.refuses("sensitivity", shipped, "--readings", "--auxiliary", "scripted:hasty")
-
-
 def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
     assert "did you mean 'force'?" in safevla.refuses("sensitivity", tmp_path / "absent", "--sweep", "forces=1,2")
 

@@ -191,7 +191,7 @@ COMMANDS = {
     "gate against a baseline": "gate RUN --baseline RUN --min-safety -0.9 --allow-crashed JUDGE",
     "select, which refuses other tasks": "select RUN --subject-to safety>=0.9 JUDGE",
     "figures": "figures RUN --out OUT --format svg JUDGE",
-    "board": "board RUN --out OUT --no-reports --title TITLE JUDGE",
+    "board": "board RUN --out OUT --no-reports JUDGE",
     "specs": "specs --library SPECS",
     "specs explained": "specs --library SPECS --explain mine_3",
     "specs as json": "specs --library SPECS --format json",
@@ -225,7 +225,7 @@ def called(name: str, of: World, out: Path) -> Done:
     """Run a command; whatever it writes lies where it was told to, under a plain name."""
     given = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
     stands = {word: [str(path)] for word, path in given.items()}
-    stands |= {"JUDGE": of.judge, "TITLE": [" ".join(of.texts)], "ONE": [of.texts[4]], "OTHER": [of.texts[5]]}
+    stands |= {"JUDGE": of.judge, "ONE": [of.texts[4]], "OTHER": [of.texts[5]]}
     words = [part for word in COMMANDS[name].split() for part in stands.get(word, [re.sub("^OUT", str(out), word)])]
     (out if "OUT/" in COMMANDS[name] else out.parent).mkdir(parents=True)
     said = io.StringIO()

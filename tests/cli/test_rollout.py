@@ -11,6 +11,7 @@ from safevla_bench import policies
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
 from safevla_bench.jobs.evaluation import rollouts
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
 from safevla_bench.sources.runs.parts import episode_rows
@@ -195,7 +196,9 @@ def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
 
 def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
     for form in ("jsonl", "parquet"):
-        safevla.ok("eval", *PLAN, "--archive", form, "--out", tmp_path / form)
+        request = Request(host="fake", suites=("fake",), tasks=(0, 1), policies=("random",), max_steps=6, archive=form)
+        rollouts.roll_out(request, tmp_path / form)
+        safevla.ok("score", tmp_path / form)
     assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
     one, other = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
     (source,), (other_source,) = one.pop("sources"), other.pop("sources")

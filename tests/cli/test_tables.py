@@ -59,10 +59,6 @@ def test_a_mistake_is_named_and_nothing_is_written(safevla, shipped, tmp_path, o
     assert not (tmp_path / "t.csv").exists()
 
 
-def test_an_auxiliary_policy_that_has_no_episode_is_refused_of_means_too(safevla, shipped):
-    assert "no episode is of the policy 'mine'" in safevla.refuses("sensitivity", shipped, "--auxiliary", "mine")
-
-
 def test_published_rows_stand_beside_the_runs_with_their_source(safevla, shipped):
     (table,) = safevla.json("tables", shipped, "--which", "main", "--published")
     names = [(row[0]["text"], row[0]["detail"]) for row in table["rows"]]

@@ -31,7 +31,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.timeline import build_timeline
-from safevla_bench.publishing import leaderboards, submission
+from safevla_bench.publishing import result_files, submission
 from safevla_bench.report import episode_list, figures, terminal
 from safevla_bench.report.figures import curves, margins
 from safevla_bench.report.page import render_page
@@ -169,7 +169,7 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
 
 
 def test_exports_do_not_pass_for_results_on_the_suite(judged):
-    text = leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")
+    text = result_files.format_authors_csv(judged.summarize_scores()[0], library(), "x")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
     cells = submission.build_submission(judged, judged.paths).cells
@@ -220,7 +220,7 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
 
 def test_exports_name_the_versions(runs_of_two_versions):
     judged = judge([runs_of_two_versions], load_ruleset())
-    rows = csv.DictReader(io.StringIO(leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
+    rows = csv.DictReader(io.StringIO(result_files.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
     assert {row["model"]: row["simulator"] for row in rows} == {
         "a": "mujoco 3.2.3; robosuite 1.4.0",
         "b": "mujoco 3.17.0; robosuite 1.4.0",

@@ -9,6 +9,7 @@ import shutil
 import h5py
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench import archive, policies
@@ -181,6 +182,7 @@ def test_divergence_names_body_size_and_first_step_and_is_marked_wherever_number
     assert [verdict.diverged_replay for verdict in judged.scores.episodes()] == [True]
     (cell,) = metrics.cells(judged.scores)
     assert cell.diverged_replays == 1
+    assert pq.read_table(tmp_path / "judged" / "scores.parquet")["diverged_replay"].to_pylist() == [True]
     (warning,) = [line for line in warn_of_scores(judged.scores) if line.startswith("Diverged replays: 1 episode of")]
     assert warning in warn_of_cells([cell])
     assert "Diverged replays" in (tmp_path / "judged" / "report.html").read_text()

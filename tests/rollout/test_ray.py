@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
-from safevla_bench.rollout import ray_cluster, ray_scoring, scheduler
+from safevla_bench.rollout import ray_cluster, scheduler
 from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
@@ -84,17 +83,6 @@ class Held:
 
 def make(arg, place=".", lethal="", at="3", pause_s="0"):
     return Held(place, lethal, at, pause_s)
-
-
-def judge_piece(piece, shared):
-    """Judges, but for the first time, when its process is killed."""
-    from safevla_bench.rollout import ray_scoring
-
-    struck = Path(__file__).with_name("struck")
-    if not struck.exists():
-        struck.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return ray_scoring.judge_piece(piece, shared)
 '''
 
 
@@ -243,18 +231,6 @@ def test_memory_that_grows_is_a_reason_to_replace_an_actor():
         actor.asked = actors.ActorReply(None, resident)
         actor.receive()
         assert actor.spent is spent
-
-
-# Judging
-
-
-def test_scores_do_not_depend_on_the_engine_nor_on_a_killed_worker(tmp_path, nodes, local, held, monkeypatch):
-    monkeypatch.setattr(ray_scoring, "judge_piece", importlib.import_module("held_plugin").judge_piece)
-    for engine in ("local", "ray"):
-        out = tmp_path / engine
-        assert cli.run_command_line(["score", str(local), "--engine", engine, "--out", str(out)]) == cli.OK
-    assert (held / "struck").exists()
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 # What the user must mend

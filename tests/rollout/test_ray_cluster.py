@@ -37,7 +37,7 @@ def test_several_gpus_are_a_whole_number():
 
 
 def test_ray_is_imported_only_where_it_is_asked_for():
-    modules = "safevla_bench.cli.rollout, safevla_bench.cli.score, safevla_bench.rollout.ray_scoring"
+    modules = "safevla_bench.cli.rollout, safevla_bench.rollout.ray"
     subprocess.run([sys.executable, "-c", f"import sys, {modules}; sys.exit('ray' in sys.modules)"], check=True)
 
 

@@ -147,14 +147,12 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 @options.command("tasks")
 @options.option("--suite NAME", "Only this suite, such as libero-goal.")
 @options.repeatable("--rules FILE", "rule_files", "Add the tasks of a file.", type=options.FILE)
-@options.repeatable("--capabilities NAME", "What a host is taken to measure.")
 @options.repeatable("--propose FILE|DIR", "Propose tags for a task file of LIBERO's kind, or a folder of them.",
                     type=options.FILE)  # fmt: skip
 @options.paper_format_option
 def tasks_command(
     suite: str | None,
     rule_files: tuple[Path, ...],
-    capabilities: tuple[str, ...],
     propose: tuple[Path, ...],
     form: str,
 ) -> None:
@@ -172,15 +170,15 @@ def tasks_command(
         --policy NAME --out runs/mine
     """  # noqa: D301  (click wants the character itself)
     if propose:
-        if suite or rule_files or capabilities or form == "paper":
+        if suite or rule_files or form == "paper":
             raise click.UsageError("--propose reads task files alone; of the other options it takes --format json.")
         _propose_tags(propose, form)
         return
     registry = tasks_loader.registry(rule_files)
     if form == "paper":
-        options.print_json(paper_task_rows(registry, suite, capabilities))
+        options.print_json(paper_task_rows(registry, suite))
         return
-    rows = tasks.task_listings(registry, benchmark=suite, capabilities=capabilities)
+    rows = tasks.task_listings(registry, benchmark=suite)
     if form == "json":
         options.print_json(rows)
         return

@@ -272,7 +272,6 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
 @options.option("--workers N", "--physics: processes that replay. Results do not depend on it.", default=1,
                 type=options.POSITIVE)  # fmt: skip
 @options.flag("--full", "Show every suite and variant, means of hosts, and the ranking.")
-@options.auxiliary_option
 @rules.judged_sources
 @options.format_option()
 def sensitivity_command(
@@ -283,7 +282,6 @@ def sensitivity_command(
     episodes: int | None,
     workers: int,
     full: bool,
-    auxiliary: tuple[str, ...],
     form: str,
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
@@ -291,7 +289,7 @@ def sensitivity_command(
     Without --sweep these are the nine variants of the paper's Table 9, with the means of each host beside the paper's;
     with it, one threshold after another over its grid. The numbers come from the worst values that were recorded, and
     equal a full re-score. With several policies the last table says whether their ranking by Safety changes, with
-    paired intervals of the differences. Auxiliary entries (robocasa-pnp, and --auxiliary) have means of their own.
+    paired intervals of the differences. Auxiliary entries (robocasa-pnp) have means of their own.
 
     With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
     with the depth of the paper's prose; docs/fidelity.md says where they differ and why.
@@ -308,8 +306,6 @@ def sensitivity_command(
     """  # noqa: D301  (click wants the character itself)
     if readings + bool(sweeps) + physics > 1:
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
-    if (readings or sweeps or physics) and auxiliary:
-        raise click.UsageError("--auxiliary is about means, which --readings, --sweep and --physics lack.")
     given = [name for name in ("episodes", "workers") if options.is_given(click.get_current_context(), name)]
     if given and not physics:
         raise click.UsageError(f"--{given[0]} is about replays: pass --physics with it.")
@@ -328,8 +324,7 @@ def sensitivity_command(
         elif sweeps:
             document, answer, tables = _sweep_thresholds(judged, requests, full=full)
         else:
-            roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
-            roster.check_names(judged.scores)
+            roster = Roster(privileged=judged.privileged)
             document, answer, tables = _ablate_thresholds(judged, roster, full=full)
     if form == "json":
         options.print_json(document)

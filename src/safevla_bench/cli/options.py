@@ -17,8 +17,6 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.errors import RunError
-from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import require_source
@@ -198,7 +196,6 @@ def format_option(*forms: str, help: str = "How to print.") -> Callable[[F], F]:
 paper_format_option = format_option(
     "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
 )
-auxiliary_option = repeatable("--auxiliary POLICY", "Keep a policy out of means and bests.")
 log_option = repeatable(
     "--log",
     "trackers",
@@ -206,33 +203,6 @@ log_option = repeatable(
     type=click.Choice(["wandb", "trackio", "tensorboard"]),
 )
 """Trackers of experiments, by the names in `tracking.TRACKERS`."""
-engine_option = option(
-    "--engine local|ray|ray:ADDRESS",
-    "Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto for the one that "
-    "this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on this machine for the command. "
-    "Results are the same.",
-    section=RAY,
-    default="local",
-)
-
-
-def requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`.
-
-    Raises `RunError` for another engine, and for shares that are none.
-    """
-    kind, _, address = engine.partition(":")
-    if kind == "ray":
-        return RayCluster(address=address or None, **shares)
-    if engine != "local":
-        raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
-    return None
-
-
-def print_engine_note(where: RayCluster | None) -> None:
-    """Print a note on stderr if Ray is to be started on this machine because no address is given."""
-    if where and where.place == HERE:
-        click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)
 
 
 class SourceType(click.Path):

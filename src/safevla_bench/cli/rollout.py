@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo, options
-from safevla_bench.cli.options import FILE, command, log_option, print_engine_note
+from safevla_bench.cli.options import FILE, command, log_option
 from safevla_bench.cli.pictures import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.progress import show_run_progress, track_run
 from safevla_bench.cli.rules import judge_options
@@ -35,6 +35,7 @@ from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.estimate import RunEstimate
+from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
@@ -167,7 +168,7 @@ def _print_notes(run_command: RunCommand, ruleset: Ruleset) -> None:
     for line in [*open_questions(request), *list_start_notes(request)]:
         echo(f"note: {line}", err=True)
     if not run_command.dry_run:
-        print_engine_note(run_command.execution.cluster)
+        _print_engine_note(run_command.execution.cluster)
     registration = request.registration
     if registration is not None and (deviation := describe_deviation(registration, request, ruleset)):
         echo(f"note: not as registered: {deviation}", err=True)
@@ -292,3 +293,9 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
         f"From figures {plan.source}.",
     )
+
+
+def _print_engine_note(where: RayCluster | None) -> None:
+    """Print a note on stderr if Ray is to be started on this machine because no address is given."""
+    if where and where.place == HERE:
+        click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)

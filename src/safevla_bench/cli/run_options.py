@@ -21,7 +21,6 @@ from safevla_bench.cli.options import (
     RAY,
     add_options,
     click_options,
-    engine_option,
     flag,
     is_given,
     option,
@@ -29,7 +28,6 @@ from safevla_bench.cli.options import (
     out_option,
     parse_settings,
     repeatable,
-    requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
@@ -41,8 +39,8 @@ from safevla_bench.policies.filters import FILTERS
 from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
+from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.sources.runs.folder import RUN
-from safevla_bench.sources.runs.parts import FORMS, PARQUET
 from safevla_bench.text import redact_secrets
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,8 +74,6 @@ _PLAN_OPTIONS = [
     option("--seed", "Of the policies' randomness.", default=0, show_default=True),
     option("--max-steps", "Horizon; else the protocol's for the suite.", type=POSITIVE),
     option("--shard I/N", "Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
-    option("--archive", "The form of the records: compressed JSON lines, or Parquet, which is judged faster.",
-           type=click.Choice(list(FORMS)), default=PARQUET),
     flag("--stop-on-violation", "End each episode at its first violation. Its outcome is then `stopped`, and of all "
          "rates only Safety is known."),
     option("--until CONDITION", 'Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety '
@@ -92,7 +88,14 @@ _EXECUTION_OPTIONS = [
     out_option("DIR", "The run folder to make, or with --resume to continue."),
     option("--workers N", "Processes that run episodes in parallel. Results do not depend on it.",
            default=1, type=POSITIVE),
-    engine_option,
+    option(
+        "--engine local|ray|ray:ADDRESS",
+        "Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto for the one "
+        "that this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on this machine for the "
+        "command. Results are the same.",
+        section=RAY,
+        default="local",
+    ),
     repeatable("--actor NAME=VALUE", "actor",
                "What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may be "
                "fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak memory.",
@@ -154,12 +157,25 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     shares = msgspec.structs.asdict(parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
-        cluster=requested_cluster(how["engine"], **shares),
+        cluster=_requested_cluster(how["engine"], **shares),
         resume=how["resume"],
         retry_crashed=how["retry_crashed"],
     )
     resume_command = _format_resume_command(context, out, request)
     return RunCommand(request, out.absolute(), out, execution, how["record_only"], how["dry_run"], resume_command)
+
+
+def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
+    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`.
+
+    Raises `RunError` for another engine, and for shares that are none.
+    """
+    kind, _, address = engine.partition(":")
+    if kind == "ray":
+        return RayCluster(address=address or None, **shares)
+    if engine != "local":
+        raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
+    return None
 
 
 def run_options(command: F) -> F:
@@ -386,8 +402,8 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    shared = [*click_options([engine_option]), *JUDGE_OPTIONS]
-    repeated = {param.name for param in shared} | {"actor", "workers", "trackers", "registered", "record_only"}
+    executing = {"actor", "engine", "workers", "trackers", "registered", "record_only"}
+    repeated = {param.name for param in JUDGE_OPTIONS} | executing
     for param in context.command.params:
         if param.name in repeated and is_given(context, str(param.name)):
             value = context.params[str(param.name)]

@@ -49,14 +49,12 @@ from safevla_bench.trajectory.batch import Batch
 @options.format_option()
 @options.log_option
 @rules.judged_sources
-@options.engine_option
 def score_command(
     sources: rules.JudgedSources,
     out: Path | None,
     legacy_ids: bool,
     form: str,
     trackers: tuple[str, ...],
-    engine: str,
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
@@ -79,15 +77,13 @@ def score_command(
             raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0])))
         _print_results(results, form)
         return
-    cluster = options.requested_cluster(engine)
     folder = options.choose_output(out, sources.paths)
     is_experiment = out is None and _is_experiment(folder)
     if is_experiment:
         folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
     tracking.require_trackers(trackers)
-    options.print_engine_note(cluster)
     with show_status("judging"):
-        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, cluster=cluster)
+        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         write_outputs(judged, folder, legacy_ids=legacy_ids)
         _send_scores(judged, folder, trackers)
     if form == "json":

@@ -24,7 +24,7 @@ from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.timeline import Timeline, build_timeline
 from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
-from safevla_bench.publishing import leaderboards, model_card, result_files, submission
+from safevla_bench.publishing import model_card, result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.latex import LatexLayout
@@ -33,6 +33,7 @@ from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
+from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.training.export import export_dataset
 from safevla_bench.training.pictures import CameraChoice
 
@@ -47,7 +48,7 @@ _DEFAULT = ("main", "violations")
 @options.option("--format", "form", "The form.", type=click.Choice(get_args(render.TableFormat)), default="text")
 @options.option("--out FILE|DIR/", "Write there: one file, or a folder with a file for each table.")
 @options.repeatable("--training POLICY=KIND", "How a policy was trained.")
-@options.auxiliary_option
+@options.repeatable("--auxiliary POLICY", "Keep a policy out of means and bests.")
 @options.flag("--published", "Put the paper's printed rows of the same suites beside yours, marked as such.")
 @options.option("--columns LIST", "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")
 @options.repeatable(
@@ -199,7 +200,7 @@ class _ExportChoice:
 
 def _write_authors_csv(judged: Judged, out: Path, choice: _ExportChoice) -> None:
     names = ";".join(path.resolve().name for path in choice.sources)
-    _save_file(out, leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names))
+    _save_file(out, result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, names))
 
 
 def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
@@ -233,9 +234,9 @@ def _write_card(judged: Judged, out: Path, choice: _ExportChoice) -> None:
 
 
 def _write_leaderboard_entry(judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    entry = leaderboards.build_leaderboard_entry(judged, choice.facts)
-    _save_file(out, leaderboards.encode_leaderboard_entry(entry))
-    if unknown := leaderboards.unknown_fields(entry):
+    entry = result_files.build_leaderboard_entry(judged, choice.facts)
+    _save_file(out, dump_json(entry))
+    if unknown := result_files.unknown_fields(entry):
         click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
 
 
@@ -335,7 +336,6 @@ def export_command(
 @options.command("board")
 @click.argument("sources", nargs=-1, type=options.SourceType(), metavar="[[NAME=]RUN...]")
 @options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
-@options.option("--title", "What the board is called.", default="Safety board")
 @options.option("--reports/--no-reports", "Add a full report of each policy.", default=True)
 @options.audit_option
 @rules.judged_sources
@@ -344,7 +344,6 @@ def board_command(
     context: click.Context,
     sources: rules.JudgedSources,
     out: Path | None,
-    title: str,
     reports: bool,
     audit: AuditPlan | None,
 ) -> None:
@@ -368,9 +367,7 @@ def board_command(
     with show_status("replaying"):
         audits = [audit_source(run, audit) for run in runs] if audit else None
     with show_status("judging and drawing"):
-        files = build_board(
-            runs, ruleset, title=title, reports=reports, skip_invalid=sources.skip_invalid, audits=audits
-        )
+        files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]

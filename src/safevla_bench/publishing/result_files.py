@@ -1,13 +1,29 @@
-"""Results in the files of other evaluations, with Safety beside their success: LeRobot's and vla-evaluation-harness's.
+"""Results in the forms of others: two leaderboards, and the files of two other evaluations.
 
-Sources: lerobot 7427f31 src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-evaluation-harness e1ee9ad
+The authors publish `aggregated_with_ci.csv` (safevla.org). Proportions are fractions; specifications have the ids of
+the authors' tables. `viol__`, `nsv__` and `rho__` are over the episodes in which a specification is active (and, for
+means, not vacuous): so the authors' RoboCasa-365 rows are counted. `n_episodes` are those that ran to their end; the
+suite's name says how many episodes have no verdict. Three of their columns stay empty, as nothing here measures them:
+`collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field is "no value", never zero. One
+column more, the last, is ours: `simulator`, the versions that decided the physics.
+
+RoboCasa's takes success by split, and what the model is. Source: robocasa-benchmark/leaderboard at 821c895,
+`README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365. The composite
+splits are evaluated elsewhere and come from the facts about the model. Its README asks to write "N/A" for what is not
+known and to explain that in the notes; its schema takes such a file only once every number is there.
+
+The files are LeRobot's and vla-evaluation-harness's, with Safety beside their success. Sources: lerobot 7427f31
+src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-evaluation-harness e1ee9ad
 src/vla_eval/results/collector.py. What a record does not hold, such as rewards, is left out and not written as zero.
 Keys of ours are `safe`, `sbu` and `vsi` of an episode, and `pc_safe`, `mean_safe` and so on of several.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TypeVar
 
 import msgspec
@@ -15,15 +31,202 @@ import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.metrics import Summary, task_rates
+from safevla_bench.judging.provenance_marks import STANDIN
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, VSI_UNSAFE, Mean, Rate
 from safevla_bench.judging.scores import UNCOUNTED, EpisodeScore
+from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
+from safevla_bench.publishing.submission import recorded_versions
+from safevla_bench.report.render.text import spreadsheet_text
+from safevla_bench.report.tables.table import policy_name
+from safevla_bench.specs.spec import Library
+from safevla_bench.text import format_fixed, format_percent
 from safevla_bench.version import __version__
 
+_RATES = {"SR": SR, "safety_rate": SAFETY, "succ_unsafe": SBU}
+_MEANS = {"vsi": VSI, "vsi_unsafe": VSI_UNSAFE}
+_SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
+_SIMULATOR = "simulator"
+_Value = float | str | None
+
+
+def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
+    """Return the CSV text: a row for each policy × suite, under the authors' headings.
+
+    The library gives the older ids and the tiers of its specifications; `run_dir` is the value of that column, such as
+    the name of the run folder.
+    """
+    heads, sink = _column_names(library), io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(heads)
+    for cell in cells:
+        row = _suite_row(cell, library, run_dir)
+        writer.writerow([_csv_value(row.get(head)) for head in heads])
+    return sink.getvalue()
+
+
+def _csv_value(value: _Value) -> str:
+    if value is None:
+        return ""
+    return spreadsheet_text(value) if isinstance(value, str) else repr(value)
+
+
+def _column_names(library: Library) -> list[str]:
+    """Return the columns in the authors' order: identity, headline, each specification by kind, then all intervals."""
+    spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
+    graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
+    headline = [*_RATES, *_MEANS]
+    margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
+    violations = [f"viol__{name}" for name in spec_ids]
+    return [
+        *("model", "benchmark_suite", "run_dir", "n_episodes"),
+        *headline,
+        *("collision_rate", "ci_95_low", "ci_95_high"),
+        *margins,
+        *violations,
+        *(
+            head
+            for name in (*headline, *margins, *violations)
+            for head in _interval_columns(name, is_rate=name in (*_RATES, *violations))
+        ),
+        _SIMULATOR,
+    ]
+
+
+def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
+    method = "wilson" if is_rate else "bootstrap"
+    return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
+
+
+def _authors_id(library: Library, spec_id: str) -> str:
+    return next(iter(library.legacy_ids(spec_id)), spec_id)
+
+
+def _authors_suite(cell: Summary) -> str:
+    suite = _SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
+    marks = [
+        *([STANDIN] if cell.standin_assets else []),
+        *([f"{cell.unjudged} of {cell.judged + cell.unjudged} without a verdict"] if cell.unjudged else []),
+        *([f"{cell.stopped_on_violation} stopped on a violation"] if cell.stopped_on_violation else []),
+    ]
+    return f"{suite} ({', '.join(marks)})" if marks else suite
+
+
+def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
+    """Return the values of a cell's row by column name, rates as shares; columns without a value are None or absent."""
+    row: dict[str, _Value] = {
+        "model": policy_name(cell),
+        "benchmark_suite": _authors_suite(cell),
+        "run_dir": run_dir,
+        "n_episodes": cell.n,
+        _SIMULATOR: "; ".join(f"{package} {' and '.join(numbers)}" for package, numbers in cell.simulator.items()),
+    }
+    for head, metric in (_RATES | _MEANS).items():
+        row |= _number_fields(head, cell.number(metric))
+    for spec in cell.specs:
+        name, is_judged = _authors_id(library, spec.spec_id), spec.active > spec.vacuous
+        row |= _number_fields(f"viol__{name}", spec.violations_when_active if is_judged else Rate(0, 0, None, None))
+        row |= _number_fields(f"nsv__{name}", spec.nsv)
+        row |= _number_fields(f"rho__{name}", spec.rho)
+    return row
+
+
+def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
+    """Return a number and its interval, also under the method's name: Wilson's of a rate, the bootstrap of a mean."""
+    ends = number.ci or (None, None)
+    of_method = ends if isinstance(number, Rate) or number.bootstrap else (None, None)
+    columns = _interval_columns(name, is_rate=isinstance(number, Rate))
+    return {name: number.value, **dict(zip(columns, (*of_method, *ends), strict=True))}
+
+
+# RoboCasa's leaderboard
+
+SUITE, UNKNOWN = "robocasa-365", "N/A"
+_PACKAGE = "robocasa"
+_SPLITS = ("composite_seen_success", "composite_unseen_success")
+_LINKS = ("code_url", "commit_hash", "checkpoint_url", "paper_link", "open_source", "wandb")
+
+
+def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
+    """Return the submission to RoboCasa's leaderboard, success in percent; nothing is written.
+
+    What is not known is "N/A"; for numbers of success the notes say why. Raises `RunError` for no episode of the suite,
+    several policies or none, and a simulator that ran with stand-ins for its own assets.
+    """
+    cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
+    if cell is None:
+        raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes its own tasks alone.")
+    success, missing = _task_success(judged, cell)
+    return {
+        "model_name": facts.model_name or cell.policy or UNKNOWN,
+        **_known_facts(facts, "policy_family", "date", "submission_source"),
+        "robocasa_version": _recorded_version(judged)[1] or UNKNOWN,
+        "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
+        **_known_facts(facts, *_SPLITS, *_LINKS),
+        "training_config": _known_facts(facts, "batch_size", "num_training_steps"),
+        "notes": _format_notes(judged, cell, facts, missing),
+    }
+
+
+def _known_facts(facts: ModelFacts, *names: str) -> dict[str, object]:
+    return {name: UNKNOWN if (value := getattr(facts, name)) is None else value for name in names}
+
+
+def unknown_fields(entry: dict[str, object]) -> list[str]:
+    """Return the fields whose value is "N/A", those within `training_config` too."""
+    training = entry["training_config"]
+    assert isinstance(training, dict)
+    return [name for name, value in {**entry, **training}.items() if value == UNKNOWN]
+
+
+def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[str]]:
+    rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE}
+    tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
+    missing = [task for task in tasks if task not in rates or not rates[task].n]
+    if missing or not cell.n:
+        return None, missing
+    shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks]
+    return sum(shares, Fraction(0)) / len(shares), []
+
+
+def _recorded_version(judged: Judged) -> tuple[str, str]:
+    """Return the one package of RoboCasa that the records name and its version; ("", "") unless there is one."""
+    packages = {name: own for name, own in recorded_versions(judged.headers).items() if name.endswith(_PACKAGE)}
+    versions = [(name, version) for name, own in packages.items() for version in own]
+    return versions[0] if len(versions) == 1 else ("", "")
+
+
+def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Sequence[str]) -> str:
+    """Return the notes: the user's, episodes and safety, and why fields are "N/A" or numbers incomplete."""
+    safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
+    sentences = [facts.notes] if facts.notes else []
+    sentences.append(f"Atomic-Seen: {cell.n} episodes.")
+    if safety.value is not None:
+        sentences.append(
+            f"Safety {format_percent(safety.count, safety.n)} %, successes that were unsafe "
+            f"{format_percent(unsafe.count, unsafe.n)} % of {unsafe.n} episodes. {judged.provenance.to_sentence()}"
+        )
+    package, _ = _recorded_version(judged)
+    if package not in ("", _PACKAGE):
+        sentences.append(f"robocasa_version is that of the package {package}.")
+    if cell.crashed:
+        sentences.append(f"{cell.crashed} episodes crashed and are in no rate.")
+    if not judged.is_complete:
+        sentences.append("Not all planned episodes are in these numbers.")
+    if missing:
+        sentences.append(f"N/A for Atomic-Seen: {len(missing)} of its tasks have no episode.")
+    if any(getattr(facts, name) is None for name in _SPLITS):
+        sentences.append("N/A for composite splits: not evaluated in this run.")
+    if cell.policy in judged.privileged:
+        sentences.append("The policy saw simulator state that no real robot has.")
+    return " ".join(sentences)
+
+
+# The files of other evaluations
+
 K = TypeVar("K")
-_OURS: Mapping[str, Callable[[EpisodeScore], bool | float | None]] = {
-    "safe": lambda score: score.safe,
-    "sbu": lambda score: score.sbu,
-    "vsi": lambda score: score.vsi,
-}
+_OURS = ("safe", "sbu", "vsi")
+_METRICS = ("success", *_OURS)
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
@@ -45,7 +248,7 @@ def encode_harness_results(judged: Judged) -> bytes:
     if len(suites) > 1:
         remedy = "Export the run of one suite, or --format lerobot-results."
         raise RunError(f"the harness's file holds one suite, and here are {len(suites)}", remedy=remedy)
-    keys = {"success": "mean", **dict.fromkeys(_OURS, "mean")}
+    keys = dict.fromkeys(_METRICS, "mean")
     tasks = [_harness_task(task, rows) for task, rows in _group(scores, lambda score: score.task_id)]
     head = {"benchmark": next(iter(suites)), "mode": "sync", "harness_version": f"safevla-bench {__version__}"}
     rates = {f"mean_{name}": rate for name, rate in _rates(scores).items()}
@@ -75,15 +278,19 @@ def _group(scores: Sequence[EpisodeScore], key: Callable[[EpisodeScore], K]) -> 
 
 
 def _list_metrics(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    return {"successes": [row.success for row in rows], **{name: [*map(read, rows)] for name, read in _OURS.items()}}
+    own = {name: [getattr(row, name) for row in rows] for name in _OURS}
+    return {"successes": [row.success for row in rows], **own}
+
+
+def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
+    return {name: value for name in _METRICS if (value := getattr(row, name)) is not None}
 
 
 def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
     """Return the mean of each metric over the episodes that have it; a metric that none has is left out."""
-    values: dict[str, list[bool | float | None]] = {name: [*map(read, rows)] for name, read in _OURS.items()}
-    values = {"success": [row.success for row in rows], **values}
-    known = {name: [float(value) for value in column if value is not None] for name, column in values.items()}
-    return {name: float(np.mean(column)) for name, column in known.items() if column}
+    known = [_known_values(row) for row in rows]
+    columns = {name: [float(values[name]) for values in known if name in values] for name in _METRICS}
+    return {name: float(np.mean(column)) for name, column in columns.items() if column}
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
@@ -93,11 +300,7 @@ def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
 
 
 def _harness_task(task: str, rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    metrics = [{"success": row.success, **{name: read(row) for name, read in _OURS.items()}} for row in rows]
-    episodes = [
-        {"episode_id": number, "metrics": {name: value for name, value in values.items() if value is not None}}
-        for number, values in enumerate(metrics)
-    ]
+    episodes = [{"episode_id": number, "metrics": _known_values(row)} for number, row in enumerate(rows)]
     rates = {f"mean_{name}": rate for name, rate in _rates(rows).items()}
     return {"task": task, "episodes": episodes, "num_episodes": len(rows), **rates}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 
 import numpy as np
@@ -122,6 +123,14 @@ def test_undoing_it_leaves_the_environment_as_it_was(env):
     slow_down()
     assert {name: vars(env.env).get(name) for name in HOOKED} == kept
     assert not {"forward", "step"} & set(vars(env.sim))
+
+
+def test_garbage_that_robosuite_collects_at_a_reset_is_that_of_the_environment_alone(env):
+    gc.unfreeze()  # what pytest's plug-ins froze
+    slow_down = safevla_recorder.speed_up(env)
+    assert gc.get_freeze_count()
+    slow_down()
+    assert not gc.get_freeze_count()
 
 
 def test_an_environment_with_an_action_of_its_own_keeps_it(env):

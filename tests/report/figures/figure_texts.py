@@ -23,8 +23,8 @@ def words(figure: Figure) -> list[tuple[str, Bbox]]:
 
 
 def read(figure: Figure) -> list[str]:
-    """The texts of a figure."""
-    return [text for text, _ in words(figure)]
+    """The texts of a figure, their lines joined."""
+    return [text.replace("\n", " ") for text, _ in words(figure)]
 
 
 def _texts(figure: Figure) -> Iterator[Text]:

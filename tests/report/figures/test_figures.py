@@ -85,12 +85,6 @@ def test_every_policy_is_named_in_full(name):
     assert [policy for policy in LONG if policy not in texts] == []
 
 
-def test_short_names_stand_at_their_markers_and_need_no_key():
-    texts = read(drawn("tradeoff", FigureInput(crowd(["openvla", "pi0"], 50), *NO_RECORDS)))
-    assert texts.count("openvla") == texts.count("pi0") == 1
-    assert "1" not in texts
-
-
 @pytest.mark.parametrize("state", ["all unsafe", "all safe", "one episode"])
 def test_a_bar_at_0_or_100_percent_stands_off_the_axes(state):
     axes = drawn("tradeoff", shown(state)).axes

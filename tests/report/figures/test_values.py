@@ -93,8 +93,7 @@ def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
     ]
     assert panel.frontier == ((50.0, 100.0), (100.0, 50.0))
     texts = read(tradeoff.draw_tradeoff(value))
-    assert texts.count("1") == 2  # both markers of policy a carry its number
-    assert {"libero-goal", "robocasa-365", "1  a"} <= set(texts)
+    assert {"libero-goal", "robocasa-365", "a"} <= set(texts)
 
 
 def test_an_auxiliary_suite_shares_no_panel_and_that_is_told():
@@ -342,7 +341,7 @@ def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
     assert all(style.text_width_pt(line) <= 90.0 for line in lines)
 
 
-def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_their_letters():
+def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_in_the_key():
     scores = verdicts((True, -100, -3), (True, 1, 1))
     depth = scores.depth.copy()
     depth[1] = np.nan
@@ -350,4 +349,4 @@ def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_their_lett
     assert (len(value.points), value.no_depth) == (1, 1)
     texts = read(violations.draw_severity(value))
     assert "1 violated without a severe magnitude" in " ".join(" ".join(texts).split())
-    assert "a" in texts
+    assert any(scores.specs[0].spec_id in text for text in texts)

@@ -9,6 +9,7 @@ are called.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import sys
@@ -100,10 +101,17 @@ class _SpeedUp:
         self._observables: list[Any] | None = None  # of the running control step; None = not looked up
         self._parts: dict[Any, _Part] = {}  # by controller
         self._attach()
+        # robosuite collects garbage at each reset: 0.1 s, if it must look through all that was imported, too.
+        self._is_freezing = not gc.get_freeze_count()
+        if self._is_freezing:
+            gc.freeze()
 
     def undo(self) -> None:
         self._release()
         undo_all(self._hooks)
+        if self._is_freezing:
+            gc.unfreeze()
+        self._is_freezing = False
 
     def _attach(self) -> None:
         simulation = self._env.sim

@@ -40,35 +40,26 @@ if TYPE_CHECKING:
     from safevla_bench.compare.series import SeriesComparison
     from safevla_bench.judging.gates import EpisodeCosts, Gate, GateReport
     from safevla_bench.judging.rates import GateMetric
-    from safevla_bench.rollout.ray_cluster import RayCluster
 
 
-def judge(
-    paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
-) -> Judged:
-    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
+def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
+    """Score every episode of the sources.
 
     Args:
         paths: run folders and archives.
         ruleset: how to judge.
         skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
-        cluster: a Ray cluster; None = this process.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
         RegistryError: a task without an entry (`UnknownTaskError`), or with one that contradicts itself.
-        RunError: a path is not a source, an episode is in two sources, or the cluster cannot be used.
+        RunError: a path is not a source, or an episode is in two sources.
         RecordError: a log's mapping cannot be read.
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
-    clustered = None
-    if cluster is not None:
-        from safevla_bench.rollout.ray_scoring import score_on_cluster
-
-        clustered = score_on_cluster(sources, ruleset, cluster)
     try:
-        records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
+        records, scores = _score_sources(sources, ruleset, skip_invalid)
     except UnknownTaskError as error:
         raise _explain_unknown(error, sources) from None
     records.require_valid(skip_invalid=skip_invalid)
@@ -213,7 +204,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
-def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
+def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
     """Read the records once and return their index and scores."""
     scan = Scan(paths)
     try:

@@ -88,6 +88,8 @@ _SCORES_SCHEMA = pa.schema(
         ("simulator", pa.map_(pa.string(), pa.string())),
     ]
 )
+_RARE = (pa.field("unknown_records", pa.map_(pa.string(), pa.int64())), pa.field("diverged_replay", pa.bool_()))
+"""Columns of scores.parquet that most judgements do not need."""
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
@@ -165,14 +167,15 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
 def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
     """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`.
 
-    The table's metadata repeat the document's keys `ORIGIN`; it has a column `unknown_records` only if a row has any.
+    The table's metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
     """
     renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
     document, rows = scores_document(renamed, sources), list(renamed.scores.episodes())
     origin = {name: document[name] for name in ORIGIN if name in document}
     schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
-    if any(row.unknown_records for row in rows):
-        schema = schema.append(pa.field("unknown_records", pa.map_(pa.string(), pa.int64())))
+    for column in _RARE:
+        if any(getattr(row, column.name) for row in rows):
+            schema = schema.append(column)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 
@@ -332,7 +335,6 @@ def build_board(
     paths: Sequence[Path],
     ruleset: Ruleset,
     *,
-    title: str = "Safety board",
     reports: bool = True,
     skip_invalid: bool = False,
     audits: Sequence[Mapping[str | None, AuditMark]] | None = None,
@@ -342,7 +344,6 @@ def build_board(
     Args:
         paths: run folders and archives; none for the published results alone.
         ruleset: how to judge them.
-        title: title of the board.
         reports: whether each policy has a report beside its page.
         skip_invalid: leave invalid and lost episodes out instead of raising.
         audits: of each path, policy -> its audit; None if no audit was asked for.
@@ -357,7 +358,7 @@ def build_board(
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
     if not paths:
-        return render_site(title=title)
+        return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     results = OwnResults(
         inputs=table_material(judged),
@@ -367,7 +368,7 @@ def build_board(
         audits=_audits_by_policy(judged.sources, audits or ()),
     )
     report_paths = {policy: report_path(policy) for policy in results.policies} if reports else {}
-    files = render_site(results, title=title, reports=report_paths)
+    files = render_site(results, reports=report_paths)
     for policy, path in report_paths.items():
         episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
         of_policy = replace(

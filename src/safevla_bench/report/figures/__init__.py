@@ -20,7 +20,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures import curves, margins, tradeoff, violations
-from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
+from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style
 from safevla_bench.text import format_fixed
 
 FigureFormat = Literal["svg", "pdf", "png"]
@@ -85,19 +85,13 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return what `draw` draws, scaled to the page's size of text; `RunError` if the page is too narrow for it.
-
-    `draw` itself takes the width from `sheet_width()` and the style from `figure_style`.
-    """
+    """Return what `draw` draws for the page; `RunError` if that is too narrow for its size of text."""
     if page.is_too_narrow:
         least = format_fixed(NARROWEST_IN * page.scale, 1)
         problem = f"a figure {page.width_in:g} in wide is too narrow for text of {page.font_pt:g} pt"
         raise RunError(problem, remedy=f"Take at least {least} in, or smaller text.")
     with drawing_page(page):
-        figure = draw()
-        with figure_style():
-            scale_figure(figure, page.scale)
-    return figure
+        return draw()
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:

@@ -19,14 +19,15 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
+from safevla_bench.report.figures import style
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
-    PanelGrid,
     draw_empty,
-    draw_grid,
     draw_panels,
     format_episode_range,
     judged_by_policy,
+    panel_width,
+    room_for_text,
 )
 from safevla_bench.report.figures.style import (
     INK,
@@ -75,7 +76,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     return draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
-        PanelGrid(len(panels), left=0.42, right=0.16, below=0.38, above=0.22, gap=0.2, high=1.35),
+        1.35,
         [title for title, _ in panels],
         lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], shown_anchors),
         across=f"Threshold ({unit})" if unit else "Threshold",
@@ -106,17 +107,17 @@ def _draw_sweep_panel(
     for series, rates in curves:
         ink, (value, low, high) = series_colour(series), percent_band(rates)
         axes.fill_between(thresholds, low, high, color=ink, alpha=0.13, linewidth=0)
-        axes.plot(thresholds, value, color=ink, linestyle=series_dash(series), linewidth=1.1,
-                  marker=series_marker(series), markersize=3.5, markevery=(series % step, step),
-                  markeredgecolor="white", markeredgewidth=0.3, clip_on=False, zorder=3)  # fmt: skip
+        axes.plot(thresholds, value, color=ink, linestyle=series_dash(series), linewidth=style.points(1.1),
+                  marker=series_marker(series), markersize=style.points(3.5), markevery=(series % step, step),
+                  markeredgecolor="white", markeredgewidth=style.points(0.3), clip_on=False, zorder=3)  # fmt: skip
     for anchor, width in anchors.items():
-        axes.axvline(anchor, color=INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
+        axes.axvline(anchor, color=INK, linewidth=style.points(width), linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
     axes.set_yticks(range(0, 101, 20))
     axes.locator_params(axis="x", nbins=5)
-    draw_grid(axes)
+    axes.grid(True)
 
 
 def _sweep_notes(counts: Sequence[int], anchors: Iterable[float], warnings: Sequence[str]) -> list[str]:
@@ -150,7 +151,7 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     several = panels and len(compared.series) > 1
     return draw_panels(
         "Success and safety along the series",
-        PanelGrid(len(panels), left=0.34, right=0.18, below=0.38, above=0.24, gap=0.36, high=1.15, title_gap=0.06),
+        1.15,
         [title for title, *_ in panels],
         lambda axes, k: _draw_series_panel(axes, axis, compared.series, *panels[k][1:]),
         across=across,
@@ -179,22 +180,24 @@ def _draw_series_panel(
     axes.minorticks_off()
     axes.set_ylim(0, 1.03 * top)
     axes.set_yticks([top * k / 5 for k in range(6)], [format_compact(top * k / 5) for k in range(6)])
-    draw_grid(axes)
+    axes.grid(True)
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
     """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
     marks, series = curve_marks(curve, metric), names.index(curve.series)
     ink = series_colour(series)
-    aside = ScaledTranslation((series - (len(names) - 1) / 2) * _DODGE_PT / 72, 0, axes.figure.dpi_scale_trans)
+    aside = ScaledTranslation(
+        (series - (len(names) - 1) / 2) * style.points(_DODGE_PT) / 72, 0, axes.figure.dpi_scale_trans
+    )
     plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
     labels, values = [mark.label for mark in marks], [mark.value for mark in marks]
     if marks:
-        plot(labels, values, linestyle=series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
+        plot(labels, values, linestyle=series_dash(series), linewidth=style.points(0.7), alpha=0.55, zorder=2)
         for mark in marks:
-            plot([mark.label] * 2, [mark.low, mark.high], linewidth=1.1, solid_capstyle="butt", zorder=3)
-        plot(labels, values, linestyle="none", marker=series_marker(series), markersize=3.8,
-             markeredgecolor="white", markeredgewidth=0.3, zorder=4)  # fmt: skip
+            plot([mark.label] * 2, [mark.low, mark.high], linewidth=style.points(1.1), solid_capstyle="butt", zorder=3)
+        plot(labels, values, linestyle="none", marker=series_marker(series), markersize=style.points(3.8),
+             markeredgecolor="white", markeredgewidth=style.points(0.3), zorder=4)  # fmt: skip
     return bool(marks)
 
 
@@ -279,10 +282,9 @@ def _onset_curve(measured: SpecOnset, specs: Sequence[str]) -> OnsetCurve:
 @figure_style()
 def draw_onset(value: Onset) -> Figure:
     """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
-    high = 1.8 if len(value.panels) <= 2 else 1.05
-    grid = PanelGrid(len(value.panels), 0.42, 0.12, 0.38, 0.2, 0.14, high, title_gap=0.04)
+    room_pt = room_for_text(panel_width(min(2, len(value.panels)) or 1))
     titles = [f"{drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
-    numbered = any(text_width_pt(title) > 72 * grid.wide for title in titles)
+    numbered = any(text_width_pt(title) > room_pt for title in titles)
     if numbered:
         titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
     highest_share = max((panel.curves[-1].high[-1] for panel in value.panels if panel.curves), default=0.0)
@@ -291,7 +293,7 @@ def draw_onset(value: Onset) -> Figure:
     band = "Band: any limit; 95 % interval at each time alone."
     return draw_panels(
         "When violations begin",
-        grid,
+        1.8 if len(value.panels) <= 2 else 1.05,
         titles,
         lambda axes, k: _draw_policy(axes, value.panels[k], value.end, share_end),
         across="Progress of the episode (%)" if value.progress else "Time in the episode (s)",
@@ -316,7 +318,7 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
     axes.set_xlim(0, end or 1.0)
     axes.set_ylim(0, share_end * 1.03)
     axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
-    draw_grid(axes)
+    axes.grid(True)
     for curve in panel.curves:
         anything = curve.series < 0
         across = [0.0, *curve.at, end]
@@ -329,7 +331,7 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
             where="post",
             color=_FAINT if anything else series_colour(curve.series),
             linestyle="-" if anything else series_dash(curve.series),
-            linewidth=1.6 if anything else 1.1,
+            linewidth=style.points(1.6 if anything else 1.1),
             zorder=2 if anything else 3,
         )
     if not any(curve.share[-1] for curve in panel.curves):

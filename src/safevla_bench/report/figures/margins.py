@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
-from safevla_bench.report.figures.sheet import KeyEntry, Sheet, draw_empty, judged_by_policy, make_sheet, series_signs
-from safevla_bench.report.figures.style import (
-    INK,
-    LINE,
-    MUTED,
-    SMALL,
-    figure_style,
-    series_colour,
-    series_marker,
-    sheet_width,
-    text_width_pt,
+from safevla_bench.report.figures import style
+from safevla_bench.report.figures.sheet import (
+    KeyEntry,
+    draw_empty,
+    judged_by_policy,
+    lay_out,
+    make_sheet,
+    series_signs,
 )
+from safevla_bench.report.figures.style import INK, LINE, MUTED, SMALL, figure_style, series_colour, series_marker
 
 MAX_DOTS = 40
 """Episodes of a row are drawn one by one if there are no more than this."""
@@ -91,51 +89,52 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
     )
 
 
-_ROW, _TITLE, _GAP, _BELOW, _COUNT = 0.16, 0.17, 0.06, 0.4, 0.82
+_ROW_IN, _TITLE_IN = 0.16, 0.2
 
 
 @figure_style()
 def draw_margins(value: Margins) -> Figure:
     """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots for few margins."""
     texts, numbered = series_signs(value.policies, 62)
-    high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
+    count = sum(len(rows) for _, rows in value.blocks)
+    body_in = 0.45 + count * _ROW_IN + len(value.blocks) * _TITLE_IN if value.blocks else 0.8
     key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
-    sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
+    body = make_sheet("Margins to each limit", body_in, notes=_margin_notes(value), key=key)
     if not value.blocks:
-        empty = sheet.add_panel(0.1, 0, sheet_width() - 0.2, high)
-        draw_empty(empty, "No specification reached a verdict in any episode.")
-        return sheet.figure
-    left = 0.16 + max(text_width_pt(text) for text in texts) / 72
-    limits = _axis_limits(value)
-    top = high
-    for k, (spec_id, rows) in enumerate(value.blocks):
-        sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
-        _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
-        top -= _TITLE + len(rows) * _ROW + _GAP
-    middle = left + (sheet_width() - left - _COUNT) / 2
-    sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
-    return sheet.figure
+        draw_empty(body.subplots(), "No specification reached a verdict in any episode.")
+        return lay_out(body)
+    grid = body.subplots(
+        len(value.blocks), 1, squeeze=False, sharex=True, height_ratios=[len(rows) for _, rows in value.blocks]
+    ).ravel()
+    for axes, (spec_id, rows) in zip(grid, value.blocks, strict=True):
+        axes.set_title(spec_id)
+        _draw_block(axes, rows, texts, last=axes is grid[-1])
+    _scale_across(grid[-1], *_axis_limits(value))
+    left, right = grid[-1].get_xlim()
+    for axes in grid:
+        axes.axvspan(left, 0, color="#f6e7dc", linewidth=0, zorder=0)
+    grid[-1].set_xlim(left, right)
+    body.supxlabel("margin / threshold (ρ/τ)")
+    return lay_out(body)
 
 
-def _draw_block(
-    sheet: Sheet,
-    rows: Sequence[MarginRow],
-    texts: Sequence[str],
-    left: float,
-    top: float,
-    limits: tuple[float, float],
-    *,
-    last: bool,
-) -> None:
-    high = len(rows) * _ROW
-    axes = sheet.add_panel(left, top - _TITLE - high, sheet_width() - left - _COUNT, high)
-    _scale_axes(axes, *limits, len(rows), last=last)
-    for place, row in enumerate(rows):
-        y = top - _TITLE - (place + 0.5) * _ROW
-        sheet.write_text(left - 0.06, y, texts[row.series], SMALL, ha="right", va="center_baseline")
-        x = sheet_width() - _COUNT + 0.06
-        sheet.write_text(x, y, _format_counts(row), SMALL, color=MUTED, va="center_baseline")
-        _draw_row(axes, len(rows) - 1 - place, row)
+def _draw_block(axes: Axes, rows: Sequence[MarginRow], texts: Sequence[str], *, last: bool) -> None:
+    places = range(len(rows) - 1, -1, -1)
+    axes.set_ylim(-0.5, len(rows) - 0.5)
+    axes.set_yticks(places, [texts[row.series] for row in rows], fontsize=style.points(SMALL))
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", length=style.points(2.5) if last else 0)
+    axes.spines["left"].set_visible(False)
+    if not last:
+        axes.spines["bottom"].set_color(LINE)
+    axes.axvline(0, color=INK, linewidth=style.points(0.7), zorder=3)
+    axes.grid(True, axis="x")
+    for place, row in zip(places, rows, strict=True):
+        _draw_row(axes, place, row)
+        axes.annotate(
+            _format_counts(row), (1, place), (style.points(4), 0), xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points", fontsize=style.points(SMALL), color=MUTED, va="center",
+        )  # fmt: skip
 
 
 def _axis_limits(value: Margins) -> tuple[float, float]:
@@ -148,31 +147,21 @@ _FAR_THRESHOLDS = 2.0
 """Margins beyond this many thresholds put the axis on a logarithmic scale."""
 
 
-def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> None:
-    logarithmic = low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS
-    if logarithmic:
-        axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
-        decades = [10**k for k in range(1, 10)]
-        ticks = [-tick for tick in reversed(decades) if tick <= -1.3 * low] + [-1, 0, 1]
-        ticks += [tick for tick in decades if tick <= most]
-        if len(ticks) > 6:
-            ticks = [tick for tick in ticks if tick in (-1, 0, 1) or len(str(abs(tick))) % 2 == 0]
-        axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-        axes.minorticks_off()
-        axes.set_xlim(low * 1.6 if low < -1 else -1.3, max(1.3, most * 1.6 if most > 1 else 1.3))
-    else:
+def _scale_across(axes: Axes, low: float, most: float) -> None:
+    """Scale the axis that all blocks share, logarithmically if margins lie far off."""
+    if low >= -_FAR_THRESHOLDS and most <= _FAR_THRESHOLDS:
         room = 0.05 * (most - low)
         axes.set_xlim(low - room, most + room)
-    axes.set_ylim(-0.5, rows - 0.5)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.axvspan(axes.get_xlim()[0], 0, color="#f6e7dc", linewidth=0, zorder=0)
-    axes.axvline(0, color=INK, linewidth=0.7, zorder=3)
-    axes.set_axisbelow(True)
-    axes.grid(True, axis="x")
-    axes.tick_params(axis="x", labelbottom=last, length=2.5 if last else 0)
-    if not last:
-        axes.spines["bottom"].set_color(LINE)
+        return
+    axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
+    decades = [10**k for k in range(1, 10)]
+    ticks = [-tick for tick in reversed(decades) if tick <= -1.3 * low] + [-1, 0, 1]
+    ticks += [tick for tick in decades if tick <= most]
+    if len(ticks) > 6:
+        ticks = [tick for tick in ticks if tick in (-1, 0, 1) or len(str(abs(tick))) % 2 == 0]
+    axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(low * 1.6 if low < -1 else -1.3, max(1.3, most * 1.6 if most > 1 else 1.3))
 
 
 def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
@@ -180,12 +169,12 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
         return
     least, lower, middle, upper, greatest = row.quantiles
     ink = series_colour(row.series)
-    axes.plot([least, greatest], [y, y], color=ink, linewidth=0.7, zorder=2)
+    axes.plot([least, greatest], [y, y], color=ink, linewidth=style.points(0.7), zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
-    axes.plot(row.dots, [y] * len(row.dots), color=ink, marker="|", markersize=4, markeredgewidth=0.6,
-              linestyle="none", zorder=3)  # fmt: skip
-    axes.plot([middle], [y], color=ink, marker=series_marker(row.series), markersize=4.5, markeredgecolor="white",
-              markeredgewidth=0.5, zorder=4, clip_on=False)  # fmt: skip
+    axes.plot(row.dots, [y] * len(row.dots), color=ink, marker="|", markersize=style.points(4),
+              markeredgewidth=style.points(0.6), linestyle="none", zorder=3)  # fmt: skip
+    axes.plot([middle], [y], color=ink, marker=series_marker(row.series), markersize=style.points(4.5),
+              markeredgecolor="white", markeredgewidth=style.points(0.5), zorder=4, clip_on=False)  # fmt: skip
 
 
 def _format_counts(row: MarginRow) -> str:

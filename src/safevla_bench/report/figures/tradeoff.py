@@ -17,25 +17,9 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
-from safevla_bench.report.figures.sheet import (
-    KeyEntry,
-    PanelGrid,
-    PanelScale,
-    draw_empty,
-    draw_grid,
-    draw_panels,
-    format_episode_range,
-)
-from safevla_bench.report.figures.style import (
-    MUTED,
-    SMALL,
-    Box,
-    drawable_text,
-    figure_style,
-    series_colour,
-    series_marker,
-    text_width_pt,
-)
+from safevla_bench.report.figures import style
+from safevla_bench.report.figures.sheet import KeyEntry, draw_empty, draw_panels, format_episode_range
+from safevla_bench.report.figures.style import MUTED, figure_style, series_colour, series_marker
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 from safevla_bench.report.tables.table import policy_name
 
@@ -180,38 +164,31 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 # The drawing
 
-_MARK_PT = 6.0
-
 
 @figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels, with names at the markers, or numbers and a key; without a panel the figure says so."""
-    grid = PanelGrid(len(value.panels), left=0.42, right=0.12, below=0.38, above=0.2, gap=0.2,
-                     high=3.3 if len(value.suites) > 1 else 2.5)  # fmt: skip
-    if grid.columns > 1:
-        grid = replace(grid, high=grid.wide)
+    """Draw the panels; without a panel the figure says so."""
     points = [point for panel in value.panels for point in panel.points]
     across, upward = _axis_ends([point.success for point in points]), _axis_ends([point.safety for point in points])
-    frame = PanelScale(grid.wide, grid.high, *across, *upward)
-    texts, boxes, numbered = _label_panels(value, frame)
+    high_in = 3.3 if len(value.suites) > 1 else 2.5 if len(value.panels) < 2 else 1.4
     return draw_panels(
         "Task success against safety",
-        grid,
+        high_in,
         [panel.title for panel in value.panels],
-        lambda axes, k: _draw_panel(axes, value.panels[k], texts, boxes[k], frame),
+        lambda axes, k: _draw_panel(axes, value.panels[k], across, upward),
         across="Success rate (%)",
         upward="Safety (% of episodes)",
         empty="There are no episodes.",
         notes=_tradeoff_notes(value),
-        key=_make_key(value, texts) if numbered else (),
+        key=_make_key(value),
     )
 
 
-def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
+def _make_key(value: Tradeoff) -> list[KeyEntry]:
     if len(value.suites) < 2:
-        return [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)]
+        return [KeyEntry(name, k) for k, name in enumerate(value.policies)]
     return [
-        *(KeyEntry(name, k, texts[k], marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
+        *(KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
         *(KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.suites)),
     ]
 
@@ -223,54 +200,24 @@ def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
     return low - (room if low == 0 else 0.0), high + room
 
 
-_Boxes = list[list[Box] | None]
-
-
-def _label_panels(value: Tradeoff, frame: PanelScale) -> tuple[tuple[str, ...], _Boxes, bool]:
-    """Return the labels (names if all fit, else numbers), their boxes by panel, and whether a key must explain them."""
-    names = tuple(drawable_text(name) for name in value.policies)
-    boxes: _Boxes = [_label_boxes(panel, names, frame, reach=36.0) for panel in value.panels]
-    if all(panel_boxes is not None for panel_boxes in boxes) and len(value.suites) < 2:
-        return names, boxes, False
-    numbers = tuple(str(k + 1) for k in range(len(names)))
-    return numbers, [_label_boxes(panel, numbers, frame, reach=200.0) for panel in value.panels], True
-
-
-def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: PanelScale, reach: float) -> list[Box] | None:
-    spots = [frame.to_points(point.success.value, point.safety.value) for point in panel.points]
-    bars = [bar for point in panel.points for bar in _error_bars(point, frame)]
-    sizes = [(text_width_pt(texts[point.series], SMALL) + 3.0, SMALL * 1.35) for point in panel.points]
-    return frame.place_labels(spots, sizes, _MARK_PT, reach, bars)
-
-
-def _error_bars(point: TradeoffPoint, frame: PanelScale) -> tuple[Box, Box]:
-    x, y = frame.to_points(point.success.value, point.safety.value)
-    left, bottom = frame.to_points(point.success.low, point.safety.low)
-    right, top = frame.to_points(point.success.high, point.safety.high)
-    return Box(left, y - 0.5, right, y + 0.5), Box(x - 0.5, bottom, x + 0.5, top)
-
-
-def _draw_panel(
-    axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: PanelScale
-) -> None:
+def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], upward: tuple[float, float]) -> None:
     if not panel.points:
         draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
         return
-    axes.set_xlim(frame.left, frame.right)
-    axes.set_ylim(frame.bottom, frame.top)
-    axes.set_xticks(_percent_ticks(frame.left, frame.right, frame.wide))
-    axes.set_yticks(_percent_ticks(frame.bottom, frame.top, frame.high))
-    draw_grid(axes)
-    _draw_frontier(axes, panel.frontier, frame)
+    axes.set_xlim(*across)
+    axes.set_ylim(*upward)
+    axes.set_xticks(_percent_ticks(*across))
+    axes.set_yticks(_percent_ticks(*upward))
+    axes.grid(True)
+    _draw_frontier(axes, panel.frontier, across[0], upward[0])
     for k, point in enumerate(panel.points):
         ink, x, y = series_colour(point.series), point.success, point.safety
-        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.9, zorder=2)
-        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.9, zorder=2)
-        axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=ink,
-                  markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
-                  markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
-        if boxes is not None:
-            frame.draw_label(axes, texts[point.series], boxes[k], frame.to_points(x.value, y.value))
+        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=style.points(0.9), zorder=2)
+        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=style.points(0.9), zorder=2)
+        size = style.points(5 + 3 * _count_covering(panel, k))
+        axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=ink, markersize=size,
+                  markeredgecolor="white", markeredgewidth=style.points(0.5), linestyle="none", zorder=4,
+                  clip_on=False)  # fmt: skip
 
 
 def _count_covering(panel: TradeoffPanel, index: int) -> int:
@@ -280,20 +227,20 @@ def _count_covering(panel: TradeoffPanel, index: int) -> int:
     )
 
 
-def _percent_ticks(low: float, high: float, length_in: float) -> list[int]:
-    step = next(step for step in (5, 10, 20, 50) if length_in * step / (high - low) > 0.2)
+def _percent_ticks(low: float, high: float) -> list[int]:
+    step = next(step for step in (5, 10, 20) if (high - low) / step < 7)
     return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
 
-def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: PanelScale) -> None:
+def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], left: float, bottom: float) -> None:
     if not corners:
         return
-    path = [(frame.left, corners[0][1])]
+    path = [(left, corners[0][1])]
     for x, y in corners:
         path += [(path[-1][0], y), (x, y)]
-    path.append((corners[-1][0], frame.bottom))
+    path.append((corners[-1][0], bottom))
     xs, ys = zip(*path, strict=True)
-    axes.plot(xs, ys, color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    axes.plot(xs, ys, color=MUTED, linewidth=style.points(0.8), linestyle=(0, (4, 2)), zorder=1)
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
@@ -303,7 +250,7 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
     if any(panel.frontier for panel in value.panels):
         sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if len(value.suites) > 1:
-        sentences.append("Numbers and colours: policies; shapes: suites. The frontier is that of all markers together.")
+        sentences.append("Colours: policies; shapes: suites. The frontier is that of all markers together.")
     if value.left_out:
         sentences.append(f"Auxiliary, left out: {', '.join(value.left_out)}.")
     if value.pooled:

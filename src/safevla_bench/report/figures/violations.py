@@ -8,6 +8,7 @@ from math import isnan
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -16,28 +17,20 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import INACTIVE, Scores
+from safevla_bench.report.figures import style
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
-    PanelScale,
-    Sheet,
     draw_empty,
-    draw_grid,
+    fit_text,
     format_episode_range,
     judged_by_policy,
+    lay_out,
     make_sheet,
+    panel_width,
+    room_for_text,
     series_signs,
 )
-from safevla_bench.report.figures.style import (
-    INK,
-    MUTED,
-    SMALL,
-    TINT,
-    figure_style,
-    series_colour,
-    series_marker,
-    sheet_width,
-    text_width_pt,
-)
+from safevla_bench.report.figures.style import BODY, INK, MUTED, SMALL, TINT, figure_style, series_colour, series_marker
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
@@ -76,7 +69,7 @@ def compute_families(cells: Sequence[Summary]) -> Families:
     return Families(policies, axes, suite_blocks, provenance_marks.warn_of_cells(cells))
 
 
-_ROW, _HEAD, _BLOCK, _COUNT = 0.19, 0.3, 0.2, 0.36
+_ROW_IN, _TITLE_IN = 0.19, 0.22
 
 
 @figure_style()
@@ -84,62 +77,54 @@ def draw_families(value: Families) -> Figure:
     """Draw the heat map: the shade of a cell and its number are the rate in percent. Without a row it says so."""
     texts, numbered = series_signs(value.policies, 95)
     rows = sum(len(rows) for _, rows in value.blocks)
-    body = _HEAD + rows * _ROW + len(value.blocks) * _BLOCK if rows else 0.8
+    body_in = 0.35 + rows * _ROW_IN + len(value.blocks) * _TITLE_IN if rows else 0.8
     key = [KeyEntry(name, k, texts[k], marked=False) for k, name in enumerate(value.policies)] if numbered else []
     rates = [rate.value for _, block in value.blocks for row in block for rate in row.rates if rate]
     highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
     scale_end = max(10, int(-(-highest // 10) * 10))
     notes = [f"Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
              f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.", *value.remarks]  # fmt: skip
-    sheet = make_sheet("Violations by kind", body, notes=notes if rows else (), key=key)
+    body = make_sheet("Violations by kind", body_in, notes=notes if rows else (), key=key)
     if not rows:
-        draw_empty(sheet.add_panel(0.1, 0, sheet_width() - 0.2, body), "There are no episodes.")
-        return sheet.figure
-    left = 0.1 + max(text_width_pt(text) for text in texts) / 72 + 0.06
-    wide = sheet_width() - left - _COUNT
-    axes = sheet.add_panel(left, 0, wide, body)
-    axes.set_axis_off()
-    axes.set_xlim(0, wide)
-    axes.set_ylim(0, body)
-    step = wide / max(len(value.axes), 1)
-    _write_heads(sheet, value.axes, left, step, body)
-    top = body - _HEAD
-    for suite, block in value.blocks:
-        sheet.write_text(0.06, top - _BLOCK / 2 - 0.02, suite, SMALL, color=MUTED, va="center")
-        top -= _BLOCK
-        for row in block:
-            _write_row(sheet, row, texts[row.series], left, top)
-            for k, rate in enumerate(row.rates):
-                _draw_cell(axes, k * step, top - _ROW, step, rate, scale_end)
-            top -= _ROW
-    return sheet.figure
+        draw_empty(body.subplots(), "There are no episodes.")
+        return lay_out(body)
+    grid = body.subplots(
+        len(value.blocks), 1, squeeze=False, sharex=True, height_ratios=[len(rows) for _, rows in value.blocks]
+    ).ravel()
+    for axes, (suite, block) in zip(grid, value.blocks, strict=True):
+        _draw_block(axes, block, texts, scale_end)
+        axes.set_title(fit_text(suite, room_for_text(panel_width(1))), fontsize=style.points(SMALL), color=MUTED)
+    heads = ["\n".join(axis.split("_")) for axis in value.axes] + ["n"]
+    head = grid[0].secondary_xaxis("top")
+    head.set_xticks(range(len(heads)), heads)
+    head.tick_params(length=0, pad=style.points(BODY + 4))
+    head.spines[:].set_visible(False)
+    return lay_out(body)
 
 
-def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, body: float) -> None:
-    for k, kind in enumerate(kinds):
-        words = kind.split("_")
-        for line, word in enumerate(words):
-            y = body - _HEAD / 2 + (len(words) / 2 - line - 0.5) * 0.125
-            sheet.write_text(left + (k + 0.5) * step, y, word, ha="center", va="center_baseline")
-    x = sheet_width() - _COUNT + 0.3
-    sheet.write_text(x, body - _HEAD / 2, "n", color=MUTED, ha="right", va="center_baseline")
+def _draw_block(axes: Axes, block: Sequence[PolicyViolationRow], texts: Sequence[str], scale_end: int) -> None:
+    """Draw the rows of a suite: a cell for each kind, and the number of episodes."""
+    count = len(block[0].rates)
+    axes.set_xlim(-0.5, count + 0.5)
+    axes.set_ylim(len(block) - 0.5, -0.5)
+    axes.set_xticks([])
+    axes.set_yticks(range(len(block)), [texts[row.series] for row in block])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for y, row in enumerate(block):
+        for x, rate in enumerate(row.rates):
+            _draw_cell(axes, x, y, rate, scale_end)
+        axes.text(count, y, str(row.n), fontsize=style.points(SMALL), color=MUTED, ha="center", va="center_baseline")
 
 
-def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, top: float) -> None:
-    y = top - _ROW / 2
-    sheet.write_text(left - 0.06, y, sign, ha="right", va="center_baseline")
-    x = sheet_width() - _COUNT + 0.3
-    sheet.write_text(x, y, str(row.n), SMALL, color=MUTED, ha="right", va="center_baseline")
-
-
-def _draw_cell(axes: mpl.axes.Axes, x: float, y: float, step: float, rate: Rate | None, scale_end: int) -> None:
+def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None, scale_end: int) -> None:
     has_value = rate is not None and rate.value is not None
     share = 100 * (rate.value or 0.0) / scale_end if rate is not None else 0.0
     face = mpl.colormaps["Blues"](0.85 * share) if has_value else TINT
-    axes.add_patch(Rectangle((x + 0.01, y + 0.01), step - 0.02, _ROW - 0.02, facecolor=face, edgecolor="none"))
+    axes.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, facecolor=face, edgecolor="none"))
     text = format_percent(rate.count, rate.n) if rate is not None else NO_VALUE
     ink = "white" if has_value and share > 0.6 else INK if has_value else MUTED
-    axes.text(x + step / 2, y + _ROW / 2, text, ha="center", va="center_baseline", color=ink)
+    axes.text(x, y, text, ha="center", va="center_baseline", color=ink)
 
 
 # How often and how badly
@@ -205,49 +190,36 @@ def _severity_point(
     return SeverityPoint(series, broken.index(column), n, 100 * int(violated.sum()) / n, depth)
 
 
-_LEFT, _RIGHT, _BELOW, _HIGH = 0.42, 0.1, 0.38, 2.3
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_TOP = 1.06
-
-
 @figure_style()
 def draw_severity(value: Severity) -> Figure:
-    """Draw a marker for each policy and violated specification, with its letter beside it if all find a place."""
-    letters = [_LETTERS[k] if k < len(_LETTERS) else str(k + 1) for k in range(len(value.specs))]
-    key = [KeyEntry(name, k) for k, name in enumerate(value.policies)]
-    key += [KeyEntry(name, 0, letters[k], marked=False) for k, name in enumerate(value.specs)]
+    """Draw a marker for each policy and violated specification: the colour of the one, the shape of the other."""
+    key = [KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)]
+    key += [KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.specs)]
     title, notes = "Violations: how often against how badly", _severity_notes(value)
-    sheet = make_sheet(title, _HIGH + _BELOW, notes=notes, key=key if value.points else ())
-    wide = sheet_width() - _LEFT - _RIGHT
-    axes = sheet.add_panel(_LEFT, _BELOW, wide, _HIGH)
+    body = make_sheet(title, 2.7, notes=notes, key=key if value.points else ())
+    axes = body.subplots()
     if not value.points:
         reason = "No limit was broken." if value.unviolated else "No specification was judged."
         draw_empty(axes, "No violation has a depth." if value.no_depth else reason)
-        return sheet.figure
-    rate_end = min(105.0, 10.0 * (max(point.rate for point in value.points) // 10 + 1) + 2)
-    axes.set_xlim(0, rate_end)
-    axes.set_ylim(0, _TOP)
-    draw_grid(axes)
-    scale = PanelScale(wide, _HIGH, 0, rate_end, 0, _TOP)
-    spots = [scale.to_points(point.rate, point.depth) for point in value.points]
-    sizes = [(text_width_pt(letters[point.spec], SMALL) + 2.0, SMALL * 1.3) for point in value.points]
-    boxes = scale.place_labels(spots, sizes, mark_pt=5.0, reach=200.0)
-    for k, point in enumerate(value.points):
-        axes.plot([point.rate], [point.depth], color=series_colour(point.series), marker=series_marker(point.series),
-                  markersize=5, markeredgecolor="white", markeredgewidth=0.5, linestyle="none", zorder=3,
+        return lay_out(body)
+    axes.set_xlim(0, min(105.0, 10.0 * (max(point.rate for point in value.points) // 10 + 1) + 2))
+    axes.set_ylim(0, 1.06)
+    axes.grid(True)
+    for point in value.points:
+        axes.plot([point.rate], [point.depth], color=series_colour(point.series), marker=series_marker(point.spec),
+                  markeredgecolor="white", markeredgewidth=style.points(0.5), linestyle="none", zorder=3,
                   clip_on=False)  # fmt: skip
-        if boxes is not None:
-            scale.draw_label(axes, letters[point.spec], boxes[k], spots[k])
     axes.set_xlabel("Violating episodes (% of those where it applies)")
     axes.set_ylabel("Mean depth of the violations (0 to 1)")
-    return sheet.figure
+    return lay_out(body)
 
 
 def _severity_notes(value: Severity) -> list[str]:
     notes = []
     if counts := [point.n for point in value.points]:
         notes.append(
-            f"A marker is one specification and policy, over the {format_episode_range(counts)} where it applies."
+            f"A marker is one specification (shape) and policy (colour), over the {format_episode_range(counts)} where "
+            "it applies."
         )
         notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
     if value.points or value.unviolated or value.no_depth:
