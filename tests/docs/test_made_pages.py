@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SCRIPTS = ("compare", "dependencies", "generate", "reconstruct")
+SCRIPTS = ("compare", "dependencies", "firmness", "generate", "reconstruct")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

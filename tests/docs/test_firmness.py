@@ -1,0 +1,63 @@
+"""The page on firmness: what it says of kept replays, and runs that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from safevla_bench.interface.physics import VARIATIONS
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import SpecColumn
+from safevla_bench.sensitivity.firmness import RECORDED, ClauseReading, PhysicsFile, PhysicsReplay
+
+FORCE, TORQUE = "max_contact_force_under_200N", "joint_torque"
+
+
+@pytest.fixture(scope="module")
+def script(load_tool):
+    return load_tool("firmness")
+
+
+def replays(episode, left=None, flipped=()):
+    """Replays under every variation: the force's verdict flips under those named, and that off the path at `left`."""
+
+    def row(name, first):
+        clauses = {FORCE: ClauseReading(None if first is None else -1.0, first), TORQUE: ClauseReading(0.5)}
+        at = 3 if name == left else None
+        return PhysicsReplay(policy="p", suite="s", episode_id=episode, variation=name, left=at, clauses=clauses)
+
+    return (row(RECORDED, None), *(row(name, 2 if name in flipped else None) for name in VARIATIONS))
+
+
+def kept(script, *rows):
+    ruleset = load_ruleset()
+    file = PhysicsFile(
+        archive_sha256="a",
+        judged_by=ruleset.provenance((), None),
+        versions={"mujoco": "3"},
+        left_path_m=0.01,
+        variations={name: {field: 1 for field in change.changed} for name, change in VARIATIONS.items()},
+        not_offered=(),
+        replays=sum(rows, ()),
+    )
+    names = SpecColumn.__struct_fields__
+    specs = tuple(SpecColumn(**{name: getattr(spec, name) for name in names}) for spec in ruleset.library.specs)
+    return script.KeptReplays(recorded=9, specs=specs, file=file)
+
+
+def test_clauses_are_told_apart_by_what_flips_them(script):
+    of = kept(script, replays("a", flipped=("half-step", "soft")), replays("b", left="soft"), replays("c"))
+    said = script.describe_group(of).replace("\N{NO-BREAK SPACE}", " ")
+    assert "3 of 9 recorded episodes were replayed: 3 of s (mujoco 3)." in said
+    assert f"- No replay flips: `{TORQUE}`." in said
+    assert f"- Time step or solver iterations flip: `{FORCE}` (1)." in said
+    assert f"| {FORCE} | 200 N | 1 | 1 | 1 | 2 of 26 | 1 | 1 | 0 | 0 |" in said
+    assert f"| {TORQUE} | 1 | 2 | 0 | 1 | 0 of 26 | 0 | 0 | 0 | 0 |" in said
+
+
+def test_every_kind_of_variation_is_known(script):
+    assert {field for change in VARIATIONS.values() for field in change.changed} == set(script.KIND_OF)
+
+
+def test_replays_go_back_to_their_own_records_alone(script, tmp_path):
+    with pytest.raises(SystemExit, match="does not hold the records"):
+        script.resume_run("builtin", tmp_path)
