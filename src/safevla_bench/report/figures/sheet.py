@@ -161,11 +161,20 @@ def draw_panels(
 
 
 def lay_out(body: SubFigure) -> Figure:
-    """Return the figure of a body, laid out once: each further draw would move its panels by a hair."""
+    """Return the figure of a body, laid out once and for all, to a hundred-thousandth of its size.
+
+    Each further draw would move its panels by a hair, and what was drawn before in the process moves them by less.
+    """
     figure = body.figure
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = np.round(axes.get_position().bounds, 5).tolist()
+        axes.set_position((left, bottom, width, height))
+    for label in filter(None, (body._suptitle, body._supxlabel, body._supylabel)):  # type: ignore[attr-defined]
+        x, y = np.round(label.get_position(), 5).tolist()
+        label.set_position((x, y))
     return figure
 
 
