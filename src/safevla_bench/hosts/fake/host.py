@@ -20,7 +20,6 @@ from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
-from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import (
     Action,
     Boxes,
@@ -31,7 +30,7 @@ from safevla_bench.interface.policy import (
     check_action,
     check_extra,
 )
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import mark_drawn

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface.physics import PhysicsChange
+from safevla_bench.interface.task import PhysicsChange
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.scene import Scene
