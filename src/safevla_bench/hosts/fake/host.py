@@ -305,6 +305,8 @@ class FakeEnv:
 
     def _privileged_state(self) -> Privileged:
         objects = self._world.objects
+        aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
+        quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
         return Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
             body_quat_wxyz={name: read_only(np.array([1.0, 0.0, 0.0, 0.0])) for name in _MOVABLE},
@@ -314,13 +316,8 @@ class FakeEnv:
             sites_m={},
             goal=(("on", "block", "tray"),),
             movable=frozenset(_MOVABLE),
-            hand=self._finger_boxes(),
+            hand=Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats),
         )
-
-    def _finger_boxes(self) -> Boxes:
-        aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
-        quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
-        return Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats)
 
 
 def _initial_world(task: int, seed: EpisodeSeed) -> _World:
