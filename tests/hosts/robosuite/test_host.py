@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,3 +159,32 @@ def test_episodes_are_told_apart_by_index_and_seed_and_none_starts_at_a_recorded
             env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
     assert starts[0] == starts[3]
     assert len(set(starts)) == 3
+
+
+@pytest.mark.robocasa
+@pytest.mark.parametrize("name", ["Stack", "NutAssembly", "PickPlaceCan", "Door", "ToolHang"])
+def test_a_start_is_where_it_is_placed_within_what_robosuite_draws(name):
+    suite_host = RobosuiteHost()
+    task, start = (
+        next(task for task in suite_host.tasks("robosuite") if task.name == name),
+        replace(START, wait_steps=0),
+    )
+    space = suite_host.search_space(task, start)
+    with closing(suite_host.make(task, Wants())) as env:
+        env.reset(start)
+        bodies = {thing.name: thing.root_body for thing in env._robosuite().model.mujoco_objects}
+        drawn = dict(zip(space.names, _read_places(env, space, bodies), strict=True))
+        assert all(low <= drawn[at] <= high for at, low, high in zip(space.names, space.low, space.high, strict=True))
+        state = env.recorded().sim_state.episode_rows(0)[0]
+        env.reset(replace(start, placed=tuple(drawn.items())))
+        np.testing.assert_array_equal(env.recorded().sim_state.episode_rows(0)[0], state)
+        env.reset(replace(start, placed=tuple(zip(space.names, space.low, strict=True))))
+        np.testing.assert_allclose(_read_places(env, space, bodies), space.low, atol=1e-6)
+        with pytest.raises(HostError, match="no coordinate"):
+            env.reset(replace(start, placed=(("cup.x", 0.0),)))
+
+
+def _read_places(env, space, bodies):
+    _, data = env._mujoco()
+    names = [name.rpartition(".") for name in space.names]
+    return [float(data.body(bodies[thing]).xpos["xy".index(axis)]) for thing, _, axis in names]

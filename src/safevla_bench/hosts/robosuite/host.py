@@ -6,12 +6,15 @@ Tasks and goals are those of `robosuite.toml`. robosuite is imported when an env
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cache, partial
 from importlib import resources
+from itertools import combinations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
@@ -27,9 +30,10 @@ from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
 SUITE = "robosuite"
@@ -72,6 +76,14 @@ class RobosuiteHost:
         check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
+    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
+        """Return the x and y of each recorded object, and of a fixture that is to be opened, within what robosuite's
+        samplers draw.
+        """
+        with closing(self.make(task, Wants())) as env:
+            env.reset(start)
+            return env.search_space()
+
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if
         robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
@@ -111,8 +123,35 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         check_start(self.task, seed)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
+        # Its reset loads the model, and with that makes the samplers, before it draws from them.
+        hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         return self._settle_and_record(seed, raw, bool(env._check_success()))
+
+    def search_space(self) -> SearchSpace:
+        """Return the search space of the present episode; see `RobosuiteHost.search_space`."""
+        sampler, searched = self._robosuite().placement_initializer, {*self._read_scene().objects}
+        searched.update(opened_fixtures(self._goal))
+        leaves = [
+            (leaf, thing)
+            for leaf in getattr(sampler, "samplers", {"": sampler}).values()
+            for thing in leaf.mujoco_objects
+            if thing.name in searched
+        ]
+        spans = [
+            np.array([leaf.x_range, leaf.y_range])
+            + np.reshape(leaf.reference_pos[:2], (2, 1))
+            + np.array([1, -1]) * (thing.horizontal_radius if leaf.ensure_object_boundary_in_range else 0)
+            for leaf, thing in leaves
+        ]
+        low, high = np.concatenate(spans).T.tolist()
+        names = tuple(f"{thing.name}.{axis}" for _, thing in leaves for axis in "xy")
+        apart = (
+            (first.name, second.name, first.horizontal_radius + second.horizontal_radius)
+            for (_, first), (leaf, second) in combinations(leaves, 2)
+            if leaf.ensure_valid_placement
+        )
+        return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(apart))
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
@@ -196,6 +235,26 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
         raise graphics_error("robosuite", error) from error
     return find_env_class(name)(**env_options("Panda", wants), seed=seed)
+
+
+def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
+    """Let the samplers of robosuite's environment draw as ever, and then put `placed` coordinates [m] in the place of
+    theirs; the draw raises `HostError` for a coordinate of no object.
+    """
+    draw = env.placement_initializer.sample
+
+    def sample() -> Any:
+        drawn = draw()
+        for coordinate, value in placed:
+            name, _, axis = coordinate.rpartition(".")
+            if name not in drawn or axis not in {"x", "y"}:
+                raise HostError(f"robosuite has no coordinate {coordinate!r} here", remedy="Search for it anew.")
+            position, *rest = drawn[name]
+            place = tuple(value if axis == each else old for each, old in zip("xyz", position, strict=True))
+            drawn[name] = (place, *rest)
+        return drawn
+
+    env.placement_initializer.sample = sample
 
 
 def find_env_class(name: str) -> Any:

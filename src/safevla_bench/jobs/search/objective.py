@@ -85,7 +85,8 @@ def _begins_as_placed(record: Batch) -> bool:
     names, shifts = [record.body_label(body) for body in bodies.tolist()], [0.0]
     for coordinate, value in chosen_start(record)[1]:
         name, _, axis = coordinate.rpartition(".")
-        shifts.append(abs(places[0, names.index(name), "xyz".index(axis)] - value))
+        if name in names:  # a goal is not recorded
+            shifts.append(abs(places[0, names.index(name), "xyz".index(axis)] - value))
     speed = np.abs(np.diff(places[:2], axis=0)).max(initial=0.0) / record.headers[0].dt
     return bool(max(shifts) <= SHIFTED_M and speed <= RESTING_M_S)
 

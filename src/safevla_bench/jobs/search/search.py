@@ -248,11 +248,13 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial; if a seed draws all of it, it is one that no episode of the benchmark has by this seed."""
+    """Return a trial; if a seed draws all of it, or in a random search all but the places, it is one that no episode of
+    the benchmark has by this seed.
+    """
     base, (wording, seed) = task.base, task.cube.choose(point)
     placed = tuple(zip(task.space.names, task.cube.to_metres(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
-    if not len(task.cube.free):
+    if not len(task.cube.free) or (plan.method == "random" and base.task.init_states is None):
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))
     name = name_episode(base.policy, f"{base.task.suite}/{base.task.task_id}", trial)
     told = replace(base.task, instruction=task.space.wordings[wording]) if task.space.wordings else base.task
