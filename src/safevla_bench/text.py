@@ -47,8 +47,9 @@ def format_percent(count: int, n: int, digits: int = 1) -> str:
 
 
 def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
-    """Return an interval as `low–high`, both multiplied by `scale`."""
-    return f"{format_fixed(Fraction(low) * scale, digits)}–{format_fixed(Fraction(high) * scale, digits)}"
+    """Return an interval as `low–high`, both multiplied by `scale`; with a minus sign as `low to high`."""
+    ends = [format_fixed(Fraction(end) * scale, digits) for end in (low, high)]
+    return (" to " if any(end.startswith("-") for end in ends) else "–").join(ends)
 
 
 def format_significant(value: float, figures: int = 3) -> str:

@@ -38,7 +38,7 @@ def test_a_changed_suite_is_paired_with_the_unchanged_one_and_intervals_hold_tog
     states = pair_episodes([alike, BASE]).state_means((0, 1), "sr")
     expected = paired_difference(("b", "a"), states, "sr", ComparisonOptions(confidence=report.each_confidence))
     assert item.ci == expected.ci
-    assert describe_changes(report).startswith("Swap lowers SR of a by -30.0 points (-")
+    assert describe_changes(report).startswith("Swap lowers SR of a by 30.0 points (20.0–42.3)")
     assert "There is no control" in describe_changes(report)
 
 

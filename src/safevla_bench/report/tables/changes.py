@@ -14,10 +14,10 @@ from safevla_bench.text import format_compact, format_fixed, format_interval
 def describe_changes(report: ChangeReport) -> str:
     """Return which changes move SR or Safety, as far as the intervals establish it, then the controls."""
     moved = [
-        f"{row.change} {'raises' if low > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item)}"
+        f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes
         for metric in MEASURED
-        if row.change != CONTROL and (item := row.differences[metric.key]).ci and (low := _sign(item))
+        if row.change != CONTROL and (item := row.differences[metric.key]).ci and (sign := _sign(item))
     ]
     controls = [row for row in report.changes if row.change == CONTROL]
     noise = [
@@ -35,11 +35,15 @@ def _sign(item: Difference) -> int:
     return int(low > 0) - int(high < 0)
 
 
-def _points(item: Difference) -> str:
+def _points(item: Difference, sign: int = 1) -> str:
+    """Return a difference in points; with the sign -1, how far it lies below 0."""
     if item.difference is None:
         return "not known"
-    ends = f" ({format_interval(*item.ci, 1, 100)})" if item.ci else ""
-    return f"{format_fixed(100 * item.difference, 1)} points{ends}"
+    points = f"{format_fixed(100 * sign * item.difference, 1)} points"
+    if item.ci is None:
+        return points
+    low, high = sorted(sign * end for end in item.ci)
+    return f"{points} ({format_interval(low, high, 1, 100)})"
 
 
 def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:

@@ -163,8 +163,7 @@ def interval_cell(ends: Bounds | None, metric: Metric) -> Cell:
     """Return an interval as text in the unit printed for the metric; a dash for None."""
     if ends is None:
         return Cell(NO_VALUE)
-    text = format_interval(*ends, metric.digits, metric.scale)
-    return Cell(text.replace("–", " to ") if "-" in text else text)
+    return Cell(format_interval(*ends, metric.digits, metric.scale))
 
 
 def _pvalue_cell(value: float | None) -> Cell:
