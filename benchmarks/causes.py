@@ -23,9 +23,8 @@ from page_tables import format_table, print_tables
 from safevla_bench.explain.causes import Cause
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.hosts.libero.host import LiberoEnv, LiberoHost
-from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import Observation, Wants
-from safevla_bench.interface.task import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed, PhysicsChange
 from safevla_bench.jobs.verify.replays import replay_actions
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score

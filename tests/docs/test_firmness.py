@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.interface.physics import VARIATIONS
+from safevla_bench.interface.task import VARIATIONS
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import SpecColumn
 from safevla_bench.sensitivity.firmness import RECORDED, ClauseReading, PhysicsFile, PhysicsReplay

@@ -15,9 +15,8 @@ import pytest
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import Wants
-from safevla_bench.interface.task import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed, PhysicsChange
 from safevla_bench.jobs.counterfactual import Cause, replay_without
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request

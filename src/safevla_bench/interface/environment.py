@@ -98,3 +98,11 @@ class SearchableHost(Protocol):
 
         Its coordinates will replace those of this start.
         """
+
+
+@runtime_checkable
+class VaryingHost(Protocol):
+    """A host whose environments start an episode under the `PhysicsChange` that its seed holds."""
+
+    changeable: frozenset[str]
+    """The fields of a change that they follow; a seed with others is not to be given to them."""

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.interface.physics import PhysicsChange
+from safevla_bench.interface.task import PhysicsChange
 from safevla_bench.jobs.physics import find_difference, make_setting, offers, relabel
 from safevla_bench.jobs.verify.replays import replay_actions, replay_obstacle
 from safevla_bench.judging.judged import Judged

@@ -14,9 +14,8 @@ import msgspec
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.interface.environment import Host
-from safevla_bench.interface.physics import VARIATIONS, PhysicsChange, VaryingHost
-from safevla_bench.interface.task import RecordedEpisode
+from safevla_bench.interface.environment import Host, VaryingHost
+from safevla_bench.interface.task import VARIATIONS, PhysicsChange, RecordedEpisode
 from safevla_bench.jobs.verify.replays import (
     ProgressCallback,
     ReplaySetting,
@@ -104,7 +103,7 @@ def make_setting(run: Path) -> ReplaySetting:
         raise RunError(problem, remedy=remedy, place=Place(file=str(run / RUN))) from None
     if not isinstance(setting.host, VaryingHost):
         problem = f"the host {setting.host.name} cannot change its physics"
-        raise RunError(problem, remedy="It needs `changeable` (safevla_bench.interface.physics.VaryingHost).")
+        raise RunError(problem, remedy="It needs `changeable` (safevla_bench.interface.environment.VaryingHost).")
     return setting
 
 

@@ -129,10 +129,9 @@ class DistanceBarrier(_OfMotion):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 lack = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
                 move = move + max(0.0, lack) * normal
-        return action if np.array_equal(move, before) else self._replace_motion(action, move)
-
-    def _replace_motion(self, action: Action, move_m: Floats) -> Action:
-        return np.concatenate([np.clip(move_m / self.unit_m, -1, 1), action[3:]])
+        if np.array_equal(move, before):
+            return action
+        return np.concatenate([np.clip(move / self.unit_m, -1, 1), action[3:]])
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:

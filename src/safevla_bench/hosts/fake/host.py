@@ -20,7 +20,6 @@ from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
-from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import (
     Action,
     Boxes,
@@ -31,7 +30,7 @@ from safevla_bench.interface.policy import (
     check_action,
     check_extra,
 )
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import mark_drawn
@@ -306,6 +305,8 @@ class FakeEnv:
 
     def _privileged_state(self) -> Privileged:
         objects = self._world.objects
+        aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
+        quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
         return Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
             body_quat_wxyz={name: read_only(np.array([1.0, 0.0, 0.0, 0.0])) for name in _MOVABLE},
@@ -315,13 +316,8 @@ class FakeEnv:
             sites_m={},
             goal=(("on", "block", "tray"),),
             movable=frozenset(_MOVABLE),
-            hand=self._finger_boxes(),
+            hand=Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats),
         )
-
-    def _finger_boxes(self) -> Boxes:
-        aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
-        quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
-        return Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats)
 
 
 def _initial_world(task: int, seed: EpisodeSeed) -> _World:

@@ -70,7 +70,13 @@ def suite_remedy(suite: str) -> str:
 @cache
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
-    return tuple(_read_suite_task(benchmark, index, entry) for index, entry in enumerate(suite_entries(benchmark)))
+    tasks = []
+    for index, entry in enumerate(suite_entries(benchmark)):
+        file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
+        instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
+        count = len(_load_suite_states(entry))
+        tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, count))
+    return tuple(tasks)
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
@@ -85,12 +91,6 @@ def registered_tasks(suite: str) -> tuple[Task, ...]:
     if not all(file.is_file() for file in files):
         return ()
     return tuple(_read_own_task(file, index) for index, file in enumerate(files))
-
-
-def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
-    file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
-    instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
-    return Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, len(_load_suite_states(entry)))
 
 
 def is_task_path(suite: str) -> bool:

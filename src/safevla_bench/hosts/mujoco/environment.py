@@ -26,7 +26,6 @@ from safevla_bench.hosts.mujoco.renderer import (
     to_metres,
 )
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
-from safevla_bench.interface.physics import PhysicsChange
 from safevla_bench.interface.policy import (
     Action,
     Observation,
@@ -37,7 +36,7 @@ from safevla_bench.interface.policy import (
     check_action,
     check_extra,
 )
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.attachment import TaskLabel, episode_header

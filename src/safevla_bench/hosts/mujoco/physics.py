@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface.physics import PhysicsChange
+from safevla_bench.interface.task import PhysicsChange
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.scene import Scene
@@ -34,7 +34,9 @@ def change_model(
     `HostError` for a body that the scene lacks, and for more kinds of geoms than can be told apart.
     """
     memory = _Memory(model)
-    _change_solver(model.opt, memory, change.iterations)
+    if change.iterations != 1:
+        memory.set_option("iterations", max(1, round(model.opt.iterations * change.iterations)))
+        memory.set_option("tolerance", model.opt.tolerance / change.iterations**2)
     _change_contacts(memory, change, 2 * model.opt.timestep)
     if change.apart is not None:
         first, second = (_select_geoms(model, scene, name) for name in change.apart)
@@ -68,12 +70,6 @@ class _Memory:
             getattr(self._model, name)[...] = array
         for name, value in self._options.items():
             setattr(self._model.opt, name, value)
-
-
-def _change_solver(options: Any, memory: _Memory, factor: float) -> None:
-    if factor != 1:
-        memory.set_option("iterations", max(1, round(options.iterations * factor)))
-        memory.set_option("tolerance", options.tolerance / factor**2)
 
 
 def _change_contacts(memory: _Memory, change: PhysicsChange, least_s: float) -> None:

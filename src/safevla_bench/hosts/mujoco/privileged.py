@@ -55,7 +55,10 @@ class ScenePrivileged:
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable, self._moved = frozenset(scene.objects), moved
         self._joints = {name: int(model.joint(name).qposadr[0]) for name in joints}
-        self._shapes, self._hand = measure_shapes(model, data, scene), _hand_bodies(model, scene.eef_site)
+        self._shapes = measure_shapes(model, data, scene)
+        self._hand: tuple[int, ...] = ()
+        if scene.eef_site is not None:  # in robosuite the end effector is a body of its own, beside the fingers
+            self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
         below = {name: subtree_bodies(model, int(model.jnt_bodyid[joint])) for name, joint in moved.items()}
         self._below = {name: tuple(scene.body_name[body] for body in bodies) for name, bodies in below.items()}
 
@@ -86,11 +89,6 @@ class ScenePrivileged:
             high=float(high),
             bodies=self._below[name],
         )
-
-
-def _hand_bodies(model: mujoco.MjModel, eef_site: int | None) -> tuple[int, ...]:
-    """Return the gripper's bodies: in robosuite the end effector is a body of its own, beside the fingers."""
-    return () if eef_site is None else subtree_bodies(model, model.body_parentid[model.site_bodyid[eef_site]])
 
 
 def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:

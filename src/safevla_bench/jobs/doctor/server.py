@@ -24,9 +24,16 @@ from safevla_bench.judging.action_statistics import ARM, GRIPPER, SPACES, Oddity
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ChunkModel, ClientKind
+from safevla_bench.policies.servers.client import (
+    KINDS,
+    REQUESTS,
+    ChunkedPolicy,
+    ChunkModel,
+    ClientKind,
+    find_others,
+    make_observation,
+)
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
-from safevla_bench.policies.servers.repeats import REQUESTS, find_others, make_observation
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 
 Numbers = NDArray[np.float64]

@@ -29,8 +29,7 @@ from safevla_bench.judging.registration import (
 )
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy
-from safevla_bench.policies.servers.repeats import ask_repeatedly
+from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ask_repeatedly
 from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Observer, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors

@@ -88,8 +88,11 @@ class Codec:
 
     def unpack(self, message: bytes) -> object:
         """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
-        has_more = _has_more_json_values if self.is_json else has_more_values
-        if has_more(MAX_VALUES, message):
+        if self.is_json:
+            has_more = sum(message.count(sign) for sign in (b",", b"[", b"{", b":")) >= MAX_VALUES
+        else:
+            has_more = has_more_values(MAX_VALUES, message)
+        if has_more:
             remedy = "Send arrays as arrays: a reply holds one chunk of actions."
             raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=remedy)
         try:
@@ -158,10 +161,6 @@ def has_more_values(most: int, message: bytes) -> bool:
         at += skipped
         announced += inside
     return announced > most
-
-
-def _has_more_json_values(most: int, message: bytes) -> bool:
-    return sum(message.count(sign) for sign in (b",", b"[", b"{", b":")) >= most
 
 
 def _value_extent(message: bytes, at: int) -> tuple[int, int]:

@@ -293,7 +293,8 @@ def read_ee6d(rows: Floats) -> Floats:
     first = _normalize(rows[:, 3:6])
     second = _normalize(rows[:, 6:9] - (first * rows[:, 6:9]).sum(axis=1, keepdims=True) * first)
     matrices = np.stack([first, second, np.cross(first, second)], axis=-1)
-    turns = [_turn(matrix) for matrix in matrices]
+    quats = (matrix_to_quaternion(matrix) for matrix in matrices)
+    turns = [to_axis_angle(_shortest_quaternion(quat / np.linalg.norm(quat))) for quat in quats]
     return _single(np.column_stack([rows[:, :3], turns, rows[:, 9]]))
 
 
@@ -307,11 +308,6 @@ def read_poses(rows: Floats) -> Floats:
 def _normalize(rows: Floats) -> Floats:
     unit: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
     return unit
-
-
-def _turn(matrix: Floats) -> Floats:
-    quat = matrix_to_quaternion(matrix)
-    return to_axis_angle(_shortest_quaternion(quat / np.linalg.norm(quat)))
 
 
 FORMS: Mapping[str, Callable[[Floats], Floats]] = {

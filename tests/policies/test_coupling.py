@@ -13,7 +13,7 @@ from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Observation
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
-from safevla_bench.policies.delays import Delay, DelayedPolicy
+from safevla_bench.policies.coupling import Delay, DelayedPolicy
 from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
@@ -121,7 +121,7 @@ class Slow(Counts):
 def test_a_measured_delay_is_what_each_answer_took_and_is_marked_as_measured(monkeypatch):
     policy = Slow()
     policy.clock = [0.0]
-    monkeypatch.setattr("safevla_bench.policies.delays.time.perf_counter", lambda: policy.clock[0])
+    monkeypatch.setattr("safevla_bench.policies.coupling.time.perf_counter", lambda: policy.clock[0])
     delayed = DelayedPolicy(InProcessPolicy("mine", policy), Delay.parse("measured"), DT_S)
     delayed.reset(TASK, 0)
     assert [delayed.act(observation(step))[0] for step in range(1, 6)] == [0, 0, 1, 0, 3]
