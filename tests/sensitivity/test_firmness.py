@@ -83,3 +83,5 @@ def test_what_cannot_be_replayed_is_in_no_rate():
 def test_the_spread_leaves_out_replays_that_left_their_path():
     (clause,) = measure_clauses([episode(replay(a=None), replay("soft", 2, a=3), replay("stiff", a=None))])
     assert (clause.left, clause.spreads) == (1, (0.0,))
+    (clause,) = measure_clauses([episode(replay(a=1), replay("soft", 2, a=None), replay("stiff", a=1))])
+    assert (clause.flips, clause.spreads) == (1, (0.0,))  # what it reads later is of another motion

@@ -200,7 +200,7 @@ NO_FIRMNESS: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 class ClauseFirmness:
     """One specification in one suite: verdicts compared, flipped, and left before they were decided.
 
-    `spreads`: for each episode the greatest less the least robustness, over the replays that can be compared.
+    `spreads`: for each episode the greatest less the least robustness, over the replays that never leave their path.
     """
 
     suite: str
@@ -245,7 +245,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
             comparison = episode.compare(replay, spec_id)
             compared[comparison] += 1
             flips[replay.variation] += comparison == "flips"
-            if comparison != "left" and spec_id in replay.clauses:
+            if replay.left is None and spec_id in replay.clauses:
                 values.append(replay.clauses[spec_id].rho)
         known = [value for value in values if value is not None]
         spreads += [max(known) - min(known)] if len(known) > 1 else []

@@ -131,7 +131,7 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
         ),
         notes=(
             f"A replay leaves its path where hand or target is over {LEFT_PATH_M * 100:g} cm from its recorded place. "
-            "Spread: within an episode, over its replays. Robustness ρ is in the limit's unit.",
+            "Spread: within an episode, over its replays that never do. Robustness ρ is in the limit's unit.",
             missing,
         ),
         name="firmness",
