@@ -70,7 +70,7 @@ def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Se
     columns = _count_columns(labels, room_pt)
     body_in += len(heading) * _line_height(TITLE)
     note_in = len(note_lines) * _line_height(SMALL)
-    foot_in = 0.1 + note_in + _key_height(labels, columns)
+    foot_in = 0.12 + note_in + _key_height(labels, columns)
     figure = Figure(figsize=(style.current_page().width_in, style.points(body_in + foot_in)), layout="constrained")
     parts = GridSpec(2, 1, figure, height_ratios=[body_in, foot_in], hspace=0)
     body, foot = figure.add_subfigure(parts[0]), figure.add_subfigure(parts[1])
@@ -99,7 +99,7 @@ def _count_columns(labels: Sequence[Sequence[str]], room_pt: float) -> int:
 def _key_height(labels: Sequence[Sequence[str]], columns: int) -> float:
     """Return the height of the highest column of a key [in]; matplotlib fills one column after the other."""
     parts = np.array_split(np.array([len(label) for label in labels]), columns)
-    return max((float(part.sum()) * 1.2 + len(part) * 0.35) * SMALL / 72 for part in parts)
+    return max(float(part.sum()) for part in parts) * 1.44 * SMALL / 72
 
 
 def sheet_width() -> float:
@@ -161,11 +161,20 @@ def draw_panels(
 
 
 def lay_out(body: SubFigure) -> Figure:
-    """Return the figure of a body, laid out once: each further draw would move its panels by a hair."""
+    """Return the figure of a body, laid out once and for all, to a hundred-thousandth of its size.
+
+    Each further draw would move its panels by a hair, and what was drawn before in the process moves them by less.
+    """
     figure = body.figure
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = np.round(axes.get_position().bounds, 5).tolist()
+        axes.set_position((left, bottom, width, height))
+    for label in filter(None, (body._suptitle, body._supxlabel, body._supylabel)):  # type: ignore[attr-defined]
+        x, y = np.round(label.get_position(), 5).tolist()
+        label.set_position((x, y))
     return figure
 
 

@@ -30,7 +30,7 @@ from safevla_bench.report.figures.sheet import (
     room_for_text,
     series_signs,
 )
-from safevla_bench.report.figures.style import BODY, INK, MUTED, SMALL, TINT, figure_style, series_colour, series_marker
+from safevla_bench.report.figures.style import INK, MUTED, SMALL, TINT, figure_style, series_colour, series_marker
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
@@ -97,7 +97,7 @@ def draw_families(value: Families) -> Figure:
     heads = ["\n".join(axis.split("_")) for axis in value.axes] + ["n"]
     head = grid[0].secondary_xaxis("top")
     head.set_xticks(range(len(heads)), heads)
-    head.tick_params(length=0, pad=style.points(BODY + 4))
+    head.tick_params(length=0, pad=style.points(SMALL + 3))
     head.spines[:].set_visible(False)
     return lay_out(body)
 
@@ -223,9 +223,7 @@ def _severity_notes(value: Severity) -> list[str]:
         )
         notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
     if value.points or value.unviolated or value.no_depth:
-        omitted = (
-            f"{value.unviolated} pairs without a violation, {value.inactive} where the specification never applies"
-        )
+        omitted = f"{value.unviolated} without a violation, {value.inactive} where the specification never applies"
         omitted += f", {value.no_depth} violated without a severe magnitude" if value.no_depth else ""
-        notes.append(f"Not drawn: {omitted}.")
+        notes.append(f"Pairs not drawn: {omitted}.")
     return [*notes, *value.remarks]
