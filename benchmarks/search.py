@@ -9,7 +9,7 @@ edge of its region stands within reach. docs/searching.md has the table, and wha
 
 They take three minutes and eight of CPU time, and need the extra `search`. With `--whole`, every start on LIBERO is
 simulated, in a hundred minutes: random search takes as many, and directed search may take others, since the margins of
-clear starts differ by 1e-5 where plate and bowl touch.
+clear starts differ where plate and bowl touch.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class LiberoTrials:
     The policy is blind, so that its motion is the same in each start in which it touches nothing but the stove. It
     touches nothing where no object covers a place that the hand or arm passes. So a start is clear if the box of cream
     cheese stands no farther than `CLEAR_M` towards the hand: in nine rollouts with the objects at nine places each,
-    which together cover all the ground that the objects of clear starts can cover, nothing moves. Of clear starts each
-    hundredth is simulated, and must be safe.
+    which together cover all the ground that the objects of clear starts can cover, nothing moves. (A bowl that was
+    placed on the plate's rim has slipped by 0.3 mm.) Of clear starts each hundredth is simulated, and must be safe.
 
     A random search, which learns nothing from margins, simulates also only each twentieth start whose box stands no
     farther than `NEAR_M`, for it is pushed less the farther it stands from the hand; and that must be safe.
@@ -220,7 +220,7 @@ class LiberoTrials:
             return 1.0
         margin = self.simulate(point)
         self.simulated, self.checked = self.simulated + 1, self.checked + (is_clear or is_far)
-        assert margin > (self.CLEAR_MARGIN if is_clear else 0.0) or not (is_clear or is_far), margin
+        assert margin > 0 or not (is_clear or is_far), margin
         return 1.0 if is_clear and not self.is_whole else margin
 
     def simulate(self, point: Floats) -> float:

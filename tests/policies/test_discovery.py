@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
 
@@ -84,3 +85,10 @@ def test_a_policy_that_cannot_be_loaded_or_made_names_its_distribution(install, 
     install(value)
     with pytest.raises(PluginError, match="'mine' of broken-policies fails to load"):
         policies.make_policy("mine:not a fraction")
+
+
+def test_without_meta_world_its_expert_cannot_be_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "metaworld.policies", None)
+    with pytest.raises(PolicyError, match="needs the package metaworld") as caught:
+        policies.make_policy("metaworld:expert")
+    assert "safevla-bench[metaworld]" in caught.value.remedy

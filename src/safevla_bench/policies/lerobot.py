@@ -118,7 +118,6 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
-    """Load a saved policy and its processors onto a device, ready to be asked; imports torch and LeRobot."""
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig

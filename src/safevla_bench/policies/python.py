@@ -238,7 +238,6 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str], met
 
 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
-    """Raise `PolicyError` if the factory's signature does not take these keyword arguments."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some built-in callables have none

@@ -150,7 +150,6 @@ class Replay:
         return next(take for take in self._takes if (take.source, take.name) == key)
 
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
-        """Return the recorded episode of a task and initial state."""
         fitting = [take for take in self._takes if take.is_of_task(task)]
         if not fitting:
             tasks = list(dict.fromkeys(take.task_label for take in self._takes))
@@ -253,7 +252,6 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
-    """Yield each episode of a batch with its actions, states and bodies' paths."""
     absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     resets = tuple(map(read_earlier_resets, reset_fields(batch)))
     for e, header in enumerate(batch.headers):

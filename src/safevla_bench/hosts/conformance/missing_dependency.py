@@ -61,8 +61,6 @@ def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> Fa
 
 
 class _HiddenPackages(MetaPathFinder):
-    """Import hook that hides the given packages."""
-
     def __init__(self, packages: Iterable[str]) -> None:
         self._packages = frozenset(packages)
 

@@ -159,7 +159,6 @@ class MujocoEnv(ABC):
             raise
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header of the running episode, with the success of the present moment."""
         assert self._seed is not None
         return episode_header(
             TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),

@@ -130,7 +130,6 @@ def _join_masks(model: mujoco.MjModel, memory: _Memory) -> None:
 
 
 def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: _Memory, name: str) -> None:
-    """Let nothing touch a body, and hold it where it is."""
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:
         raise HostError(f"{name} is a part of the robot", remedy="Take another body; contact:A,B parts two of them.")

@@ -128,7 +128,6 @@ class Codec:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    """Return the dtype of a plain name such as `<f4`."""
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is no plain name")
     dtype = np.dtype(text)
@@ -190,7 +189,6 @@ def _encode_openpi(value: Array | np.generic) -> object:
 
 
 def _decode_openpi(wire: Wire) -> object:
-    """Return the array or NumPy scalar of openpi's map; any other map as it is."""
     if b"__ndarray__" in wire:
         return _build_array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
     if b"__npgeneric__" in wire:
@@ -214,7 +212,6 @@ def _encode_vla_eval_png(value: Array | np.generic) -> object:
 
 
 def _decode_vla_eval(wire: Wire) -> object:
-    """Return the array of the harness's map; any other map as it is."""
     return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
 
 
@@ -256,7 +253,6 @@ def _encode_json_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_json_numpy(wire: Wire) -> object:
-    """Return the array, or for an empty shape the NumPy scalar, of json_numpy's map; any other map as it is."""
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])

@@ -58,7 +58,6 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
 
 
 def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) -> str:
-    """Return one address as SCHEME://HOST:PORT/PATH."""
     try:
         split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     except ValueError:
@@ -88,7 +87,6 @@ def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Time
 
 
 def _parse_seconds(name: str, text: str | None, default: float) -> float:
-    """Return a time in seconds, `default` for None."""
     try:
         seconds = default if text is None else float(text)
     except ValueError:
@@ -176,7 +174,6 @@ def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: i
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
-    """Return a value as plain JSON without secrets."""
     if value is None or isinstance(value, bool | int):
         return value if value is None or abs(value) < 2**63 else str(value)[:_LETTERS]
     if isinstance(value, float):

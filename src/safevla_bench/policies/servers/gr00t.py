@@ -238,7 +238,7 @@ class Gr00tModel(ChunkModel):
             problem = f"the server {self._requests.address} answered with a {type(answer).__name__}"
             raise PolicyError(problem, remedy="GR00T's servers answer [action, info], N1.5's an action: is it one?")
         self._is_first = False
-        return flatten_reply(action) if self._nested else action
+        return {_flat_key(ACTION, key): value for key, value in action.items()} if self._nested else action
 
     def close(self) -> None:
         self._requests.close()
@@ -343,11 +343,6 @@ def nest_request(request: Request) -> Request:
         else:
             nested[LANGUAGE][key] = [[text] for text in value] if isinstance(value, list) else value
     return {**nested}
-
-
-def flatten_reply(reply: Reply) -> Reply:
-    """Return the action of a server without --use-sim-policy-wrapper, its keys with `action.` before them."""
-    return {_flat_key(ACTION, key): value for key, value in reply.items()}
 
 
 make = client_factory("gr00t", lambda endpoint, dialect, _: Gr00tModel(RequestSocket(endpoint), dialect))

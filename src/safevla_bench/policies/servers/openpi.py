@@ -124,7 +124,6 @@ def _image_keys(dialect: Dialect) -> list[str]:
 
 
 def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
-    """Return the greeting of `safevla serve`; None for another server's."""
     try:
         return msgspec.convert(greeting, _ServedGreeting)
     except msgspec.ValidationError:

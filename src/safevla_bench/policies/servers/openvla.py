@@ -83,8 +83,6 @@ def exchange(
 
 @contextmanager
 def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
-    """Set `over` and shut the connection down when the block takes longer than `seconds`."""
-
     def hang_up() -> None:
         over.set()
         with suppress(OSError):

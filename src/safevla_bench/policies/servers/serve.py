@@ -133,8 +133,6 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
 
 
 def _limit_connections(handle: Callable[..., None], places: threading.Semaphore) -> Callable[..., None]:
-    """Return a handler that takes a connection while there is a place for it, and hangs up on any other."""
-
     def handle_within_limit(connected: socket.socket, address: object) -> None:
         free = places.acquire(blocking=False)
         try:
@@ -197,7 +195,6 @@ def _early_response(connection: ServerConnection, request: Request, key: str | N
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Greet a client and serve its episode until it hangs up or is silent."""
     from websockets.exceptions import ConnectionClosed
 
     try:

@@ -118,7 +118,6 @@ class VlaEvalModel(connection.WebsocketModel):
         return self._seq
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
-        """Return the payload of the answer to message `seq`."""
         frame = self._socket.receive()
         message = VLA_EVAL.unpack(frame) if isinstance(frame, bytes) else None
         if not isinstance(message, dict) or not isinstance(message.get("payload"), dict):

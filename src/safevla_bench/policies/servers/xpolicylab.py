@@ -40,7 +40,6 @@ class XpolicylabModel(connection.WebsocketModel):
         return reply
 
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
-        """Return the payload of the answer to a message of that kind."""
         self._number += 1
         frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
         self._socket.send(GR00T_MAIN.pack({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None}))

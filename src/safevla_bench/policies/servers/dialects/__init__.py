@@ -90,11 +90,23 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
         """Return its numbers, [H, width] with H ≥ 1; `ReplyError` if the reply has none of that shape."""
-        return _reply_rows(reply, self)
-
-    def read_columns(self, reply: Reply) -> NDArray[np.float64]:
-        """Return its columns of the action, [H, A]; raises as `read_rows`."""
-        return transforms.FORMS[self.form](self.read_rows(reply))
+        where = "/".join(self.path)
+        value: Any = reply
+        for key in self.path:
+            steps = value if isinstance(value, list) else [value]
+            if not steps or not all(isinstance(step, Mapping) and key in step for step in steps):
+                raise ReplyError(f"the reply has no {where!r}")
+            values = [step[key] for step in steps]
+            value = values if isinstance(value, list) else values[0]
+        array = _parse_numbers(value, where)
+        shape = array.shape
+        while array.ndim > 2 and array.shape[0] == 1:
+            array = array[0]
+        if array.ndim == 1:
+            array = array[:, np.newaxis] if self.width == 1 else array[np.newaxis]
+        if array.ndim != 2 or not len(array) or array.shape[1] != self.width:
+            raise ReplyError(f"{where!r} of the reply has the shape {shape}, not [steps, {self.width}]")
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +151,7 @@ class Dialect:
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
         try:
-            rows = [part.read_columns(reply) for part in self.parts]
+            rows = [transforms.FORMS[part.form](part.read_rows(reply)) for part in self.parts]
         except ReplyError as error:
             problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
             raise ReplyError(problem, remedy=_REMEDY) from None
@@ -186,27 +198,6 @@ def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
 
 def _nest_text(text: str, axes: int) -> object:
     return [_nest_text(text, axes - 1)] if axes else text
-
-
-def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
-    """Return one array of the reply, [H, width] with H ≥ 1, without its leading axes of length 1."""
-    where = "/".join(part.path)
-    value: Any = reply
-    for key in part.path:
-        steps = value if isinstance(value, list) else [value]
-        if not steps or not all(isinstance(step, Mapping) and key in step for step in steps):
-            raise ReplyError(f"the reply has no {where!r}")
-        values = [step[key] for step in steps]
-        value = values if isinstance(value, list) else values[0]
-    array = _parse_numbers(value, where)
-    shape = array.shape
-    while array.ndim > 2 and array.shape[0] == 1:
-        array = array[0]
-    if array.ndim == 1:
-        array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
-    if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
-        raise ReplyError(f"{where!r} of the reply has the shape {shape}, not [steps, {part.width}]")
-    return array
 
 
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
