@@ -169,6 +169,8 @@ def lay_out(body: SubFigure) -> Figure:
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(np.round(part.bbox_relative.get_points(), 5))
     for axes in figure.axes:
         left, bottom, width, height = np.round(axes.get_position().bounds, 5).tolist()
         axes.set_position((left, bottom, width, height))
