@@ -9,6 +9,7 @@ import pytest
 
 from folders import rewrite_archive
 from safevla_bench.errors import RunError
+from safevla_bench.jobs import physics
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
@@ -16,6 +17,8 @@ from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.physics import vary_physics
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.rollout import episode as rollout_episode
+from safevla_bench.sensitivity import firmness
 from safevla_bench.sensitivity.firmness import PHYSICS, PhysicsFile, find_firmness
 
 
@@ -116,6 +119,36 @@ def test_the_page_bears_the_mark_and_the_run_still_verifies(run):
     assert "90.0 to 100.0 if the fragile fall: 9 firm, 1 fragile." in page
     assert page.count("Failed, unsafe (timeout), fragile") >= 1
     assert verify_run(run).agrees
+
+
+def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(run, monkeypatch):
+    lengths = {}
+    find = physics.find_departure
+
+    def measure(recorded, replayed):
+        left = find(recorded, replayed)
+        lengths.setdefault(left, set()).add(int(replayed.lengths[0]))
+        return left
+
+    def compare():
+        file = vary_physics(judged(run))
+        (run / PHYSICS).unlink()
+        return {
+            (*replay.key, replay.variation, spec_id): episode.compare(replay, spec_id)
+            for episode in file.episodes()
+            for replay in episode.varied
+            for spec_id in episode.recorded.clauses
+        }
+
+    monkeypatch.setattr(physics, "find_departure", measure)
+    monkeypatch.setattr(firmness, "LEFT_PATH_M", 1e-5)  # what is shifted by 0.1 mm is off its path at record 0
+    compared = compare()
+    assert lengths[0] == {2}
+    whole = lengths.pop(None)
+    monkeypatch.setattr(rollout_episode, "_leaves_path", lambda env, planned, step: False)
+    assert compare() == compared
+    assert lengths[0] == {2} | whole
+    assert set(compared.values()) == {"same", "flips", "left"}
 
 
 def test_a_replay_that_fails_is_left_out_and_counted(run, monkeypatch):

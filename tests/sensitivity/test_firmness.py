@@ -32,15 +32,17 @@ def episode(recorded, *varied):
         (None, None, None, "same"),
         (None, None, 3, "left"),  # kept on another path
         (9, 12, None, "same"),
-        (9, 12, 10, "same"),  # the record's violation comes before
+        (9, 10, 10, "same"),
+        (12, 9, 10, "same"),
+        (9, 12, 10, "left"),  # the replay's comes on another path
         (9, None, 10, "flips"),
-        (9, None, 9, "flips"),
+        (9, None, 9, "left"),
         (9, None, 8, "left"),
         (None, 9, 8, "left"),
         (None, 9, 10, "flips"),
     ],
 )
-def test_a_replay_counts_up_to_the_first_violation_of_either_side(recorded, varied, left, comparison):
+def test_a_replay_counts_until_it_leaves_its_path(recorded, varied, left, comparison):
     one = episode(replay(a=recorded), replay("soft", left, a=varied))
     assert one.compare(one.varied[0], "a") == comparison
     assert one.verdict(one.varied[0]) == comparison

@@ -60,6 +60,8 @@ class RecordedEpisode:
     """The outcome if the actions run out without success; `stopped` if the recording was broken off."""
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """What is played, [steps, A], if the policy does not know it."""
+    path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    """Where targets and hand were at the first records, [n, bodies, 3] in m: the replay ends where it leaves this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from safevla_bench.sensitivity.firmness import (
     PhysicsReplay,
     find_departure,
     read_clauses,
+    tracked_path,
 )
 from safevla_bench.sources.runs.folder import RUN, archive_digest, dump_json, read_description
 from safevla_bench.sources.runs.parts import add_digests
@@ -178,7 +179,7 @@ class _Replays:
         for index, variation in wanted:
             if self.key(index, variation) in self.done:
                 continue
-            episode = self._plan(recorded(index), variation)
+            episode = self._plan(index, recorded(index), variation)
             if isinstance(episode, str):
                 self._keep(index, variation, obstacle=episode)
             else:
@@ -216,8 +217,11 @@ class _Replays:
         assert episode is not None
         return episode
 
-    def _plan(self, episode: Batch, variation: str) -> PlannedEpisode | str:
-        """Return the replay of an episode, or why there can be none."""
+    def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode | str:
+        """Return the replay of an episode, or why there can be none.
+
+        One that leaves its path before any recorded violation ends there: nothing later is compared.
+        """
         setting, header = self.setting, episode.headers[0]
         if obstacle := replay_obstacle(episode, setting):
             return obstacle
@@ -230,14 +234,19 @@ class _Replays:
         task, actions = setting.find_task(header), episode.action.episode_rows(0)
         assert task is not None  # there is no obstacle
         given = start.recorded or RecordedEpisode(header.episode_id, self.run_folder.name, len(actions))
-        change = None if variation == RECORDED else VARIATIONS[variation]
+        given = replace(given, actions=actions)
+        change = None
+        if variation != RECORDED:
+            firsts = [clause.first for clause in read_clauses(self.judged.scores, index).values()]
+            until = min((first for first in firsts if first is not None), default=None)
+            given, change = replace(given, path=tracked_path(episode)[:until]), VARIATIONS[variation]
         (absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
             episode_id=f"{header.policy}: {header.episode_id} {variation}",
             policy=_POSES if absolute else _CHANGES,
             task=task,
             episode=0,
-            start=replace(start, recorded=replace(given, actions=actions), change=change),
+            start=replace(start, recorded=given, change=change),
             seed=header.seed or 0,
             policy_seed=0,
             horizon=len(actions),

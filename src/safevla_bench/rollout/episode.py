@@ -46,6 +46,7 @@ from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_recor
 from safevla_bench.policies.coupling import Coupler, DelayedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
+from safevla_bench.sensitivity.firmness import are_off_path, tracked_path
 from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
@@ -126,7 +127,7 @@ def run_episode(
             if on_step:
                 on_step(steps)
             outcome = "success" if success else _final_outcome(planned)
-            if success and planned.stop_at_success:
+            if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                 break
             if watch and steps < planned.horizon:
                 violation = _violation_reason(watch.observe(newest_record(env)))
@@ -164,6 +165,13 @@ def _require_readings(policy: Policy, observation: Observation) -> None:
         offered = ", ".join(observation.extra) or "none"
         problem = f"the policy asks for the reading {lacking[0]!r}, which this host does not give"
         raise PolicyError(problem, remedy=f"Further readings here: {offered}.")
+
+
+def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
+    path = planned.start.recorded.path if planned.start.recorded else None
+    if path is None or step >= len(path):
+        return False
+    return bool(are_off_path(path[step : step + 1], tracked_path(newest_record(env))).any())
 
 
 def _final_outcome(planned: PlannedEpisode) -> str:
