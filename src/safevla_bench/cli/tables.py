@@ -31,8 +31,9 @@ from safevla_bench.report.render.latex import LatexLayout
 from safevla_bench.report.render.text import render_summary
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
 from safevla_bench.report.tables.published import paper_policies
-from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
+from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.training.export import export_dataset
 from safevla_bench.training.pictures import CameraChoice

@@ -27,14 +27,14 @@ from safevla_bench.report.curve_charts import (
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import EpisodeEntry
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
-from safevla_bench.report.tables import comparison, notices, sensitivity, violations
-from safevla_bench.report.tables.cells import Roster, torque_note, violation_table
-from safevla_bench.report.tables.onset import onset_table
+from safevla_bench.report.tables import comparison, explain, notices, sensitivity
+from safevla_bench.report.tables.cells import Roster, torque_note
+from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.sensitivity import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
-from safevla_bench.report.tables.table import Table, policy_name
-from safevla_bench.report.tables.violations import body_tables
-from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact
+from safevla_bench.report.tables.table import Table
+from safevla_bench.report.tables.violations import violation_table
+from safevla_bench.text import NO_VALUE, format_amount, format_compact
 
 _OPEN = 2
 """Most cells for which the tables of violations are open."""
@@ -191,15 +191,15 @@ def summarize_violations(cell: Summary) -> CellViolations:
 
 def describe_violations(scores: Scores, cells: Sequence[Summary], analysis: Analysis) -> Violations:
     """Return the section of violations of these scores, summarized in `cells`."""
-    exposures = violations.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    exposures = explain.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
     return Violations(
         cells=[summarize_violations(cell) for cell in cells if cell.n or cell.judged],
         torque_note=torque_note(cells),
         folded=len(cells) > _OPEN,
-        bodies=body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
+        bodies=explain.body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
         onset_charts=draw_onsets(analysis.onsets),
         onset_legend=_make_legend(ONSET_ENDS),
-        onsets=onset_table(analysis.onsets),
+        onsets=explain.onset_table(analysis.onsets),
         exposures=exposures,
     )
 
@@ -316,9 +316,7 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
     if spec.binary:
         return spec.spec_id, "none at all", "any"
-    unit, scale = display_unit(spec.unit, spec.threshold)
     limit, severe = (
-        NO_VALUE if value is None else append_unit(format_compact(value * scale), unit)
-        for value in (spec.threshold, spec.severe)
+        format_amount(value, spec.unit, spec.threshold, format_compact) for value in (spec.threshold, spec.severe)
     )
     return spec.spec_id, limit, severe

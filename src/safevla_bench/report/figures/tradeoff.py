@@ -21,7 +21,7 @@ from safevla_bench.report.figures import style
 from safevla_bench.report.figures.sheet import KeyEntry, draw_empty, draw_panels, format_episode_range
 from safevla_bench.report.figures.style import MUTED, figure_style, series_colour, series_marker
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
-from safevla_bench.report.tables.table import policy_name
+from safevla_bench.report.tables.columns import policy_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from safevla_bench.report.figures.sheet import (
     series_signs,
 )
 from safevla_bench.report.figures.style import INK, MUTED, SMALL, TINT, figure_style, series_colour, series_marker
-from safevla_bench.report.tables.table import policy_name
+from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import CONTROL, MEASURED, Change, ChangeReport
 from safevla_bench.judging.rates import Metric
-from safevla_bench.report.tables.table import Cell, Column, Table, count_cell, dash_cell, tabulate, text_column
+from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import format_compact, format_fixed, format_interval
 
 
@@ -54,7 +54,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         text_column("Suites", lambda row: ", ".join(row.suites)),
         Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
         *(Column(metric.label, "points", value=partial(_difference_cell, metric=metric)) for metric in MEASURED),
-        Column("Unknown", "paired episodes", lambda row: count_cell(row.unknown, "bad" if row.unknown else "")),
+        Column("Unknown", "paired episodes", lambda row: Cell.count(row.unknown, "bad" if row.unknown else "")),
         Column("Left out", "without their like", lambda row: row.left_out),
     )
     together = (
@@ -68,6 +68,6 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 def _difference_cell(row: Change, metric: Metric) -> Cell:
     item = row.differences[metric.key]
     if item.difference is None:
-        return dash_cell("no pair has a value of both")
+        return Cell.dash("no pair has a value of both")
     detail = format_interval(*item.ci, 1, 100) if item.ci else ""
     return Cell(format_fixed(100 * item.difference, 1), 100 * item.difference, detail)

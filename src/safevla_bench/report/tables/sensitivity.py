@@ -16,20 +16,10 @@ from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
+from safevla_bench.report.tables.columns import POLICY, drop_intervals, rate_cell
 from safevla_bench.report.tables.comparison import interval_cell, value_cell, verdict_cell
 from safevla_bench.report.tables.suites import exact_value
-from safevla_bench.report.tables.table import (
-    POLICY,
-    UNNAMED,
-    Cell,
-    Column,
-    Table,
-    dash_cell,
-    drop_intervals,
-    rate_cell,
-    tabulate,
-    text_column,
-)
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import (
     SensitivityCurve,
     ThresholdAblation,
@@ -500,14 +490,14 @@ def _mean_columns(metric: Metric, beside_paper: bool) -> tuple[Column, ...]:
 def _mean_cell(metric: Metric, row: _VariantMean) -> Cell:
     mean, cells = row.means[metric], row.host.cells
     if mean.value is None:
-        return dash_cell("no cell has it")
+        return Cell.dash("no cell has it")
     detail = "" if mean.cells == cells else f"{mean.cells} of {cells} cells"
     return Cell(metric.format(mean.value), float(metric.scale * mean.value), detail)
 
 
 def _published_cell(metric: Metric, row: _VariantMean) -> Cell:
     if row.paper is None:
-        return dash_cell("not printed")
+        return Cell.dash("not printed")
     printed: float = getattr(row.paper, metric.key)
     return Cell(format_fixed(Fraction(repr(printed)), metric.digits), printed)
 

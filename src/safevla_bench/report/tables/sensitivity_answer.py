@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from safevla_bench.compare.ranking import RankingSensitivity
 from safevla_bench.judging.rates import SAFETY, Rate
-from safevla_bench.report.tables.table import UNNAMED, Column, Table, rate_cell, tabulate, text_column
+from safevla_bench.report.tables.columns import rate_cell
+from safevla_bench.report.tables.table import UNNAMED, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import ThresholdAblation
 
 _MOST_NAMED = 3
