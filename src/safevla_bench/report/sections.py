@@ -30,7 +30,7 @@ from safevla_bench.report.headline import Headline, build_headline, describe_mix
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
 from safevla_bench.report.tables.cells import Roster, torque_note
 from safevla_bench.report.tables.columns import policy_name
-from safevla_bench.report.tables.sensitivity import host_mean_table
+from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.violations import violation_table

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from safevla_bench.judging.metrics import Summary, TaskRates, describe_unjudged, has_verdict
-from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Mean, Metric, Rate
+from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, SpecColumn
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, add_notes, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve
-from safevla_bench.text import NO_VALUE, format_compact
+from safevla_bench.text import NO_VALUE, format_compact, format_interval
 
 LARGEST = "†"
 """The mark of the largest SBU of a column, as in the paper."""
@@ -74,6 +74,16 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
 
 def _own_n(own: int, n: int | None) -> int | None:
     return None if n is None or own == n else own
+
+
+def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
+    """Return a value of a metric in the unit printed for it; a dash and its reason for None."""
+    return Cell.dash(why_none) if value is None else Cell(metric.format(value), float(metric.scale * value), detail)
+
+
+def format_ends(metric: Metric, ends: Bounds | None) -> str:
+    """Return an interval in the unit printed for the metric; a dash for None."""
+    return NO_VALUE if ends is None else format_interval(*ends, metric.digits, metric.scale)
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
