@@ -34,8 +34,8 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
 from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.training.description import CameraChoice
 from safevla_bench.training.export import export_dataset
-from safevla_bench.training.pictures import CameraChoice
 
 _SUFFIX = {"text": "txt"}
 _DEFAULT = ("main", "violations")
