@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.episode import add_header_mark
 
 PRIVILEGED = "privileged"
 """Host-specific header field: true where the policy saw state that no real robot has."""
@@ -56,24 +55,9 @@ MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
 
 
-def mark_standin(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of a host that ran on stand-ins for its assets."""
-    return add_header_mark(extra, STANDIN)
-
-
 def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
     """Return the benchmarks with episodes on stand-in assets, in order of first appearance."""
     return tuple(dict.fromkeys(header.benchmark for header in marked_headers(batch, STANDIN)))
-
-
-def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of actions that are poses in the world."""
-    return add_header_mark(extra, ABSOLUTE)
-
-
-def mark_drawn(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of a start that was drawn."""
-    return add_header_mark(extra, DRAWN)
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:

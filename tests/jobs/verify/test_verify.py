@@ -28,7 +28,8 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Channel, select_episodes
-from safevla_bench.trajectory.marks import mark_standin
+from safevla_bench.trajectory.marks import STANDIN
+from safevla_recorder.episode import add_header_mark
 
 
 def findings_of(verification, verdict):
@@ -243,7 +244,9 @@ def test_a_replay_that_was_asked_for_and_could_not_be_made_is_no_agreement(run, 
 
 
 def test_stand_ins_are_said(run):
-    rewrite_archive(run, lambda batch: replace(batch, extra=tuple(map(mark_standin, batch.extra))))
+    rewrite_archive(
+        run, lambda batch: replace(batch, extra=tuple(add_header_mark(extra, STANDIN) for extra in batch.extra))
+    )
     assert "stand-ins" in unchecked(run, replay=1)["assets"]
 
 
