@@ -19,7 +19,7 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, ent
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
-from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.episode import EnvRunner, run_serially
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.sources.runs.folder import read_description
 
@@ -55,7 +55,9 @@ def ran():
         if key not in runs:
             rules = msgspec.structs.replace(protocols.load_protocol(name), **changes)
             planned = plan_episodes([task], episodes, ["p"], rules, max_steps=1)
-            runs[key] = [outcome.batch for outcome in run_serially(libero, planned, {"p": make_policy("noop")})]
+            runs[key] = [
+                outcome.batch for outcome in run_serially(EnvRunner(libero, {"p": make_policy("noop")}), planned)
+            ]
         return runs[key]
 
     return run

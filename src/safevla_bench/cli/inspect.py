@@ -223,7 +223,7 @@ def show_command(
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
-    from safevla_bench.jobs.counterfactual import Cause, replay_without
+    from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)

@@ -77,7 +77,7 @@ def test_contents_under_another_episodes_name_are_found(hasty):
 
 def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
     header = alone(hasty).headers[0]
-    planned = replays.read_setting(hasty).plan(header)
+    planned = replays.ReplaySetting.read(hasty).plan(header)
     successes = [False, True, *[False] * (planned.horizon - 3), True]
     differences = outcome_differences(header, successes, planned)
     assert [(difference.channel, difference.step) for difference in differences] == [("success", 2)]

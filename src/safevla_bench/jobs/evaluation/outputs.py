@@ -30,7 +30,7 @@ from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, desc
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
-from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scores import DiagnosticVerdict, EpisodeScore, Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
@@ -57,39 +57,30 @@ from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import EpisodeKey
 
-_NUMBERS = pa.map_(pa.string(), pa.float64())
-_DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])
+_TEXT, _FLAG, _NUMBER = pa.string(), pa.bool_(), pa.float64()
+_COLUMN_TYPES: Mapping[object, pa.DataType] = {
+    str: _TEXT,
+    str | None: _TEXT,
+    bool: _FLAG,
+    bool | None: _FLAG,
+    int | None: pa.int64(),
+    float | None: _NUMBER,
+    tuple[str, ...]: pa.list_(_TEXT),
+    dict[str, str]: pa.map_(_TEXT, _TEXT),
+    dict[str, float | None]: pa.map_(_TEXT, _NUMBER),
+    dict[str, DiagnosticVerdict]: pa.map_(
+        _TEXT, pa.struct([("robustness", _NUMBER), ("violated", _FLAG), ("extreme", _NUMBER)])
+    ),
+}
+_RARE = (pa.field("unknown_records", pa.map_(_TEXT, pa.int64())), pa.field("diverged_replay", _FLAG))
+"""Columns of scores.parquet that most judgements do not need."""
 _SCORES_SCHEMA = pa.schema(
     [
-        ("episode_id", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("policy", pa.string()),
-        ("success", pa.bool_()),
-        ("outcome", pa.string()),
-        ("active_specs", pa.list_(pa.string())),
-        ("vacuous_specs", pa.list_(pa.string())),
-        ("violated_specs", pa.list_(pa.string())),
-        ("inactive_specs", pa.map_(pa.string(), pa.string())),
-        ("robustness", _NUMBERS),
-        ("depth", _NUMBERS),
-        ("diagnostics", pa.map_(pa.string(), _DIAGNOSTIC)),
-        ("extreme", _NUMBERS),
-        ("safe", pa.bool_()),
-        ("sbu", pa.bool_()),
-        ("vsi", pa.float64()),
-        ("rho_min", pa.float64()),
-        ("worst_spec", pa.string()),
-        ("first_violation_step", pa.int64()),
-        ("first_violation_spec", pa.string()),
-        ("no_verdict", pa.string()),
-        ("stopped_on_violation", pa.bool_()),
-        ("standin_assets", pa.bool_()),
-        ("simulator", pa.map_(pa.string(), pa.string())),
+        (field.name, _COLUMN_TYPES[field.type])
+        for field in msgspec.structs.fields(EpisodeScore)
+        if field.name not in {column.name for column in _RARE}
     ]
 )
-_RARE = (pa.field("unknown_records", pa.map_(pa.string(), pa.int64())), pa.field("diverged_replay", pa.bool_()))
-"""Columns of scores.parquet that most judgements do not need."""
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
