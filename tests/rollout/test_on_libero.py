@@ -69,13 +69,6 @@ def state(batch):
     return values.reshape(int(batch.lengths[0]), -1)[0]
 
 
-@pytest.mark.long
-def test_lerobot_s_seed_goes_up_and_its_initial_state_is_the_episode_s(ran):
-    headers = [outcome.headers[0] for outcome in ran("lerobot", episodes=2)]
-    assert [outcome.env_seed for outcome in headers] == [1000, 1001]
-    assert [outcome.init_state_index for outcome in headers] == [0, 1]
-
-
 def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
     (seven,), (zero,) = ran("openpi"), ran("openvla")
     assert (seven.headers[0].env_seed, zero.headers[0].env_seed) == (7, 0)

@@ -194,15 +194,6 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     assert "Segmentation fault" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_policy_that_asks_its_process_to_end_crashes_its_episodes_and_no_worker(tmp_path, lethal, workers):
-    request = replace(LETHAL, arguments={"task": "task_0", "how": "leave"})
-    rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=workers))
-    assert [row.outcome for row in rows] == ["crashed", "crashed", "timeout", "timeout"]
-    assert [row.steps for row in rows[:2]] == [2, 2]
-    assert rows[0].reason.endswith("SystemExit: 0\n")
-
-
 def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_path, lethal):
     with pytest.raises(RunError, match="while it started: it exited with status 3"):
         roll_out(replace(LETHAL, arguments={"at_start": "3"}), tmp_path / "run", running=ExecutionOptions(workers=2))

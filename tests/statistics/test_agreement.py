@@ -15,11 +15,6 @@ def test_kappa_is_that_of_statsmodels(counts):
     assert float(cohen_kappa(table)) == pytest.approx(cohens_kappa(table).kappa)
 
 
-def test_kappa_is_that_of_scikit_learn():
-    """sklearn.metrics.cohen_kappa_score([0, 0, 1, 1, 1, 0, 1, 0, 1, 1], [0, 1, 1, 1, 0, 0, 1, 0, 1, 1]) is 7/12."""
-    assert float(cohen_kappa(np.array([[3, 1], [1, 5]]))) == pytest.approx(7 / 12)
-
-
 @pytest.mark.parametrize("counts", [(0, 0, 0, 0), (9, 0, 0, 0), (0, 0, 0, 4)])
 def test_where_chance_alone_agrees_there_is_no_kappa(counts):
     table = np.array(counts).reshape(2, 2)

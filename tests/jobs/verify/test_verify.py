@@ -385,10 +385,3 @@ def test_the_sources_that_were_judged_are_those_of_the_run(run):
 
     edit(run / SCORES, rename)
     assert 'policy: "another" is written' in differing(run)["judged archive"]
-
-
-def test_two_runs_that_were_asked_for_alike_have_the_same_digests(run, tmp_path):
-    asked = Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
-    evaluate_request(replace(asked, volatile={"started": "another day"}), load_ruleset(), tmp_path / "again")
-    assert (tmp_path / "again" / MANIFEST).read_bytes() == (run / MANIFEST).read_bytes()
-    assert verify_run(tmp_path / "again").agrees
