@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -33,17 +33,6 @@ Cell = tuple[str | None, str]
 T = TypeVar("T")
 
 
-class EpisodeLike(Protocol):
-    """One episode; `standin_assets` is None where it left no record."""
-
-    @property
-    def policy(self) -> str | None: ...
-    @property
-    def benchmark(self) -> str: ...
-    @property
-    def standin_assets(self) -> bool | None: ...
-
-
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers made of some cells; empty where they need none."""
     summaries = list(cells)
@@ -62,13 +51,15 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     )
 
 
-def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
-    """Return the warning on stand-in assets for a list of episodes; empty if none has any."""
+def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) -> tuple[str, ...]:
+    """Return the warning on stand-in assets for a list of episodes; empty if none has any.
+
+    Of each episode: policy, suite, and whether it has stand-in assets, None where it left no record.
+    """
     cells: dict[Cell, bool] = {}
-    for episode in episodes:
-        if episode.standin_assets is not None:
-            cell = episode.policy, episode.benchmark
-            cells[cell] = cells.get(cell, False) or episode.standin_assets
+    for policy, suite, has_standins in episodes:
+        if has_standins is not None:
+            cells[policy, suite] = cells.get((policy, suite), False) or has_standins
     return warn_of_standins(cells)
 
 

@@ -35,7 +35,8 @@ Bools = NDArray[np.bool_]
 IntervalMethod = Literal["default", "paper"]
 """The intervals of severities: `bounded_mean_interval`, or the paper's percentile bootstrap."""
 INACTIVE, VACUOUS, ACTIVE = range(3)
-STATES = ("inactive", "vacuous", "active")
+State = Literal["inactive", "vacuous", "active"]
+STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
