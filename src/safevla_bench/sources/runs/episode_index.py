@@ -252,6 +252,7 @@ class Scan:
         Raises `RecordError` if these take more than the budget.
         """
         for batch in source.scan():
+            found: Sequence[EpisodeNote | RecordError]
             found = [batch] if isinstance(batch, RecordError) else EpisodeNote.of_batch(batch)
             try:
                 self._budget.spend(_ERROR_BYTES if isinstance(batch, RecordError) else _memory(found))
