@@ -204,7 +204,7 @@ def _write_authors_csv(judged: Judged, out: Path, choice: _ExportChoice) -> None
 
 
 def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    _save_file(out, submission.encode_submission(submission.build_submission(judged, choice.sources)))
+    _save_file(out, dump_json(submission.build_submission(judged, choice.sources)))
 
 
 def _write_results(encode: Callable[[Judged], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:

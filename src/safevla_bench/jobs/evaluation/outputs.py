@@ -30,7 +30,7 @@ from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, desc
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
-from safevla_bench.judging.scores import DiagnosticVerdict, EpisodeScore, Scores
+from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
@@ -57,30 +57,29 @@ from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import EpisodeKey
 
-_TEXT, _FLAG, _NUMBER = pa.string(), pa.bool_(), pa.float64()
-_COLUMN_TYPES: Mapping[object, pa.DataType] = {
-    str: _TEXT,
-    str | None: _TEXT,
-    bool: _FLAG,
-    bool | None: _FLAG,
-    int | None: pa.int64(),
-    float | None: _NUMBER,
-    tuple[str, ...]: pa.list_(_TEXT),
-    dict[str, str]: pa.map_(_TEXT, _TEXT),
-    dict[str, float | None]: pa.map_(_TEXT, _NUMBER),
-    dict[str, DiagnosticVerdict]: pa.map_(
-        _TEXT, pa.struct([("robustness", _NUMBER), ("violated", _FLAG), ("extreme", _NUMBER)])
-    ),
+
+def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
+    """Return the type of a column of scores.parquet that holds the values of a type of `EpisodeScore`."""
+    match annotation:
+        case msgspec.inspect.UnionType(types=types):
+            return next(_column_type(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType))
+        case msgspec.inspect.StructType(fields=fields):
+            return pa.struct([(field.name, _column_type(field.type)) for field in fields])
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return pa.map_(_column_type(key), _column_type(value))
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return pa.list_(_column_type(item))
+    return _PLAIN_TYPES[type(annotation)]
+
+
+_PLAIN_TYPES = {
+    msgspec.inspect.StrType: pa.string(),
+    msgspec.inspect.BoolType: pa.bool_(),
+    msgspec.inspect.IntType: pa.int64(),
+    msgspec.inspect.FloatType: pa.float64(),
 }
-_RARE = (pa.field("unknown_records", pa.map_(_TEXT, pa.int64())), pa.field("diverged_replay", _FLAG))
-"""Columns of scores.parquet that most judgements do not need."""
-_SCORES_SCHEMA = pa.schema(
-    [
-        (field.name, _COLUMN_TYPES[field.type])
-        for field in msgspec.structs.fields(EpisodeScore)
-        if field.name not in {column.name for column in _RARE}
-    ]
-)
+_RARE = ("unknown_records", "diverged_replay")
+"""Columns of scores.parquet that most judgements do not need, its last ones."""
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
@@ -163,10 +162,10 @@ def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = N
     renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
     document, rows = scores_document(renamed, sources), list(renamed.scores.episodes())
     origin = {name: document[name] for name in ORIGIN if name in document}
-    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
-    for column in _RARE:
-        if any(getattr(row, column.name) for row in rows):
-            schema = schema.append(column)
+    fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
+    rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
+    metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
+    schema = pa.schema([*fields.values(), *rare], metadata)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 

@@ -48,7 +48,7 @@ from safevla_bench.report.tables.table import (
     tabulate,
 )
 from safevla_bench.report.tables.violations import composition_table
-from safevla_bench.text import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, count_noun, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"
 GENERATOR = "safevla board"
@@ -161,7 +161,7 @@ def _summary_sentence(scores: Scores) -> str:
     lost = f" {outside} crashed, stopped or missing, outside SR." if outside else ""
     if not n and not judged:
         return f"No episode was counted.{lost}"
-    episodes = f"In {n} episode{'' if n == 1 else 's'}"
+    episodes = f"In {count_noun(n, 'episode')}"
     if not judged:
         return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
     unjudged = count_unjudged(scores, everything)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from safevla_bench.explain.episode import ClauseExplanation, Moment, SpecTrace
@@ -42,6 +42,8 @@ from safevla_bench.text import (
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
+_STANDINS = attrgetter("policy", "benchmark", "standin_assets")
+
 
 def episode_list_table(
     selected: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None, most: int | None = None
@@ -72,7 +74,7 @@ def episode_list_table(
             *(f"{row.number}: {row.why}" for row in rows if row.why),
             *(f"{row.number}: fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        remarks=provenance_marks.warn_of_episodes(rows),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, rows)),
     )
 
 
@@ -224,7 +226,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
             text_column("Decided at", _decision_cell),
             text_column("Signals there, or why not", _format_signals),
         ),
-        remarks=provenance_marks.warn_of_episodes(answers),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, answers)),
     )
 
 
