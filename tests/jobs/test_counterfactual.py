@@ -103,8 +103,8 @@ def play(seed, actions, planted):
 def first_cause(batch):
     ruleset = load_ruleset()
     broken = explain_episode(score(batch, ruleset), batch, ruleset, 0).violated_clauses
-    first = min(broken, key=lambda clause: (clause.first.step, clause.spec_trace.spec.spec_id))
-    return first.spec_trace.spec.spec_id, first.spec_trace.why
+    first = min(broken, key=lambda clause: (clause.first.step, clause.spec.spec_id))
+    return first.spec.spec_id, first.why
 
 
 def broken(batch):

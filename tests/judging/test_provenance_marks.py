@@ -30,7 +30,7 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.timeline import build_timeline
+from safevla_bench.pictures.viewers import build_timeline
 from safevla_bench.publishing import result_files, submission
 from safevla_bench.report import episode_list, figures, terminal
 from safevla_bench.report.figures import curves, margins

@@ -270,7 +270,7 @@ def test_a_record_without_robot_and_limits_has_those_of_its_benchmark_everywhere
     scores = score(batch, rules)
     assert scores.episode(0).robustness["joint_torque"] == 1 - 100 / 12
     (clause, *_) = explain_episode(scores, batch, rules, 0).clauses
-    assert (clause.spec_trace.rho, clause.spec_trace.involved.amount) == (1 - 100 / 12, "100 of 12.0\xa0N·m")
+    assert (clause.rho, clause.worst.involved.amount) == (1 - 100 / 12, "100 of 12.0\xa0N·m")
     monitor = Monitor(rules)
     standing = [monitor.observe(record) for record in records(batch)][-1]
     assert standing.robustness == scores.episode(0).robustness

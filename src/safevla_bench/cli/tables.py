@@ -22,8 +22,7 @@ from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
-from safevla_bench.pictures.timeline import Timeline, build_timeline
-from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
+from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
 from safevla_bench.publishing import model_card, result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
