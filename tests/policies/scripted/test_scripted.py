@@ -14,7 +14,6 @@ from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted import ScriptedPolicy
-from safevla_bench.policies.scripted.placement import Phase
 from safevla_bench.policies.scripted.plan import STYLES
 
 TABLE = {"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03]), "plate": ([0.1, 0.2, 0], [0.07, 0.07, 0.01])}
@@ -23,7 +22,7 @@ SPECS = [f"scripted:{name}" for name in STYLES]
 
 @cache
 def episode(spec: str, task: int = 0):
-    """Success, actions and phases of one episode, which a reset and another episode do not change."""
+    """Success and actions of one episode, which a reset and another episode do not change."""
     host, acting = FakeHost(), make_policy(spec)
     chosen = host.tasks("fake")[task]
     env = host.make(chosen, acting.wants)
@@ -31,23 +30,18 @@ def episode(spec: str, task: int = 0):
     for _ in range(2):
         observation = env.reset(EpisodeSeed(0, 7, 0))
         acting.reset(chosen, 0)
-        actions, phases, success = [], [], False
+        actions, success = [], False
         while len(actions) < 100 and not success:
             actions.append(acting.act(observation))
-            phases.append(acting._progress.phase)
             observation, success = env.step(actions[-1])
         runs.append(np.array(actions))
     np.testing.assert_array_equal(*runs)
-    return success, runs[0], phases
+    return success, runs[0]
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_block_reaches_the_tray_phase_after_phase(spec):
-    success, _, phases = episode(spec)
-    assert success
-    order = [list(Phase).index(phase) for phase in phases]
-    assert order == sorted(order), "without a slip no phase comes twice"
-    assert set(list(Phase)[: list(Phase).index(Phase.OPEN)]) <= set(phases)
+def test_the_block_reaches_the_tray(spec):
+    assert episode(spec)[0]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -66,7 +60,7 @@ def test_styles_are_one_policy_and_differ_only_in_clearances_and_speeds():
     careful, hasty = (make_policy(spec) for spec in SPECS)
     assert type(careful) is type(hasty) is ScriptedPolicy
     assert careful.wants == hasty.wants
-    assert vars(careful) | {"style": None, "_mobile": None} == vars(hasty) | {"style": None, "_mobile": None}
+    assert vars(careful) | {"style": None, "mobile_style": None} == vars(hasty) | {"style": None, "mobile_style": None}
     names = {field.name for field in fields(careful.style)}
     assert names == {
         "clearance_m", "corner_m", "hover_m", "lift_m", "release_m", "cruise", "final", "dwell_steps",
@@ -122,4 +116,6 @@ def test_a_hand_that_gets_nowhere_tries_on_and_never_raises(scene, seen, task):
     shown = seen(scene(TABLE, goal=[("on", "bowl", "plate")]))
     actions = np.array([acting.act(shown) for _ in range(400)])
     assert np.isfinite(actions).all()
-    assert acting._progress.attempt > 0
+    is_closing = actions[:, 6] > 0
+    (again,) = np.flatnonzero(is_closing[1:] & ~is_closing[:-1])[:1] + 1
+    assert not np.array_equal(actions[again], actions[0]), "another grasp"

@@ -9,7 +9,7 @@ import numpy as np
 
 from builders import episode
 from report.scenes import NAN, joined, verdicts
-from report.tables.reading import columns, texts
+from report.tables.reading import BAD, columns, texts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import INACTIVE
@@ -17,8 +17,6 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE, Roster
 from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.text import NO_VALUE
-
-GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
 
 def test_the_note_names_the_episodes_that_rates_are_of():

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Action, Observation, Privileged, Wants
-from safevla_bench.interface.task import Task
+from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.mobile.doors import OrientedBox, body_boxes, open_fixture
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
@@ -255,39 +253,8 @@ SCRIPTS: Mapping[str, Script] = {
 }
 
 
-class MobilePolicy:
-    """A policy that follows the goal's script in one style, then stands still. It draws nothing from its seed."""
-
-    wants = Wants(privileged=True)
-
-    def __init__(self, style: MobileStyle) -> None:
-        """Take a style; no script runs before the first observation of an episode."""
-        self.style = style
-        self._still: tuple[float, ...] = ()
-        self._moves: Move | None = None
-
-    def reset(self, task: Task, seed: int) -> None:
-        """Forget the last episode."""
-        self._still, self._moves = task.still, None
-
-    def act(self, observation: Observation) -> Action:
-        """Return the next action of the script, [12]; the still action if the goal has no script, or it has ended.
-
-        Raises `PolicyError` for an observation without privileged state, or without a base.
-        """
-        if observation.privileged is None or observation.base_pos_m is None:
-            problem = "policy 'scripted' needs privileged state and, on a mobile robot, the pose of its base"
-            raise PolicyError(problem, remedy="Use a host that gives them.")
-        if self._moves is None:
-            self._moves = _follow_goal(observation, self.style, self._still)
-            return next(self._moves)
-        return self._moves.send(observation)
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-def _follow_goal(seen: Observation, style: MobileStyle, still: tuple[float, ...]) -> Move:
+def follow_goal(seen: Observation, style: MobileStyle, still: tuple[float, ...]) -> Move:
+    """Follow the script of the goal, if there is one, and then stand still, [12]."""
     script = SCRIPTS.get(read_scene(seen).goal[0][0])
     if script:
         seen = yield from script(seen, style)

@@ -141,7 +141,7 @@ def body_prisms(scene: Privileged, name: str) -> Prisms:
 NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
-def obstacles_except(scene: Privileged, names: frozenset[str]) -> Prisms:
+def obstacles_except(scene: Privileged, *names: str) -> Prisms:
     """Return the prisms of every body of the scene that has a size, except those named.
 
     `NOTHING` if none is left.

@@ -1,26 +1,25 @@
-"""A pick and place: grasps of an object, and its phases as values, each with the target of the hand and its end.
+"""A pick and place: grasps of an object, and the moves of the hand, from the approach to the release.
 
 An object is grasped across its narrow side, or at the rim if it is wider than the fingers open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from itertools import product
 
 import numpy as np
 
-from safevla_bench.interface.policy import Observation, Privileged
-from safevla_bench.policies.mobile.moves import box_center
+from safevla_bench.interface.policy import Action, Observation, Privileged
+from safevla_bench.policies.mobile.moves import box_center, read_scene
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.geometry import Floats
 from safevla_bench.policies.scripted.plan import Placement, Style, target_point
+from safevla_bench.policies.scripted.reaching import CLOSED_M, OPEN_M, HandTarget, plan_path, reach
 
 WIDEST_HALF_M = 0.036
 """Half of the widest object that fits between the open fingers with a little room."""
-OPEN_M = 0.039
 DEPTH_M = 0.026
 """How far below an object's top the middle of the fingertips goes; the hand itself begins 31 mm above it."""
 LEAST_DEPTH_M = 0.010
@@ -160,15 +159,14 @@ def _rim_grasps(
         yield Grasp(place, geometry.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
 
 
-# Phases
+# Moves
 
 
-CLOSED_M = 0.0
 _AT_M, _NEAR_M = 0.006, 0.012
-"""Distances at which a goal is reached, in height and altogether."""
+"""Distances at which a target is reached, in height and altogether."""
 _FACING_RAD = 0.06
 _MOVED_M = 0.005
-"""A target that has moved further since its grasp was chosen gets a new one: some topple as the episode begins."""
+"""An object that has moved further since its grasp was chosen gets a new one: some topple as the episode begins."""
 _LOST_M = 0.03
 """A held object that is so much further from the hand than it was has been dropped."""
 _OFF_THE_GROUND_M = 0.004
@@ -176,218 +174,89 @@ _UP_M = 0.10
 _PAUSE_STEPS = 10
 
 
-class Phase(Enum):
-    """In this order, and from the last to the next object."""
+def place_object(
+    seen: Observation, placement: Placement, style: Style, attempt: int
+) -> Generator[Action, Observation, tuple[Observation, HandTarget, int]]:
+    """Bring an object to its place; return the last target of the hand and the last attempt, too.
 
-    APPROACH = auto()
-    DESCEND = auto()
-    CLOSE = auto()
-    PULL = auto()
-    LIFT = auto()
-    CARRY = auto()
-    LOWER = auto()
-    OPEN = auto()
-    RETREAT = auto()
-    DONE = auto()
-
-
-TIMEOUT_STEPS = {
-    Phase.APPROACH: 80, Phase.DESCEND: 30, Phase.PULL: 20, Phase.LIFT: 30, Phase.CARRY: 100, Phase.LOWER: 40,
-    Phase.RETREAT: 20,
-}  # fmt: skip
-"""Steps after which a phase is over even if the hand is not at its target: something is in its way."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandTarget:
-    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed to get there.
-
-    `lean` [3] is a rotation vector in the world frame that is applied to the downward hand after its yaw.
+    The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again. An
+    object that has moved before the descent gets a new grasp; a dropped object begins a further attempt. In the end the
+    object is left alone long enough to look whether it is where it should be.
     """
-
-    place_m: Floats
-    yaw_rad: float
-    aperture_m: float
-    speed: float
-    lean: tuple[float, float, float] = geometry.UPRIGHT
-
-
-@dataclass(frozen=True, slots=True)
-class ClearPath:
-    """A straight path seen from above: places_m [K, 2], and the height that its rest needs from each place, [K]."""
-
-    places_m: Floats
-    height_m: Floats
-
-    def height_from(self, here_m: Floats) -> float:
-        """Return the height, m, that the rest of the path needs from its place nearest to `here_m` [2]."""
-        return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
-
-
-def plan_path(
-    rig: geometry.Prisms, start_m: Floats, end_m: Floats, obstacles: geometry.Prisms, style: Style
-) -> ClearPath:
-    """Return the straight path of a rig from [3] to [3] over all obstacles by the style's clearance."""
-    places = geometry.line_points(start_m[:2], end_m[:2])
-    floor = geometry.lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
-    rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
-    return ClearPath(places, rest)
-
-
-def next_point(over: ClearPath, goal_m: Floats, here_m: Floats, corner_m: float) -> Floats:
-    """Return the point to head for now, [3]: up until the path is clear, then across, then down; corners cut."""
-    height = over.height_from(here_m[:2])
-    if np.linalg.norm(goal_m[:2] - here_m[:2]) < corner_m:
-        return goal_m
-    if here_m[2] < height - corner_m:
-        return np.array([*here_m[:2], height])
-    return np.array([*goal_m[:2], height])
+    body = placement.body
+    while True:
+        grasp, middle = _choose_grasp(seen, body, style, attempt), box_center(read_scene(seen), body)
+        above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
+        rig, everything = geometry.hand_prisms(grasp.yaw_rad, OPEN_M), geometry.obstacles_except(read_scene(seen))
+        path = plan_path(rig, seen.eef_pos_m, above.place_m, everything, style)
+        seen, _ = yield from reach(seen, above, 80, style.corner_m, turn_rad=_FACING_RAD, path=path)
+        if np.linalg.norm(box_center(read_scene(seen), body) - middle) > _MOVED_M:
+            continue
+        seen, held, most_m = yield from _lift_object(seen, body, replace(above, place_m=grasp.place_m), style)
+        if _hand_distance(seen, body) > most_m:
+            attempt += 1
+            continue
+        goal = _release_point(seen, placement, grasp, style) + [0.0, 0.0, style.hover_m]
+        others = geometry.obstacles_except(read_scene(seen), body)
+        path = plan_path(_loaded_hand(seen, body, grasp), seen.eef_pos_m, goal, others, style)
+        carried = replace(held, place_m=goal, speed=style.cruise)
+        seen, _ = yield from reach(seen, carried, 100, style.corner_m, path=path)
+        if _hand_distance(seen, body) > most_m:
+            attempt += 1
+            continue
+        lowered = replace(held, place_m=_release_point(seen, placement, grasp, style))
+        seen, _ = yield from reach(seen, lowered, 40, _NEAR_M, height_m=_AT_M)
+        let_go = replace(held, place_m=seen.eef_pos_m, aperture_m=OPEN_M)
+        seen, _ = yield from reach(seen, let_go, style.dwell_steps, 0.0)
+        away = replace(let_go, place_m=seen.eef_pos_m + [0.0, 0.0, _UP_M])
+        seen, _ = yield from reach(seen, away, 20, _NEAR_M, height_m=_AT_M)
+        last = replace(let_go, place_m=seen.eef_pos_m)
+        seen, _ = yield from reach(seen, last, _PAUSE_STEPS, 0.0)
+        return seen, last, attempt
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementProgress:
-    """The progress of one placement; decisions made when a phase begins stay until it ends.
+def _choose_grasp(seen: Observation, body: str, style: Style, attempt: int) -> Grasp:
+    scene = read_scene(seen)
+    others = geometry.obstacles_except(scene, body)
+    choices = rank_grasps(scene, body, others, geometry.nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
+    return choices[attempt % len(choices)]
 
-    `goal_m` [3] is where the phase ends, `path` leads there over all obstacles, `seen_m` [3] the middle of the object
-    when its grasp was chosen, `hold_m` its distance from the grip site when the fingers had closed.
+
+def _lift_object(
+    seen: Observation, body: str, target: HandTarget, style: Style
+) -> Generator[Action, Observation, tuple[Observation, HandTarget, float]]:
+    """Descend, close, draw the object out from under what hangs over it, and lift it.
+
+    Returns the target of the hand and the distance from the object, m, beyond which it has been dropped, too.
     """
-
-    subgoal: Placement
-    phase: Phase
-    grasp: Grasp
-    goal_m: Floats
-    path: ClearPath
-    seen_m: Floats
-    hold_m: float = 0.0
-    steps: int = 0
-    attempt: int = 0
-
-    @property
-    def is_overdue(self) -> bool:
-        """True if the phase has taken as many steps as it may."""
-        return self.steps >= TIMEOUT_STEPS.get(self.phase, 10**9)
-
-    @property
-    def is_over(self) -> bool:
-        """True if the object was let go, and left alone long enough to look whether it is where it should be."""
-        return self.phase is Phase.DONE and self.steps >= _PAUSE_STEPS
-
-    def target(self, seen: Observation, style: Style) -> HandTarget:
-        """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
-        match self.phase:
-            case Phase.APPROACH | Phase.DESCEND:
-                aperture = self.grasp.aperture_m
-            case Phase.OPEN | Phase.RETREAT | Phase.DONE:
-                aperture = OPEN_M
-            case _:
-                aperture = CLOSED_M
-        if self.phase not in (Phase.APPROACH, Phase.CARRY):
-            return HandTarget(self.goal_m, self.grasp.yaw_rad, aperture, style.final)
-        point = next_point(self.path, self.goal_m, seen.eef_pos_m, style.corner_m)
-        return HandTarget(point, self.grasp.yaw_rad, aperture, style.cruise)
-
-    def advance(self, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-        """Return the progress after one more step: the same phase, or the next with its decisions made.
-
-        An object that has moved before the descent gets a new grasp; a dropped object begins a further attempt.
-        """
-        if not (self._is_finished(seen, style) or self.is_overdue):
-            return replace(self, steps=self.steps + 1)
-        gone = np.linalg.norm(box_center(scene, self.subgoal.body) - self.seen_m)
-        if self.phase is Phase.APPROACH and gone > _MOVED_M:
-            return begin_placement(self.subgoal, seen, scene, style, self.attempt)
-        if self.phase in (Phase.LIFT, Phase.CARRY) and self.hand_distance(seen, scene) > self.hold_m + _LOST_M:
-            return begin_placement(self.subgoal, seen, scene, style, self.attempt + 1)
-        return _next_phase(self, seen, scene, style)
-
-    def hand_distance(self, seen: Observation, scene: Privileged) -> float:
-        """Return the distance of the object's middle from the grip site, m."""
-        return float(np.linalg.norm(box_center(scene, self.subgoal.body) - seen.eef_pos_m))
-
-    def _is_finished(self, seen: Observation, style: Style) -> bool:
-        """Return whether the hand has reached its goal, or the fingers their steps; never in DONE."""
-        offset = self.goal_m - seen.eef_pos_m
-        off = float(np.linalg.norm(offset))
-        match self.phase:
-            case Phase.CLOSE | Phase.OPEN:
-                return self.steps >= style.dwell_steps
-            case Phase.APPROACH:
-                turn = float(np.linalg.norm(geometry.remaining_turn(seen.eef_quat_wxyz, self.grasp.yaw_rad)))
-                return off < style.corner_m and turn < _FACING_RAD
-            case Phase.CARRY:
-                return off < style.corner_m
-            case Phase.PULL:
-                return off < _AT_M
-            case Phase.DONE:
-                return False
-            case _:
-                return abs(offset[2]) < _AT_M and off < _NEAR_M
+    target = replace(target, speed=style.final)
+    seen, is_late = yield from reach(seen, target, 30, _NEAR_M, height_m=_AT_M)
+    held = replace(target, place_m=seen.eef_pos_m if is_late else target.place_m, aperture_m=CLOSED_M)
+    seen, _ = yield from reach(seen, held, style.dwell_steps, 0.0)
+    most_m, scene = _hand_distance(seen, body) + _LOST_M, read_scene(seen)
+    hull, around = geometry.body_prisms(scene, body).hull(), geometry.obstacles_except(scene, body)
+    move = geometry.out_from_under(hull, around, style.clearance_m / 2)
+    pulled = replace(held, place_m=seen.eef_pos_m + [*move, _OFF_THE_GROUND_M])
+    seen, _ = yield from reach(seen, pulled, 20, _AT_M)
+    lifted = replace(held, place_m=seen.eef_pos_m + [0.0, 0.0, style.lift_m])
+    seen, _ = yield from reach(seen, lifted, 30, _NEAR_M, height_m=_AT_M)
+    return seen, lifted, most_m
 
 
-def begin_placement(
-    placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
-) -> PlacementProgress:
-    """Return the start of APPROACH: a grasp, and the path to above it.
-
-    The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again.
-    """
-    obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
-    choices = rank_grasps(scene, placement.body, obstacles, geometry.nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
-    grasp = choices[attempt % len(choices)]
-    goal = grasp.place_m + [0.0, 0.0, style.hover_m]
-    everything = geometry.obstacles_except(scene, frozenset())
-    path = plan_path(geometry.hand_prisms(grasp.yaw_rad, OPEN_M), seen.eef_pos_m, goal, everything, style)
-    return PlacementProgress(
-        placement, Phase.APPROACH, grasp, goal, path, box_center(scene, placement.body), attempt=attempt
-    )
+def _hand_distance(seen: Observation, body: str) -> float:
+    return float(np.linalg.norm(box_center(read_scene(seen), body) - seen.eef_pos_m))
 
 
-def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-    hand_m = seen.eef_pos_m
-    match progress.phase:
-        case Phase.APPROACH:
-            return _enter_phase(progress, Phase.DESCEND, progress.grasp.place_m)
-        case Phase.DESCEND:
-            return _enter_phase(progress, Phase.CLOSE, hand_m if progress.is_overdue else progress.goal_m)
-        case Phase.CLOSE:
-            body = progress.subgoal.body
-            around = geometry.obstacles_except(scene, frozenset({body}))
-            move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
-            pulled = _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
-            return replace(pulled, hold_m=progress.hand_distance(seen, scene))
-        case Phase.PULL:
-            return _enter_phase(progress, Phase.LIFT, hand_m + [0.0, 0.0, style.lift_m])
-        case Phase.LIFT:
-            obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
-            goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
-            path = plan_path(_loaded_hand(progress, seen, scene), hand_m, goal, obstacles, style)
-            return replace(_enter_phase(progress, Phase.CARRY, goal), path=path)
-        case Phase.CARRY:
-            return _enter_phase(progress, Phase.LOWER, _release_point(progress, seen, scene, style))
-        case Phase.LOWER:
-            return _enter_phase(progress, Phase.OPEN, hand_m)
-        case Phase.OPEN:
-            return _enter_phase(progress, Phase.RETREAT, hand_m + [0.0, 0.0, _UP_M])
-        case _:
-            return _enter_phase(progress, Phase.DONE, hand_m)
+def _loaded_hand(seen: Observation, body: str, grasp: Grasp) -> geometry.Prisms:
+    load = geometry.body_prisms(read_scene(seen), body).hull().shift_by(-seen.eef_pos_m)
+    return geometry.concatenate_prisms(geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
 
-def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> PlacementProgress:
-    return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
-
-
-def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> geometry.Prisms:
-    hand = geometry.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
-    return geometry.concatenate_prisms(
-        hand, geometry.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
-    )
-
-
-def _release_point(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> Floats:
-    body = progress.subgoal.body
+def _release_point(seen: Observation, placement: Placement, grasp: Grasp, style: Style) -> Floats:
+    scene, body = read_scene(seen), placement.body
     hold = box_center(scene, body) - seen.eef_pos_m
-    spot = target_point(scene, progress.subgoal) - hold[:2]
-    obstacles = geometry.obstacles_except(scene, frozenset({body}))
-    floor = geometry.lowest_heights(_loaded_hand(progress, seen, scene), spot[None], obstacles, 0.0, style.release_m)
+    spot = target_point(scene, placement) - hold[:2]
+    others = geometry.obstacles_except(scene, body)
+    floor = geometry.lowest_heights(_loaded_hand(seen, body, grasp), spot[None], others, 0.0, style.release_m)
     height = float(floor[0]) if np.isfinite(floor[0]) else float(seen.eef_pos_m[2])
     return np.array([*spot, height])

@@ -256,7 +256,7 @@ def goal_placements(scene: Privileged) -> tuple[Placement, ...]:
 def _is_roofed(scene: Privileged, place: str) -> bool:
     if place not in scene.sites_m or find_drawer(scene, place):
         return False
-    fixed = geometry.obstacles_except(scene, scene.movable)
+    fixed = geometry.obstacles_except(scene, *scene.movable)
     over = (geometry.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
     return bool((over & (fixed.low_m > scene.sites_m[place][2] + _ROOF_M)).any())
 
@@ -272,7 +272,7 @@ def target_point(scene: Privileged, placement: Placement) -> Floats:
     site = scene.sites_m[place]
     if find_drawer(scene, place):
         hull = geometry.body_prisms(scene, placement.body).hull().shift_by(site - box_center(scene, placement.body))
-        obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
+        obstacles = geometry.obstacles_except(scene, placement.body)
         return np.asarray(site[:2] + geometry.out_from_under(hull, obstacles, _APART_M))
     return np.asarray(site[:2] + _row_offset(scene, placement))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from safevla_bench.explain.episode import ClauseExplanation, SpecTrace
+from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
@@ -22,6 +22,8 @@ from safevla_bench.stl.formula import Formula, format_formula
 from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_significant
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
+
+_STANDINS = attrgetter("policy", "benchmark", "standin_assets")
 
 
 def episode_list_table(
@@ -53,7 +55,7 @@ def episode_list_table(
             *(f"{row.number}: {row.why}" for row in rows if row.why),
             *(f"{row.number}: fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        remarks=provenance_marks.warn_of_episodes(rows),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, rows)),
     )
 
 
@@ -101,16 +103,16 @@ def _format_first_time(row: EpisodeListRow) -> str:
     return NO_VALUE if row.first_violation_s is None else f"{format_fixed(row.first_violation_s, 2)} s"
 
 
-def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
+def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
     """Return the table of clauses that hold: value nearest to the limit, limit, margin, and time of that value [s]."""
     return tabulate(
         "Kept",
         clauses,
         (
-            text_column("Specification", lambda clause: clause.spec_trace.spec.spec_id),
-            Column("Nearest", value=lambda clause: clause.spec_trace.chart.format_value(clause.worst.step)),
-            Column("Limit", value=lambda clause: clause.spec_trace.chart.limit_text),
-            Column("Margin", value=lambda clause: format_margin(clause.spec_trace)),
+            text_column("Specification", lambda clause: clause.spec.spec_id),
+            Column("Nearest", value=lambda clause: clause.chart.format_value(clause.worst.step)),
+            Column("Limit", value=lambda clause: clause.chart.limit_text),
+            Column("Margin", value=format_margin),
             Column("At", value=lambda clause: f"{format_fixed(clause.worst.time_s, 2)} s"),
         ),
     )
@@ -175,7 +177,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
             text_column("Decided at", _decision_cell),
             text_column("Signals there, or why not", _format_signals),
         ),
-        remarks=provenance_marks.warn_of_episodes(answers),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, answers)),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement
+from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyFindings, BodyViolation
 from safevla_bench.explain.exposure import CellExposure
 from safevla_bench.explain.onset import ANY_LIMIT, FAILED, NEAR, SUCCEEDED, VIOLATED, CellOnset, SpecOnset
@@ -30,7 +30,6 @@ from safevla_bench.report.tables.columns import (
     rate_cell,
 )
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, tabulate, text_column
-from safevla_bench.statistics.agreement import cohen_kappa, kappa_interval
 from safevla_bench.text import (
     NO_VALUE,
     format_compact,
