@@ -280,8 +280,9 @@ def test_what_no_episode_has_is_unknown_and_what_never_varies_is_certain():
 
 
 @pytest.mark.parametrize("n", [1, 7, 200, 3001])
-def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(n):
+def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(n, monkeypatch):
     """The plain definition, so that published intervals keep their bytes."""
+    monkeypatch.setattr("safevla_bench.statistics.intervals.RESAMPLES", 300)
     values = np.random.default_rng(4).random(n)
     values[::3] = np.nan if n > 1 else 0.5
     drawn = generator().integers(0, n, size=(300, n))
@@ -289,7 +290,7 @@ def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(
     totals = np.cumsum(np.where(counted, values, 0.0)[drawn], axis=1)[:, -1]
     with np.errstate(invalid="ignore"):
         means = totals / counted[drawn].sum(axis=1)
-    assert bootstrap_means(values[None], generator(), 300) == [percentile_interval(means)]
+    assert bootstrap_means(values[None], generator()) == [percentile_interval(means)]
 
 
 @given(st.integers(20, 400), st.floats(0.05, 0.95))
