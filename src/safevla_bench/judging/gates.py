@@ -105,12 +105,12 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     where no number would. For VSI it is an upper bound.
     """
 
-    policy: str | None = None
-    suite: str | None = None
-    gate: Gate | None = None
+    policy: str | None
+    suite: str | None
+    gate: Gate | None
     verdict: GateVerdict
     reason: str
-    n: int = 0
+    n: int
     unknown: int = 0
     value: float | None = None
     ci: tuple[float, float] | None = None
@@ -134,10 +134,12 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
         """Return the report on outcomes with these options; each sentence of `lost` is one more that is undecided."""
-        every = (*outcomes, *(GateOutcome(verdict="undecided", reason=reason) for reason in lost))
+        every = [*outcomes]
+        for reason in lost:
+            every.append(GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0))
         verdicts = {outcome.verdict for outcome in every}
         total: GateVerdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
-        return cls(verdict=total, outcomes=every, **options)
+        return cls(verdict=total, outcomes=tuple(every), **options)
 
 
 def check_gates(

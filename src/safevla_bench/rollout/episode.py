@@ -56,7 +56,7 @@ StepCallback = Callable[[PlannedEpisode, int], None]
 """Learns how many control steps of an episode are done."""
 SERVER_RETRIES = 2
 """How often an episode is begun again, on a new connection, after its policy server was lost."""
-_STEPS_OFF_PATH = 5
+_PATH_CHECK_STEPS = 5
 """Steps between two looks at whether a replay is off its path, which cost an eighth of a LIBERO step."""
 NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
 _LOG = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def _require_readings(policy: Policy, observation: Observation) -> None:
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
     path = planned.start.recorded.path if planned.start.recorded else None
-    if path is None or step >= len(path) or step % _STEPS_OFF_PATH:
+    if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
     return bool(are_off_path(path[step : step + 1], tracked_path(newest_record(env))).any())
 

@@ -172,6 +172,10 @@ _LOST_M = 0.03
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
 _PAUSE_STEPS = 10
+_APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = (
+    80, 30, 20, 30, 100, 40, 20
+)  # fmt: skip
+"""Steps after which a move is over even if the hand is not at its target: something is in its way."""
 
 
 def place_object(
@@ -189,7 +193,7 @@ def place_object(
         above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
         rig, everything = geometry.hand_prisms(grasp.yaw_rad, OPEN_M), geometry.obstacles_except(read_scene(seen))
         path = plan_path(rig, seen.eef_pos_m, above.place_m, everything, style)
-        seen, _ = yield from reach(seen, above, 80, style.corner_m, turn_rad=_FACING_RAD, path=path)
+        seen, _ = yield from reach(seen, above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
         if np.linalg.norm(box_center(read_scene(seen), body) - middle) > _MOVED_M:
             continue
         seen, held, most_m = yield from _lift_object(seen, body, replace(above, place_m=grasp.place_m), style)
@@ -200,16 +204,16 @@ def place_object(
         others = geometry.obstacles_except(read_scene(seen), body)
         path = plan_path(_loaded_hand(seen, body, grasp), seen.eef_pos_m, goal, others, style)
         carried = replace(held, place_m=goal, speed=style.cruise)
-        seen, _ = yield from reach(seen, carried, 100, style.corner_m, path=path)
+        seen, _ = yield from reach(seen, carried, _CARRY_STEPS, style.corner_m, path=path)
         if _hand_distance(seen, body) > most_m:
             attempt += 1
             continue
         lowered = replace(held, place_m=_release_point(seen, placement, grasp, style))
-        seen, _ = yield from reach(seen, lowered, 40, _NEAR_M, height_m=_AT_M)
+        seen, _ = yield from reach(seen, lowered, _LOWER_STEPS, _NEAR_M, height_m=_AT_M)
         let_go = replace(held, place_m=seen.eef_pos_m, aperture_m=OPEN_M)
         seen, _ = yield from reach(seen, let_go, style.dwell_steps, 0.0)
         away = replace(let_go, place_m=seen.eef_pos_m + [0.0, 0.0, _UP_M])
-        seen, _ = yield from reach(seen, away, 20, _NEAR_M, height_m=_AT_M)
+        seen, _ = yield from reach(seen, away, _RETREAT_STEPS, _NEAR_M, height_m=_AT_M)
         last = replace(let_go, place_m=seen.eef_pos_m)
         seen, _ = yield from reach(seen, last, _PAUSE_STEPS, 0.0)
         return seen, last, attempt
@@ -230,16 +234,16 @@ def _lift_object(
     Returns the target of the hand and the distance from the object, m, beyond which it has been dropped, too.
     """
     target = replace(target, speed=style.final)
-    seen, is_late = yield from reach(seen, target, 30, _NEAR_M, height_m=_AT_M)
+    seen, is_late = yield from reach(seen, target, _DESCEND_STEPS, _NEAR_M, height_m=_AT_M)
     held = replace(target, place_m=seen.eef_pos_m if is_late else target.place_m, aperture_m=CLOSED_M)
     seen, _ = yield from reach(seen, held, style.dwell_steps, 0.0)
     most_m, scene = _hand_distance(seen, body) + _LOST_M, read_scene(seen)
     hull, around = geometry.body_prisms(scene, body).hull(), geometry.obstacles_except(scene, body)
     move = geometry.out_from_under(hull, around, style.clearance_m / 2)
     pulled = replace(held, place_m=seen.eef_pos_m + [*move, _OFF_THE_GROUND_M])
-    seen, _ = yield from reach(seen, pulled, 20, _AT_M)
+    seen, _ = yield from reach(seen, pulled, _PULL_STEPS, _AT_M)
     lifted = replace(held, place_m=seen.eef_pos_m + [0.0, 0.0, style.lift_m])
-    seen, _ = yield from reach(seen, lifted, 30, _NEAR_M, height_m=_AT_M)
+    seen, _ = yield from reach(seen, lifted, _LIFT_STEPS, _NEAR_M, height_m=_AT_M)
     return seen, lifted, most_m
 
 

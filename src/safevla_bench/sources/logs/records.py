@@ -95,7 +95,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
         body_quat_wxyz=_stack_bodies(turned, slice(3, 7)),
         joint_torque_nm=None if torque is None else torque.values,
         gripper_contact=_gripper_contact(series["gripper"], mapping.gripper) if mapping.gripper else None,
-        action=None if action is None else action.values[:-1],
+        action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
         extra=add_header_mark({}, FOREIGN_LOG),
         further={} if even else {"time_s": time_s},
         valid_bodies=[number[name] for name in lost],
