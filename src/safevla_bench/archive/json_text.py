@@ -12,13 +12,12 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from safevla_bench.archive import strict_json
-from safevla_bench.archive.arrays import to_recording
 from safevla_bench.archive.record_schema import Step, Trajectory
 from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
-from safevla_bench.trajectory.single_episode import from_recording
+from safevla_bench.trajectory.single_episode import from_recording, to_recording
 from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ROWS, ChannelSpec, as_fields, recorded_forces
 from safevla_recorder.episode import ContactList, Recording
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from safevla_bench.archive.record_schema import ROW_TYPES, Contact, Role, Step, Trajectory, check_values
+from safevla_bench.archive.record_schema import ROW_TYPES, Contact, EpisodeOutline, Role, Step, Trajectory, check_values
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import escape_controls
 from safevla_recorder.channels import POSES
@@ -184,6 +184,17 @@ def type_error(error: msgspec.ValidationError, tree: Mapping[str, object]) -> Re
         at = path.index("...")
         path[at : at + 1] = _find_bad_key(tree, path[:at])
     return RecordError(problem, remedy=_REMEDY_TYPE, place=place_of_path(tuple(path)))
+
+
+def parse_outline(tree: Mapping[str, object]) -> EpisodeOutline:
+    """Return the outline from plain values.
+
+    Raises `RecordError` naming the field that is missing, unknown or of wrong type.
+    """
+    try:
+        return msgspec.convert(tree, EpisodeOutline)
+    except msgspec.ValidationError as error:
+        raise type_error(error, tree) from None
 
 
 _VALUES: Mapping[str | int, Any] = {
