@@ -17,7 +17,7 @@ import pytest
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
 from safevla_bench.archive import open_archive, write_archive
-from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive.jsonl import decode_json, encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
