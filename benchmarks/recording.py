@@ -101,7 +101,7 @@ def measured(suite: str, index: int, wants: Wants, episodes: int, steps: int) ->
                 times[one] = seconds(lambda one=one, action=action: one.step(action))
             pairs.append((times[recorded], times[plain]))
             if number % BLOCK == BLOCK - 2:  # by hand, so that no step of a pair holds it
-                judging.append(seconds(recorder._log.decode_pending))
+                judging.append(seconds(recorder.decode_pending))
         assert recorded.state() == plain.state(), "recording changed the simulation"
     recorded.env.close()
     plain.env.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batch_builders import HEADER, Recorders
-from safevla_recorder import batch_arrays
+from safevla_recorder import batch_recorder
 from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.errors import HostError
 from safevla_recorder.recorder import SceneMap
@@ -79,7 +79,7 @@ def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vec
         force = rng.choice([0.5, 2.0, 3.0], size=size) * (touching[..., None] if are_vectors else touching)
         return force, rng.normal(size=(WORLDS, 2)), readings
 
-    with patch.object(batch_arrays, "_BLOCK", 4):
+    with patch.object(batch_recorder, "_BLOCK", 4):
         recorders.begin(range(WORLDS), *draw())
         for _ in range(steps):
             for _ in range(rng.integers(1, 4)):

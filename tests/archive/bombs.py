@@ -22,7 +22,7 @@ import zstandard
 
 from builders import episode
 from safevla_bench import archive
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import SafevlaError
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset

@@ -38,7 +38,7 @@ from safevla_bench.archive import (
     write_batches,
     write_folder,
 )
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.archive.parquet_rows import to_table
 from safevla_bench.archive.record_schema import schema
 from safevla_bench.errors import CollectedError, FileError, RecordError

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fuzz.grammar import toml
 from report.scenes import rollout
 from safevla_bench import archive
-from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive.jsonl import decode_json, encode_json
 from safevla_bench.files import sha256_of
 from safevla_bench.sources.runs.folder import MANIFEST, RUN, EpisodeRow, dump_json, write_episodes
 from safevla_bench.trajectory.batch import Batch

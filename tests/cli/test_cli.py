@@ -14,7 +14,7 @@ import pytest
 from builders import HAND, LINK, contacts, episode
 from safevla_bench import __version__, cli
 from safevla_bench.archive import append
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.sources.runs.writer import RunWriter
 from sources.runs.test_folder import ASKED, fill
 

@@ -23,7 +23,7 @@ from fuzz.grammar import damage, json_text, mutate, numbers, odd
 from judging import comparison, oracle
 from judging.random_records import Scene
 from safevla_bench import archive
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score

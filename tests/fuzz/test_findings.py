@@ -14,7 +14,7 @@ import pytest
 from builders import episode
 from report.scenes import rollout
 from safevla_bench import archive
-from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive.jsonl import decode_json, encode_json
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
 from safevla_bench.jobs.evaluation.request import Request

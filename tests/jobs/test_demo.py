@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safevla_bench import archive, cli
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import RunError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.browse import RunSite

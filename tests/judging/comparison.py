@@ -14,7 +14,7 @@ import msgspec
 
 from judging import oracle
 from judging.oracle import Judgement, Spec, Verdict
-from safevla_bench.archive.json_text import decode_json
+from safevla_bench.archive.jsonl import decode_json
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.trajectory.batch import Batch
 

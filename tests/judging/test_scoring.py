@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, contacts, episode
-from safevla_bench.archive.json_text import decode_json
+from safevla_bench.archive.jsonl import decode_json
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.query import answer_query, parse_query

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench import archive, policies
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import HostError, PolicyError, RunError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.policy import Observation

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.archive import jsonl
-from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive.jsonl import decode_json, encode_json
 from safevla_bench.errors import HostError, PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeEnv, FakeHost

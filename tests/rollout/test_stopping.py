@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from folders import contents
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import RunError, UnknownTaskError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench.archive.json_text import decode_json
+from safevla_bench.archive.jsonl import decode_json
 from safevla_bench.errors import SpecError
 from safevla_bench.signals import derive_signals
 from safevla_bench.signals.signal import SIGNALS

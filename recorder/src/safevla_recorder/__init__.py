@@ -9,10 +9,10 @@ from safevla_recorder.version import __version__
 
 if TYPE_CHECKING:
     from safevla_recorder.batch_recorder import BatchRecorder
+    from safevla_recorder.folder import RunWriter
     from safevla_recorder.loop import record, record_until_closed
     from safevla_recorder.mujoco.speed import speed_up
     from safevla_recorder.recorder import EpisodeRecorder, SceneMap
-    from safevla_recorder.run_writer import RunWriter
 
 __all__ = [
     "BatchRecorder",
@@ -28,7 +28,7 @@ _MODULES = {
     "BatchRecorder": "batch_recorder",
     "EpisodeRecorder": "recorder",
     "SceneMap": "recorder",
-    "RunWriter": "run_writer",
+    "RunWriter": "folder",
     "speed_up": "mujoco.speed",
 }
 

@@ -17,17 +17,28 @@ a control step. What else `numpy.asarray` takes, such as JAX's arrays, is copied
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Tuple
+import sys
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Mapping, Sequence, Tuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from safevla_recorder.batch_arrays import Array, BatchArrays, Timeline, copy_to_host
-from safevla_recorder.batch_episode import NOW, PEAK, SUM, EndedEpisode, find_pairs
-from safevla_recorder.channels import NET_FORCE
-from safevla_recorder.episode import Bools
+from safevla_recorder.channels import LARGEST, NET_FORCE, POSES, as_fields
+from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
+from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
+from safevla_recorder.episode_log import assemble_recording
 from safevla_recorder.errors import HostError
 from safevla_recorder.recorder import SceneMap, Shape, check_substep
 
+Array = Any
+"""An array of NumPy, a tensor of torch, or what `numpy.asarray` takes."""
+_BLOCK = 64
+PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
+"""Readings of a record, of each pair: over the substeps of forces that count, and of all at the last substep [N]."""
+_POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4], w first, in the frame of each world; None = positions alone."""
 _READINGS, _ACTION = "readings", "action"
@@ -292,3 +303,253 @@ class BatchRecorder:
 def _refuse_family(name: str) -> HostError:
     remedy = "Every record of every world holds the same bodies and families, of the same sizes."
     return HostError(f"{name}: not as in record 0", remedy=remedy)
+
+
+# The episode of one world: the net forces of declared pairs as contacts
+
+
+@dataclass(frozen=True)
+class BodyPairs:
+    """The K pairs of shapes whose net forces are told, each of two other bodies, and the law of `ContactFilter`."""
+
+    geoms: GeomMap
+    shapes: Ints
+    """[2, K], places in `SceneMap.shapes`."""
+    bodies: Ints
+    """[2, K], places in `roles`, the lower one first."""
+    grips: Mapping[int, tuple[Bools, Bools]]
+    """Of each body that both finger groups may touch, by place: which pairs are of either group, [K]."""
+    needed_substeps: Floats
+    """How many substeps in a row each pair must be apart before it counts, [2, K]: if it does not touch in record 0,
+    and if it does. 0 = it counts at once, inf = never."""
+    mechanical: frozenset[tuple[int, int]]
+    """The body pairs that are always left out."""
+    resting: frozenset[tuple[int, int]]
+    """Those that are left out where they touch in record 0."""
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return int(self.shapes.shape[1])
+
+    def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
+        """Return the contacts of records whose peaks and sums of forces that count are these [N], [R, K]."""
+        order = np.lexsort(self.bodies[::-1])
+        record, column = np.nonzero(peak[:, order])
+        pair = order[column]
+        force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
+        impulse[record == 0] = np.nan  # an instant
+        lower, higher = self.bodies[:, pair]
+        return ContactList(record, lower, higher, force, impulse, force)
+
+    def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
+        """Return what `contacts.gripped_bodies` does, at instants of these net forces [R, K]; None without fingers."""
+        held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
+        for body, sides in sorted(self.grips.items()):
+            first, second = (force[:, side].max(axis=1) for side in sides)
+            grips = (np.minimum(first, second) > 0) & (np.maximum(first, second) > strongest)
+            held[grips], strongest[grips] = body, np.maximum(first, second)[grips]
+        return held if self.grips else None
+
+
+def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
+    """Return the pairs of a scene's shapes. Raises `HostError` for an unknown shape, two pairs of the same bodies, or
+    fingers none of whose pairs tell a grip.
+    """
+    geoms = scene.map_geoms()
+    shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
+    bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
+    listed = list(zip(*bodies.tolist()))
+    for number, (a, b) in enumerate(listed):
+        if a == b or (a, b) in listed[:number]:
+            problem = f"the pair {pairs[number]!r} is of one body, or of two that another pair names"
+            raise HostError(problem, remedy="Name two bodies once, and tell the net force of both.")
+    grips = {} if geoms.fingers is None else _find_grips(geoms, shapes, geoms.fingers[shapes])
+    if pairs and geoms.fingers is not None and not grips:
+        remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."
+        raise HostError("no body is in a pair with both finger groups", remedy=remedy)
+    return BodyPairs(geoms, shapes, bodies, grips, *_probe_filter(geoms, shapes))
+
+
+def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Bools, Bools]]:
+    """Return which pairs [K] are of either finger group, for each body that both touch and that is not robot."""
+    other = geoms.place[np.where(side[0] > 0, shapes[1], shapes[0])]
+    roles, both = tuple(geoms.roles.values()), side.sum(axis=0)
+    groups = {int(body): ((other == body) & (both == 1), (other == body) & (both == 2)) for body in other}
+    return {body: sides for body, sides in groups.items() if roles[body] != "robot" and all(map(np.any, sides))}
+
+
+def _probe_filter(
+    geoms: GeomMap, shapes: Ints
+) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
+    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`.
+
+    No pair depends on another, so two episodes show all: in record 0 of the one none touches, of the other each does.
+    """
+    every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
+    probed = replace(geoms, apart_substeps=1)
+    apart, touching = (ContactFilter(probed, first) for first in (none, every))
+    at_once = np.stack([apart.mark_counted(every), touching.mark_counted(every)])
+    touching.mark_counted(none)
+    later = np.where(touching.mark_counted(every), geoms.apart_substeps, np.inf)
+    needed = np.where(at_once, 0, np.stack([np.full_like(later, np.inf), later]))
+    return needed, frozenset(apart.dropped), frozenset(touching.dropped)
+
+
+@dataclass(frozen=True)
+class EndedEpisode:
+    """The episode of one world, which has ended; `RunWriter.write` takes it as it takes a recorder."""
+
+    world: int
+    _pairs: BodyPairs
+    _rows: Mapping[str, Floats]
+    """Readings of all records by name, [R, numbers]."""
+    _bodies: Mapping[str, bool]
+    """The bodies with poses: whether their quaternions are told."""
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        if NOW not in self._rows:
+            return ()
+        touching = self._rows[NOW][0] > 0
+        first = set(zip(*self._pairs.bodies[:, touching].tolist()))
+        names = tuple(self._pairs.geoms.roles)
+        return tuple((names[a], names[b]) for a, b in sorted(self._pairs.mechanical | (self._pairs.resting & first)))
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the episode under that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
+        pairs, rows = self._pairs, dict(self._rows)
+        peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
+        action, names = rows.pop("action", np.empty((1, 0)))[1:], tuple(pairs.geoms.roles)
+        records = len(next(iter(self._rows.values())))
+        contacts = gripped = None
+        extra: Mapping[str, object] = {}
+        if peak is not None and total is not None and force is not None:
+            contacts, gripped = pairs.peak_contacts(peak, total), pairs.gripped_bodies(force)
+            declared = sorted((names[a], names[b]) for a, b in pairs.bodies.T.tolist())
+            extra = add_header_field({}, "declared_pairs", declared)
+        poses = {name: rows.pop(name).reshape(records, -1, size) for name, size in _POSE_SIZES.items() if name in rows}
+        channels = {
+            **rows,
+            **poses,
+            "action": action if len(action) else np.empty((0, 0)),
+            "pos_bodies": [names.index(name) for name in self._bodies],
+            "quat_bodies": [names.index(name) for name, has_quat in self._bodies.items() if has_quat],
+            "extra": extra,
+        }
+        fields = as_fields(Recording, channels)
+        return assemble_recording(pairs.geoms, header, records, contacts, gripped, fields)
+
+
+# Readings of many worlds as arrays of NumPy, or tensors on a device: where they are kept until an episode ends
+
+
+class BatchArrays:
+    """Arrays of N worlds: NumPy's, or torch's on the device of the first of `samples` that is on one.
+
+    torch is not imported here: whoever has a tensor has. Tensors on the CPU are read as arrays, without a copy.
+    """
+
+    def __init__(self, samples: Sequence[Array], worlds: int) -> None:
+        tensor = next((sample for sample in samples if is_on_device(sample)), None)
+        self._worlds = worlds
+        self._chosen: Sequence[int] | None = None
+        self.xp: Any = np if tensor is None else sys.modules["torch"]
+        self._options = {"dtype": self.xp.float64, **({} if tensor is None else {"device": tensor.device})}
+
+    def choose(self, worlds: Sequence[int]) -> BatchArrays:
+        """Return the same for reading the rows of these worlds alone."""
+        chosen = copy(self)
+        chosen._chosen = worlds
+        return chosen
+
+    def make_zeros(self, sizes: Sequence[int]) -> Array:
+        """Return zeros of these sizes."""
+        return self.xp.zeros(tuple(sizes), **self._options)
+
+    def share(self, values: Array) -> Array:
+        """Return numbers as a float64 array of this kind, without a copy where they are one."""
+        if hasattr(values, "detach"):
+            values = copy_to_host(values) if self.xp is np else values.detach()
+        return self.xp.asarray(values, **self._options)
+
+    def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
+        """Return the rows of the chosen worlds of `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`.
+
+        A size that is None may be any. Raises `HostError` for other shapes, or what is not real numbers.
+        """
+        array: Array = None
+        with suppress(TypeError, ValueError, RuntimeError):
+            is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
+            array = None if is_complex else self.share(values)
+        shape, wanted = () if array is None else tuple(array.shape), (self._worlds, *sizes)
+        own = shape[:-1] if or_vectors and len(shape) > len(wanted) and shape[-1] == 3 else shape
+        if len(own) != len(wanted) or any(size not in (None, given) for size, given in zip(wanted, own)):
+            problem = "not an array of real numbers" if array is None else f"the shape is {list(shape)}"
+            sizes_text = ", ".join("any" if size is None else str(size) for size in wanted)
+            vectors = f", or [{sizes_text}, 3]" if or_vectors else ""
+            raise HostError(f"{name}: {problem}", remedy=f"Give numbers of the shape [{sizes_text}]{vectors}.")
+        return array if self._chosen is None else array[self._chosen]
+
+    def read_norms(self, values: Array, pairs: int) -> Array:
+        """Return the norms of forces [N, K] or [N, K, 3] of the chosen worlds; NaN where no scene has such a norm."""
+        force = self.read("the net forces", values, pairs, or_vectors=True)
+        if len(force.shape) == 3:
+            force = self.xp.sqrt(force[..., 0] ** 2 + force[..., 1] ** 2 + force[..., 2] ** 2)
+        return self.xp.where((force >= 0) & (force <= LARGEST), force, np.nan)
+
+    def are_finite(self, table: Array) -> Bools:
+        """Return whether all numbers of each world are finite, [W], on the host."""
+        return copy_to_host(self.xp.isfinite(table).all(1))
+
+
+def is_on_device(values: Array) -> bool:
+    """Return whether these are a tensor of torch that NumPy cannot read where it is."""
+    return hasattr(values, "detach") and values.device.type != "cpu"
+
+
+def copy_to_host(values: Array) -> NDArray[Any]:
+    """Return an array, or a tensor on any device, as an array of NumPy; no copy if it is in the host's memory."""
+    return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
+
+
+class Timeline:
+    """Tables of the readings of control steps, [N, F] each, by name, in blocks of `_BLOCK` rows; `last` is the newest
+    row.
+    """
+
+    def __init__(self, arrays: BatchArrays, worlds: int) -> None:
+        self._arrays, self._worlds = arrays, worlds
+        self._blocks: list[dict[str, Array]] = [{}]
+        self._dropped = self.last = 0
+
+    def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
+        """Write the newest row of these worlds, [W, F]; None = of all."""
+        block, row = self._blocks[-1], self.last % _BLOCK
+        if name not in block:
+            block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))
+        if worlds is None:
+            block[name][row] = table
+        else:
+            block[name][row, worlds] = table
+
+    def advance(self, oldest: int) -> None:
+        """Begin a new row; a block whose rows all come before `oldest` is used again."""
+        self.last += 1
+        if self.last % _BLOCK == 0:
+            is_free = oldest // _BLOCK > self._dropped
+            self._blocks.append(self._blocks.pop(0) if is_free else {})
+            self._dropped += is_free
+
+    def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
+        """Return the rows of a world from `first` on, [R, F], on the host."""
+        blocks = self._blocks[first // _BLOCK - self._dropped :]
+        stop = self.last + 1 - first // _BLOCK * _BLOCK
+        rows = [slice(first % _BLOCK if k == 0 else 0, stop - k * _BLOCK) for k in range(len(blocks))]
+
+        def join_blocks(name: str) -> Floats:
+            return copy_to_host(
+                self._arrays.xp.concatenate([block[name][at, world] for block, at in zip(blocks, rows)])
+            )
+
+        return {name: join_blocks(name) for name in blocks[-1]}

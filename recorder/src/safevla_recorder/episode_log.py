@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Callable, Mapping, Protocol, Sequence
+from typing import Mapping, Protocol, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,26 +58,30 @@ def assemble_recording(
     )
 
 
-class EpisodeLog:
-    """Records of one episode: a row each, whose channels are made when they are asked for.
+class EpisodeLog(ABC):
+    """The records of a recorder's episode: a row each, whose channels are made when they are asked for.
 
-    `source` holds the contacts of record 0 when the log is made, and those of each control step when it ends; None =
-    the simulator tells none. `build_channels` turns rows into the fields of a `Recording`.
+    What reads them raises `HostError` if no episode has begun.
     """
 
-    def __init__(
-        self,
-        geoms: GeomMap,
-        source: ContactSource | None,
-        first: Row,
-        build_channels: Callable[[Sequence[Row]], Mapping[str, object]],
-    ) -> None:
-        """Begin with record 0, whose row is `first`, and decode its contacts, which empties `source`."""
-        self._geoms, self._source, self._build_channels = geoms, source, build_channels
+    def __init__(self) -> None:
+        """Hold no episode."""
+        self._rows: list[Row] = []
+
+    @abstractmethod
+    def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
+        """Return the fields of a `Recording` that hold what was read, one row each."""
+
+    def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
+        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`.
+
+        That holds the contacts of each control step when it ends, too; None = the simulator tells none.
+        """
+        self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
         self._ends: list[int] = []  # substeps copied until the end of each record that is not decoded yet
-        self._contacts: list[ContactList] = []
+        self._decoded: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._filter: ContactFilter | None = None
         self._torn: int | None = None  # the record whose substeps were decoded, and left out, before its end
@@ -85,10 +90,11 @@ class EpisodeLog:
             self._filter = ContactFilter(geoms, contacts)
             self._decode_contacts(contacts, np.array([1]), substep_s=None)
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def _require_begun(self) -> None:
+        if not self._rows:
+            raise HostError("no episode has begun", remedy="Call begin first, after settling.")
 
-    def add_step(self, action: Action, row: Row) -> None:
+    def _add_step(self, action: Action, row: Row) -> None:
         """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
 
         Raises `HostError` if the action is of complex numbers, records were read in the middle of this control step, so
@@ -96,8 +102,8 @@ class EpisodeLog:
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
-        if self._torn == len(self):
-            problem = f"the records were read in the middle of control step {len(self)}, whose contacts are lost"
+        if self._torn == len(self._rows):
+            problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
         self._actions.append(np.array(action, dtype=np.float64))
@@ -108,34 +114,41 @@ class EpisodeLog:
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        self._require_begun()
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode, see `LogReader`; a control step in the middle of which this was
-        called may be lost: `add_step` then raises.
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+
+        Recording can go on if this is called between control steps; one in the middle of which it was called may be
+        lost, so that its record is refused.
         """
         self.decode_pending()
-        contacts = join_contacts(self._contacts) if self._contacts else None
+        contacts = join_contacts(self._decoded) if self._decoded else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
         channels = {**self._build_channels(self._rows), "action": action}
-        return assemble_recording(self._geoms, header, len(self), contacts, gripped, channels)
+        return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action, see `LogReader`."""
+        """Return the newest record alone, as an episode of one record without action; all records are kept.
+
+        To be called between control steps.
+        """
         self.decode_pending()
         newest = gripped = None
-        if self._contacts:
-            contacts, gripped = self._contacts[-1], self._gripped[-1][-1:]
-            is_newest = contacts.record == len(self) - 1
+        if self._decoded:
+            contacts, gripped = self._decoded[-1], self._gripped[-1][-1:]
+            is_newest = contacts.record == len(self._rows) - 1
             newest = ContactList(*(column[is_newest] for column in contacts.columns().values()))
             newest = replace(newest, record=np.zeros_like(newest.record))
         return assemble_recording(self._geoms, header, 1, newest, gripped, self._build_channels(self._rows[-1:]))
 
     def decode_pending(self) -> None:
         """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
+        self._require_begun()
         if self._ends:
             assert self._source is not None
             ends, self._ends = np.array(self._ends), []
@@ -151,10 +164,10 @@ class EpisodeLog:
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
-            self._torn = len(self)
+            self._torn = len(self._rows)
         # Substeps after the last end belong to a control step that broke off: there is no record of it.
         which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
-        self._contacts.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
+        self._decoded.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
 
 
@@ -166,33 +179,3 @@ class RecordedEpisode(Protocol):
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
-
-
-class LogReader:
-    """What every recorder tells of its episode so far; each method raises `HostError` if none has begun."""
-
-    _log: EpisodeLog | None = None
-
-    def require_episode(self) -> EpisodeLog:
-        """Return the records so far."""
-        if self._log is None:
-            raise HostError("no episode has begun", remedy="Call begin first, after settling.")
-        return self._log
-
-    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
-        return self.require_episode().dropped_pairs()
-
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Recording can go on if this is called between control steps.
-        """
-        return self.require_episode().build_recording(header)
-
-    def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; all records are kept.
-
-        To be called between control steps.
-        """
-        return self.require_episode().latest_record(header)

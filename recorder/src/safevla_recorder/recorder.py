@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from safevla_recorder.channels import FORCES, as_fields
 from safevla_recorder.contacts import GeomMap, MeasuredContacts, group_numbers
 from safevla_recorder.episode import Floats, Recording
-from safevla_recorder.episode_log import EpisodeLog, LogReader, Row
+from safevla_recorder.episode_log import EpisodeLog, Row
 from safevla_recorder.errors import HostError
 
 Shape = Hashable
@@ -101,11 +101,12 @@ class SceneMap:
         )
 
 
-class EpisodeRecorder(LogReader):
+class EpisodeRecorder(EpisodeLog):
     """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
         """Keep the scene; no episode has begun."""
+        super().__init__()
         self.scene = scene
         self._contacts = _ContactBuffer(scene)
         self._torques: list[Floats] = []
@@ -141,7 +142,7 @@ class EpisodeRecorder(LogReader):
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
             raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
-        self._log = None
+        self._rows = []
         self._contacts, self._torques, self._substeps = _ContactBuffer(self.scene), [], 0
         self._is_whole = True
         self._has_contacts = contacts is not None
@@ -150,8 +151,7 @@ class EpisodeRecorder(LogReader):
         torques = _floats(torques_nm)
         self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state)
         first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state)
-        source = self._contacts if self._has_contacts else None
-        self._log = EpisodeLog(self.scene.map_geoms(), source, first, self._build_channels)
+        self._begin_log(self.scene.map_geoms(), self._contacts if self._has_contacts else None, first)
 
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended.
@@ -184,22 +184,21 @@ class EpisodeRecorder(LogReader):
         Raises `HostError` if no episode has begun, no substep was recorded since the last record, or one was refused,
         bodies, families or their sizes differ from record 0's, or records were read in the middle of this control step.
         """
-        log = self._require_whole()
+        self._require_whole()
         if not self._substeps:
-            problem = f"no physics substep was recorded in control step {len(log)}"
+            problem = f"no physics substep was recorded in control step {len(self._rows)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
-        self._check_families(_list_families(poses, eef, last, state), step=len(log))
-        log.add_step(np.asarray(action), self._read(poses, eef, last, peak, state))
+        self._check_families(_list_families(poses, eef, last, state), step=len(self._rows))
+        self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state))
         self._torques, self._substeps = [], 0
 
-    def _require_whole(self) -> EpisodeLog:
-        log = self.require_episode()
+    def _require_whole(self) -> None:
+        self._require_begun()
         if not self._is_whole:
-            problem = f"a physics substep of control step {len(log)} was refused, and its contacts are lost"
+            problem = f"a physics substep of control step {len(self._rows)} was refused, and its contacts are lost"
             raise HostError(problem, remedy="Mend what the error about it names, and begin the episode again.")
-        return log
 
     def _check_families(self, families: Mapping[str, object], step: int) -> None:
         names = sorted({*families, *self._families})
@@ -229,10 +228,9 @@ class EpisodeRecorder(LogReader):
         }
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
 
-    def _build_channels(self, readings: Sequence[Row]) -> dict[str, object]:
-        """Return the fields of a `Recording` that hold what was read, one row for each reading."""
+    def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
         place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
-        channels = {name: np.stack([reading[name] for reading in readings]) for name in readings[0]}
+        channels = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         turned = [name for name in self._bodies if self._families[f"the pose of {name}"]]
         bodies = {"pos_bodies": [place[name] for name in self._bodies], "quat_bodies": [place[name] for name in turned]}
         return as_fields(Recording, {**channels, **bodies})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batch_builders import HEADER, Recorders
-from safevla_recorder import batch_arrays
+from safevla_recorder import batch_recorder
 from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.contacts import vector_norms
 from safevla_recorder.npz import encode_episode
@@ -149,7 +149,7 @@ def test_tensors_of_torch_give_the_same_episodes(monkeypatch):
         return torch.as_tensor(np.array(values))
 
     roll_out(share).assert_same()
-    monkeypatch.setattr(batch_arrays, "is_on_device", torch.is_tensor)  # as if the CPU were another device
+    monkeypatch.setattr(batch_recorder, "is_on_device", torch.is_tensor)  # as if the CPU were another device
     recorders = roll_out(share)
     for episode, (_, recording, dropped) in zip(recorders.ours, recorders.theirs):
         own = episode.build_recording(HEADER)
@@ -161,7 +161,7 @@ def test_tensors_of_torch_give_the_same_episodes(monkeypatch):
 
 def test_a_step_copies_three_truths_of_each_world_from_the_device(monkeypatch):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    monkeypatch.setattr(batch_arrays, "is_on_device", torch.is_tensor)
+    monkeypatch.setattr(batch_recorder, "is_on_device", torch.is_tensor)
     copied = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor) or tensor)
     recorder = BatchRecorder(SCENE, PAIRS, num_envs=5)

@@ -8,27 +8,39 @@ name enters the compressed bytes.
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+import numpy as np
 import zstandard
+from msgspec import UNSET
+from numpy.typing import NDArray
 
-from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive import strict_json
 from safevla_bench.archive.record_schema import (
     MAX_BAD_LINES,
     REMEDY_BROKEN,
     REMEDY_LARGE,
     EpisodeSelection,
+    Step,
+    Trajectory,
     check_size,
     check_values,
 )
+from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.single_episode import from_recording, to_recording
+from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ROWS, ChannelSpec, as_fields, recorded_forces
+from safevla_recorder.episode import ContactList, Recording
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"
@@ -177,3 +189,215 @@ def _read_member(stream: IO[bytes], at: int, compression: _Compression) -> Itera
     except (zlib.error, zstandard.ZstdError) as error:
         why = str(error)
     raise _BadMemberError(f"nothing can be decompressed from byte {at} to the file's end: {why}")
+
+
+# The JSON text of one episode, and the way back to the same bits
+
+
+def encode_json(batch: Batch, index: int = 0) -> bytes:
+    """Return one episode of a batch as a line of JSON in UTF-8, with its newline.
+
+    Header fields that are None are left out, all but `target_object`, which is null then.
+    """
+    recording = to_recording(batch, index)
+    header = {n: value for n, value in recording.header.items() if value is not None or n == "target_object"}
+    top = _encode_extra(recording, "header")
+    line = {**header, "body_roles": recording.roles, "steps": list(_step_values(recording)), **top}
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _encode_extra(recording: Recording, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
+    """Return the host-specific fields of a level, or of its step or contact of that number, as JSON."""
+    fields: Any = recording.extra.get(level, {})
+    fields = fields if number is None else fields.get(str(number), {})
+    return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
+
+
+def _step_values(recording: Recording) -> Iterable[dict[str, object]]:
+    families = list(_family_values(recording))
+    for t in range(recording.records):
+        step = {name: values[t] for name, values in families if values[t] is not UNSET}
+        yield {"t": t, **step, **_encode_extra(recording, "steps", t)}
+
+
+def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]]]:
+    """Yield (name, one value a record) for each recorded family of fields, actions last.
+
+    Of a channel per action the first value is UNSET: record 0 has no action.
+    """
+    names = list(recording.roles)
+    rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
+    yield from ((spec.name, rows[spec]) for spec in rows if not spec.is_pose and not spec.is_per_action)
+    for spec in POSES:
+        posed = [names[body] for body in getattr(recording, spec.bodies)]
+        yield from [(spec.name, [dict(zip(posed, row, strict=True)) for row in rows[spec]])] if spec in rows else []
+    if recording.contacts is not None:
+        yield "contacts", _contact_lists(recording, recording.contacts, names)
+    if recording.gripper_contact is not None:
+        yield "gripper_contact", recording.gripper_contact.tolist()
+    if recording.gripped is not None:
+        yield "gripped_body", [names[body] if body >= 0 else None for body in recording.gripped.tolist()]
+    yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
+
+
+def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
+    """Return for each record its contacts as objects for JSON, [] where no bodies touch."""
+    lists: list[list[object]] = [[] for _ in range(recording.records)]
+    recorded = recorded_forces(recording.header.get("forces"))
+    measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
+    for k, (record, a, b) in enumerate(zip(contacts.record.tolist(), contacts.a, contacts.b, strict=True)):
+        numbers = {name: float(values[k]) for name, values in measured.items() if not np.isnan(values[k])}
+        contact = {"a": names[a], "b": names[b], **numbers}
+        lists[record].append({**contact, **_encode_extra(recording, "contacts", k)})
+    return lists
+
+
+_HEADER_FIELDS = Header.__struct_fields__
+_FAMILIES = tuple(
+    spec.name for spec in CHANNELS if spec.name not in ("gripped_body", NET_FORCE) and not spec.is_per_action
+)
+_MEASURED = ("force_n", NET_FORCE, "impulse_ns")
+
+
+def decode_json(line: bytes) -> Batch:
+    """Return one episode, a batch of one, from its JSON text.
+
+    Raises `RecordError` naming episode, step, field and remedy; the caller adds file and line.
+    """
+    tree = parse_json(line)
+    try:
+        return _build_batch(_convert_types(tree), strict_json.collect_extra_fields(tree))
+    except RecordError as error:
+        raise error.with_place(Place(episode=find_episode_id(tree))) from None
+
+
+def _convert_types(tree: dict[str, object]) -> Trajectory:
+    try:
+        return msgspec.convert(tree, Trajectory)
+    except msgspec.ValidationError as error:
+        raise type_error(error, tree) from None
+
+
+def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
+    """Return the episode as a batch of one.
+
+    A channel is recorded if every step has its field; `gripped_body` already if any step has it.
+    """
+    steps = trajectory.steps
+    present = {name: _in_every_step(steps, name) for name in _FAMILIES}
+    for t, step in enumerate(steps):
+        if step.t != t:
+            raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
+    index = {name: k for k, name in enumerate(trajectory.body_roles)}
+    channels: dict[str, Any] = {}
+    for spec in (spec for spec in POSES if present[spec.name]):
+        channels[spec.bodies], channels[spec.name] = _read_poses(steps, spec, index)
+    for spec in (spec for spec in ROWS if present.get(spec.name, True)):
+        channels[spec.name] = _read_rows(steps, spec)
+    has_grip = any(step.gripped_body is not UNSET for step in steps)
+    recording = Recording(
+        header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
+        roles=trajectory.body_roles,
+        records=len(steps),
+        contacts=_read_contacts(steps, index) if present["contacts"] else None,
+        gripper_contact=np.array([s.gripper_contact for s in steps], bool) if present["gripper_contact"] else None,
+        gripped=_read_gripped(steps, index) if has_grip else None,
+        extra=host_fields,
+        **as_fields(Recording, channels),
+    )
+    return from_recording(recording)
+
+
+_REMEDY_T = "Number the steps 0, 1, 2, … in order; N actions give N + 1 steps."
+_REMEDY_FAMILY = (
+    "A family of fields is in every step or in none; leave it out everywhere if it was not always measured."
+)
+_REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, target, bystander or furniture."
+
+
+def _in_every_step(steps: Sequence[Step], name: str) -> bool:
+    is_present = [getattr(step, name) is not UNSET for step in steps]
+    if any(is_present) and not all(is_present):
+        t = is_present.index(not is_present[0])
+        word = "appears at" if is_present[t] else "is missing from"
+        raise RecordError(f"{name} {word} step {t}", remedy=_REMEDY_FAMILY, place=Place(step=t, field=name))
+    return all(is_present)
+
+
+def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
+    """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded."""
+    if spec.is_per_action:
+        return _read_actions(steps, spec.name)
+    if spec.is_scalar:
+        return np.array([getattr(step, spec.name) for step in steps], dtype=np.float64)
+    return _build_matrix([getattr(step, spec.name) for step in steps], spec.name, first=0)
+
+
+def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
+    width = len(rows[0])
+    for t, row in enumerate(rows):
+        if len(row) != width:
+            place = Place(step=t + first, field=name)
+            raise RecordError(f"{len(row)} numbers, {width} in step {first}", remedy=_REMEDY_WIDTH, place=place)
+    return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+
+
+_REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
+
+
+def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | None:
+    """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field."""
+    if getattr(steps[0], name) is not UNSET:
+        remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
+        raise RecordError(f"record 0 has an {name}", remedy=remedy, place=Place(step=0, field=name))
+    rest = steps[1:]
+    if not rest or not _in_every_step(rest, name):
+        return None
+    return _build_matrix([getattr(step, name) for step in rest], name, first=1)
+
+
+def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
+    if name not in index:
+        raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
+    return index[name]
+
+
+def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]) -> tuple[list[int], NDArray[Any]]:
+    """Return the places of the posed bodies in `body_roles`, and the poses [n, bodies, size], or truths [n, bodies]."""
+    name = spec.name
+    names = list(getattr(steps[0], name))
+    for t, step in enumerate(steps):
+        difference = getattr(step, name).keys() ^ set(names)
+        if difference:
+            remedy = "The bodies of a pose family are the same in every step."
+            place = Place(step=t, field=f"{name}.{min(difference)}")
+            raise RecordError("the body is in some steps only", remedy=remedy, place=place)
+    rows = [[getattr(step, name)[body] for body in names] for step in steps]
+    bodies = [_body_index(body, index, 0, f"{name}.{body}") for body in names]
+    shape = (len(steps), len(names)) if spec.is_truth else (len(steps), len(names), spec.pose_size)
+    return bodies, np.array(rows, dtype=spec.dtype).reshape(shape)
+
+
+def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
+    """Return the contacts of all steps in order, NaN for an impulse or net force not recorded."""
+    flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
+    measured = {
+        name: np.array([np.nan if (value := getattr(c, name)) is UNSET else value for _, _, c in flat], np.float64)
+        for name in _MEASURED
+    }
+    has_none = np.isnan(measured["force_n"])
+    measured["force_n"][has_none] = measured[NET_FORCE][has_none]  # a net force alone is what clauses judge
+    return ContactList(
+        record=np.array([t for t, _, _ in flat], dtype=np.int64),
+        a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),
+        b=np.array([_body_index(c.b, index, t, f"contacts[{k}].b") for t, k, c in flat], dtype=np.int64),
+        **measured,
+    )
+
+
+def _read_gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
+    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent."""
+    names = [step.gripped_body for step in steps]
+    return np.array(
+        [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]
+    )

@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.archive import record_schema, strict_json
-from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recording
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size, refuse_field
-from safevla_bench.archive.strict_json import find_episode_id, parse_json
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_shapes, check_size, refuse_field
+from safevla_bench.archive.strict_json import find_episode_id, parse_json, parse_outline
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import from_recording
+from safevla_bench.trajectory.single_episode import from_recording, to_recording
 from safevla_recorder.channels import CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, as_fields
 from safevla_recorder.episode import ContactList, Recording
 from safevla_recorder.npz import DTYPES, encode_episode

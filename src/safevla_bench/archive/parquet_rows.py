@@ -18,8 +18,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from safevla_bench.archive import strict_json
-from safevla_bench.archive.arrays import EpisodeOutline, check_places, check_posed_bodies, check_shape, parse_outline
-from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
+from safevla_bench.archive.record_schema import (
+    MAX_RECORDS,
+    REMEDY_LARGE,
+    EpisodeOutline,
+    check_places,
+    check_posed_bodies,
+    check_shape,
+    refuse_field,
+)
+from safevla_bench.archive.strict_json import parse_outline
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header

@@ -9,15 +9,18 @@ memory, and the selection of the episodes that are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Meta, UnsetType
+from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.channels import CHANNELS, NET_FORCE, ChannelSpec
+from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ChannelSpec
+from safevla_recorder.episode import ContactList, Recording
 
 Vector = tuple[float, float, float]
 Quaternion = tuple[float, float, float, float]
@@ -79,6 +82,22 @@ class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
     steps: Annotated[list[Step], Meta(min_length=1)]
 
 
+MAX_RECORDS = 1_000_000
+"""Records of one episode, in forms that state their number; fourteen hours at 20 Hz."""
+
+
+class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Description of an episode that precedes its arrays: the header, the bodies, the number of records."""
+
+    body_roles: dict[str, Role]
+    records: Annotated[int, Meta(ge=1, le=MAX_RECORDS)]
+
+    @property
+    def header(self) -> Header:
+        """Return the fields of the header as a `Header`, without bodies and number of records."""
+        return Header(**{name: getattr(self, name) for name in Header.__struct_fields__})
+
+
 def schema() -> dict[str, object]:
     """Return the JSON Schema of one episode."""
     return msgspec.json.schema(Trajectory)
@@ -92,8 +111,6 @@ MAX_EPISODE_BYTES = 1 << 29
 
 Half an hour at 20 Hz with 20 bodies has about 0.3 GB as JSON.
 """
-MAX_RECORDS = 1_000_000
-"""Records of one episode, in forms that state their number; fourteen hours at 20 Hz."""
 MAX_VALUES, MAX_CONTAINERS = 1 << 25, 1 << 22
 """Values of one episode in JSON, by its commas; lists and objects among them, by their brackets.
 
@@ -162,3 +179,78 @@ class EpisodeSelection:
         if self._wanted is None:
             return list(range(count))
         return [k for k in range(count) if first + k in self._wanted]
+
+
+# The arrays of a stranger's episode
+
+
+_REMEDY = "Write each family once a record, bodies by their place in body_roles, counted from 0."
+
+
+def check_shapes(recording: Recording) -> None:
+    """Raise `RecordError` naming episode and field if shapes or indices of the arrays do not fit together.
+
+    Nothing is computed from the arrays before. `trajectory.validate` checks the values afterwards.
+    """
+    try:
+        _check_arrays(recording)
+        for spec in POSES:
+            check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
+        if recording.gripped is not None:
+            check_places(recording.gripped, -1, len(recording.roles), "gripped_body")
+        if recording.contacts is not None:
+            _check_contacts(recording.contacts, recording.records, len(recording.roles))
+    except RecordError as error:
+        raise error.with_place(Place(episode=str(recording.header["episode_id"]))) from None
+
+
+def _check_arrays(recording: Recording) -> None:
+    arrays: dict[str, NDArray[Any] | None] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
+    arrays |= {"gripper_contact": recording.gripper_contact, "gripped_body": recording.gripped}
+    for spec in CHANNELS:
+        array = arrays.get(spec.name)
+        if array is not None:
+            bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
+            check_shape(spec, array.shape, recording.records, bodies)
+
+
+def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0) -> None:
+    """Raise `RecordError` if a channel of an episode has another shape than its row of `CHANNELS` says.
+
+    `bodies` counts those that each row of a pose channel lists.
+    """
+    sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
+    expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
+    if len(shape) != len(expected) or any(
+        size not in ("any", actual) for size, actual in zip(expected, shape, strict=True)
+    ):
+        refuse_field(
+            f"the shape is {list(map(int, shape))}, expected [{', '.join(map(str, expected))}]", _REMEDY, spec.name
+        )
+    if spec.is_per_action and records == 1:
+        refuse_field(f"a single record has no {spec.name}", _REMEDY, spec.name)
+
+
+def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
+    """Raise `RecordError` if places in the body table are out of range or repeated."""
+    check_places(np.asarray(places, dtype=np.int64), 0, bodies, field)
+    if len(set(places)) != len(places):
+        refuse_field("a body is repeated", _REMEDY, field)
+
+
+def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
+    """Raise `RecordError` for the first place below `low`, or not below `end` (one for all, or one each)."""
+    bad = np.flatnonzero((places < low) | (places >= end))
+    if len(bad):
+        highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1
+        refuse_field(f"{int(places[bad[0]])} is not between {low} and {highest}", _REMEDY, field)
+
+
+def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
+    if any(column.shape != (len(contacts.record),) for column in contacts.columns().values()):
+        refuse_field("the columns differ in length", _REMEDY, "contacts")
+    check_places(contacts.record, 0, records, "contacts.step")
+    check_places(contacts.a, 0, bodies, "contacts.a")
+    check_places(contacts.b, 0, bodies, "contacts.b")
+    if np.any(np.diff(contacts.record) < 0):
+        refuse_field("the contacts are not in the order of their steps", _REMEDY, "contacts.step")

@@ -1,6 +1,6 @@
 """Strict JSON, and the host-specific fields in it.
 
-Faults that Python's reader lets pass are refused, each with its place in the tree. Host-specific fields are all those
+Faults that Python's reader lets pass are refused. Host-specific fields are all those
 that the schema does not name. They are kept unchanged, ignored by scoring, and grouped by level: {"header": {…},
 "steps": {"3": {…}}, "contacts": {"17": {…}}}, contacts counted through the episode.
 """
@@ -16,62 +16,43 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from safevla_bench.archive.record_schema import ROW_TYPES, Contact, Role, Step, Trajectory, check_values
+from safevla_bench.archive.record_schema import ROW_TYPES, Contact, EpisodeOutline, Role, Step, Trajectory, check_values
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import escape_controls
 from safevla_recorder.channels import POSES
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a tree to one of its values."""
-_REMEDY_JSON = "Write one JSON object a line, in UTF-8, with finite numbers."
+_REMEDY_JSON = "Write one JSON object a line, in UTF-8, each key once in its object."
 _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, their types and units."
 
 
-class _RepeatedKeyObject(dict[str, object]):
-    """An object of which a key is repeated."""
-
-    key: str
-
-
-class _Literal:
-    """NaN, Infinity or -Infinity: Python reads them, JSON has no such numbers."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
 def parse_json(line: bytes) -> dict[str, object]:
-    """Return the object of a JSON text in UTF-8.
+    """Return the object of a JSON text in UTF-8; NaN and infinity are floats, which checks of values refuse.
 
-    Raises `RecordError` if the text is not a strict JSON object: malformed, a key repeated, NaN or infinity, half a
-    surrogate pair, nested too deeply, or too large. The error names step and field where the text could be parsed, and
-    the episode if its id is found.
+    Raises `RecordError` if the text is not a JSON object: malformed, a key repeated, half a surrogate pair, nested too
+    deeply, or too large. The error names the episode if its id is found.
     """
-    faults: list[object] = []
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         table = dict(pairs)
-        if len(table) == len(pairs):
-            return table
-        faults.append(repeated := _RepeatedKeyObject(table))
-        counts = Counter(name for name, _ in pairs)
-        repeated.key = next(name for name, count in counts.items() if count > 1)
-        return repeated
-
-    def literal(text: str) -> _Literal:
-        faults.append(fault := _Literal(text))
-        return fault
+        if len(table) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            refuse(f"the key {next(name for name, count in counts.items() if count > 1)!r} is repeated")
+        return table
 
     def refuse(problem: str) -> NoReturn:
         raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
 
     check_values(line)
     try:
-        tree = json.loads(line.decode("utf-8"), object_pairs_hook=unique, parse_constant=literal)
+        tree = json.loads(line.decode("utf-8"), object_pairs_hook=unique)
+        if re.search(rb"\\u[dD][89a-fA-F]", line):
+            json.dumps(tree, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
+    except UnicodeEncodeError:
+        refuse("a string holds half a surrogate pair")
     except json.JSONDecodeError as error:
         refuse(f"malformed JSON at {_describe_position(error)}: {error.msg}")
     except RecursionError:
@@ -80,10 +61,6 @@ def parse_json(line: bytes) -> dict[str, object]:
         refuse(f"malformed JSON: {error}")
     if not isinstance(tree, dict):
         refuse(f"an episode is a JSON object, this is {type(tree).__name__}")
-    if faults:
-        _refuse_fault(tree)
-    if re.search(rb"\\u[dD][89a-fA-F]", line):
-        _refuse_half_pairs(tree)
     return tree
 
 
@@ -140,35 +117,6 @@ def _format_path(path: Path) -> str | None:
     return "".join(parts).removeprefix(".") or None
 
 
-def _refuse_fault(tree: dict[str, object]) -> NoReturn:
-    """Raise `RecordError` for the first repeated key, NaN or infinity of a tree that has at least one.
-
-    An object that repeats a key comes before the faults within it.
-    """
-    path = find_path(tree, lambda _, value: isinstance(value, _RepeatedKeyObject | _Literal))
-    assert path is not None
-    value: Any = tree
-    for part in path:
-        value = value[part]
-    if isinstance(value, _RepeatedKeyObject):
-        path, remedy = (*path, value.key), "Keep one of the two."
-        error = RecordError(f"the key {value.key!r} is repeated", remedy=remedy, place=place_of_path(path))
-    else:
-        error = RecordError(f"{value.text} is not a JSON number", remedy=_REMEDY_JSON, place=place_of_path(path))
-    raise error.with_place(Place(episode=find_episode_id(tree)))
-
-
-def _refuse_half_pairs(tree: dict[str, object]) -> None:
-    path = find_path(tree, lambda path, value: _is_half(value) or bool(path and _is_half(path[-1])))
-    if path is not None:
-        where = place_of_path(path).fill_from(Place(episode=find_episode_id(tree)))
-        raise RecordError("a string holds half a surrogate pair", remedy=_REMEDY_JSON, place=where)
-
-
-def _is_half(value: object) -> bool:
-    return isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
-
-
 # Types
 
 
@@ -184,6 +132,17 @@ def type_error(error: msgspec.ValidationError, tree: Mapping[str, object]) -> Re
         at = path.index("...")
         path[at : at + 1] = _find_bad_key(tree, path[:at])
     return RecordError(problem, remedy=_REMEDY_TYPE, place=place_of_path(tuple(path)))
+
+
+def parse_outline(tree: Mapping[str, object]) -> EpisodeOutline:
+    """Return the outline from plain values.
+
+    Raises `RecordError` naming the field that is missing, unknown or of wrong type.
+    """
+    try:
+        return msgspec.convert(tree, EpisodeOutline)
+    except msgspec.ValidationError as error:
+        raise type_error(error, tree) from None
 
 
 _VALUES: Mapping[str | int, Any] = {

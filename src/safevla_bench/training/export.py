@@ -196,13 +196,13 @@ class _DatasetExport:
     def _owners(self) -> list[tuple[Path, Host]]:
         """The run folder and the host of each episode."""
         owners: list[tuple[Path, Host]] = []
-        for source, places in zip(self.judged.records.sources, self.judged.records.places, strict=True):
+        for source, indices in self.judged.records.by_source():
             host = source.description.get("host")
             if not isinstance(host, str):
                 remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
                 problem = "pictures are rendered by the host that recorded the run, and this names none"
                 raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
-            owners += [(source.path, hosts.make_host(host))] * len(places)
+            owners += [(source.path, hosts.make_host(host))] * len(indices)
         return owners
 
     def _require_shape(self, episode: Batch, state: NDArray[np.float64] | None) -> _Shape:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +24,7 @@ from safevla_bench.trajectory.batch import (
 )
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
-from safevla_recorder.channels import ChannelSpec
+from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
 from safevla_recorder.episode import ContactList, Recording
 
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
@@ -93,6 +94,63 @@ def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
     rows = recording.channel(spec.name)
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
+
+
+def to_recording(batch: Batch, index: int) -> Recording:
+    """Return one episode of a batch as plain arrays.
+
+    Bodies are places in its own body table, and what was not recorded is None. `from_recording` turns the result into
+    the same bits again.
+    """
+    first, last = int(batch.starts[index]), int(batch.starts[index + 1])
+    records, base = last - first, int(batch.body_starts[index])
+    channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
+    for spec in POSES:
+        channels[spec.bodies], channels[spec.name] = _pose_rows(batch.poses(spec.name), spec, index, records, base)
+    gripped = batch.gripped[first:last]
+    return Recording(
+        header=msgspec.structs.asdict(batch.headers[index]),
+        roles=batch.body_roles(index),
+        records=records,
+        contacts=_contact_list(batch, index) if batch.contacts.present[index] else None,
+        gripper_contact=batch.gripper_contact[first:last] if batch.gripper_present[index] else None,
+        gripped=np.where(gripped >= 0, gripped - base, -1) if batch.gripped_present[index] else None,
+        extra=batch.extra[index],
+        **as_fields(Recording, channels),
+    )
+
+
+def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[np.float64] | None:
+    channel = batch.channel(spec.name)
+    width = int(channel.width[index])
+    if width < 0:
+        return None
+    rows = channel.episode_rows(index).reshape(records - spec.is_per_action, width)
+    return rows[:, 0] if spec.is_scalar else rows
+
+
+def _pose_rows(
+    poses: Poses, spec: ChannelSpec, index: int, records: int, base: int
+) -> tuple[list[int], NDArray[Any] | None]:
+    if not poses.present[index]:
+        return [], None
+    body, rows = poses.episode_poses(index)
+    rows = rows.reshape(records, len(body), poses.size)
+    return (body - base).tolist(), rows[..., 0].astype(np.bool_) if spec.is_truth else rows
+
+
+def _contact_list(batch: Batch, index: int) -> ContactList:
+    contacts, base = batch.contacts, int(batch.body_starts[index])
+    starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
+    own = slice(int(starts[0]), int(starts[-1]))
+    return ContactList(
+        record=np.repeat(np.arange(len(starts) - 1), np.diff(starts)),
+        a=contacts.a[own] - base,
+        b=contacts.b[own] - base,
+        force_n=contacts.force_n[own],
+        impulse_ns=contacts.impulse_ns[own],
+        net_force_n=contacts.net_force_n[own],
+    )
 
 
 # Records

@@ -311,7 +311,7 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
         growing.close_block(complete=True)
         batch, index = read_sources([tmp_path / "run"])
         assert same_bits(batch, concatenate_batches(EPISODES[:count]))
-        assert index.is_intact()
+        index.require_valid()
         assert [row.episode_id for row in episode_rows(tmp_path / "run")] == list("ab"[:count])
     recorder_folder._open_folders.clear()
     with pytest.raises(RunError, match="not empty"):

@@ -11,7 +11,7 @@ import zstandard
 
 from safevla_bench import archive, cli
 from safevla_bench.archive import jsonl as members_of_files
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import CollectedError, DamageError, RunError
 from safevla_bench.jobs import verify
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge

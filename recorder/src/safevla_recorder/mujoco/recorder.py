@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from safevla_recorder.episode import Action, Floats
-from safevla_recorder.episode_log import EpisodeLog, LogReader, Row
+from safevla_recorder.episode_log import EpisodeLog, Row
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.hook import Undo, hook_after
@@ -28,13 +28,11 @@ RESTING_M_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Recorder(LogReader):
+class Recorder(EpisodeLog):
     """Records one episode from the moment it is made: the settled state is record 0.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
-
-    _log: EpisodeLog
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
         """Take record 0.
@@ -42,6 +40,7 @@ class Recorder(LogReader):
         Raises `HostError` if the model has soft bodies, whose contacts belong to no geom, `scene` lacks a body's role
         or names a fixture part that the model lacks, or MuJoCo's contact list is not laid out as supposed.
         """
+        super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
         self.scene = scene
@@ -60,7 +59,7 @@ class Recorder(LogReader):
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
         first = self._copy_state(np.abs(self._actuator[self._arm]))
-        self._log = EpisodeLog(scene.map_geoms(model), self._contacts, first, self._build_channels)
+        self._begin_log(scene.map_geoms(model), self._contacts, first)
 
     def record_substep(self) -> None:
         """Copy the contacts and torques of the substep that has just ended; raises `HostError` as `ContactLog` does."""
@@ -76,12 +75,12 @@ class Recorder(LogReader):
                 none. Or records were read in the middle of this control step, or contacts cannot be decoded.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
-            problem = f"the simulation became unstable in control step {len(self._log)}"
+            problem = f"the simulation became unstable in control step {len(self._rows)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
         peak = np.abs(np.array(self._torques)[:, self._arm]).max(axis=0)
         self._torques.clear()
-        self._log.add_step(action, self._copy_state(peak))
+        self._add_step(action, self._copy_state(peak))
 
     def _copy_state(self, torque_peak_nm: Floats) -> Row:
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
@@ -92,27 +91,26 @@ class Recorder(LogReader):
         recorded, time_s = len(self._torques), self._data.time
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != passed or not recorded:
-            problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._log)}"
+            problem = f"{recorded} of {passed} physics substeps were recorded in control step {len(self._rows)}"
             remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
-    def _build_channels(self, states: Sequence[Row]) -> dict[str, object]:
-        """Return the fields of a `Recording` that hold the copied arrays, one row each; None = not in the scene."""
+    def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
         scene, arm = self.scene, self._arm
         places = {name: place for place, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [places[name] for name in scene.objects]
         has_eef = scene.eef_site is not None
         return {
-            "eef_pos_m": np.stack([state["site_pos"] for state in states]) if has_eef else None,
-            "eef_quat_wxyz": np.stack([_to_quaternion(state["site_mat"]) for state in states]) if has_eef else None,
+            "eef_pos_m": np.stack([row["site_pos"] for row in rows]) if has_eef else None,
+            "eef_quat_wxyz": np.stack([_to_quaternion(row["site_mat"]) for row in rows]) if has_eef else None,
             "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
-            "body_pos_m": np.stack([np.concatenate([state["pos"][objects], state["com"][links]]) for state in states]),
+            "body_pos_m": np.stack([np.concatenate([row["pos"][objects], row["com"][links]]) for row in rows]),
             "quat_bodies": quat_bodies,
-            "body_quat_wxyz": np.stack([state["quat"][objects] for state in states]),
-            "joint_torque_nm": np.stack([state["actuator"][arm] for state in states]) if arm else None,
-            "sim_state": np.stack([state["sim_state"] for state in states]),
-            "further": {"joint_torque_peak_nm": np.stack([state["torque_peak_nm"] for state in states])} if arm else {},
+            "body_quat_wxyz": np.stack([row["quat"][objects] for row in rows]),
+            "joint_torque_nm": np.stack([row["actuator"][arm] for row in rows]) if arm else None,
+            "sim_state": np.stack([row["sim_state"] for row in rows]),
+            "further": {"joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows])} if arm else {},
         }
 
 

@@ -88,11 +88,9 @@ def _require_unmixed(suites: Collection[str]) -> None:
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
-    end = 0
-    for source, places in zip(records.sources, records.places, strict=True):
-        start, end = end, end + len(places)
+    for source, indices in records.by_source():
         if describe_maker(source.path, provenance):
-            safety = metrics.aggregate(scores.select_episodes(np.arange(start, end))).safety
+            safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
             yield from describe_maker(source.path, provenance, safety)
 
 
@@ -345,4 +343,6 @@ def _split_judged(
         protocol=protocol,
         privileged=judged.privileged,
     )
-    return [replace(result, earlier_resets=records.earlier_resets, kitchens=records.kitchens) for result in results]
+    earlier_resets = {note.header.key: note.earlier_resets for note in records.notes if note.earlier_resets}
+    kitchens = {note.header.key: note.kitchen for note in records.notes if note.kitchen}
+    return [replace(result, earlier_resets=earlier_resets, kitchens=kitchens) for result in results]

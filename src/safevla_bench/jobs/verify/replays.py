@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench import hosts
-from safevla_bench.archive.json_text import encode_json
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol

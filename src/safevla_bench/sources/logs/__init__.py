@@ -1,7 +1,7 @@
 """Logs of robots, and of other tools, as sources: LeRobot datasets of version 3 and MCAP files.
 
 What a log holds is judged. It says nothing of contacts, so clauses on them are inactive with their reason. A mapping
-(`logs.mapping`) says what the log does not say by itself.
+(`logs.records`) says what the log does not say by itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from pathlib import Path
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.foreign.demonstrations import INFO
 from safevla_bench.sources.logs import lerobot, mcap_file
-from safevla_bench.sources.logs.mapping import NAME, LogMapping, default_mapping, read_mapping
-from safevla_bench.sources.logs.records import LoggedEpisode, build_episode
+from safevla_bench.sources.logs.records import (
+    NAME,
+    LoggedEpisode,
+    LogMapping,
+    build_episode,
+    default_mapping,
+    read_mapping,
+)
 from safevla_bench.trajectory.batch import Batch
 
 

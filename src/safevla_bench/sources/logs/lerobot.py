@@ -28,8 +28,16 @@ from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refus
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import read_input
 from safevla_bench.sources.foreign.demonstrations import INFO, is_list, read_instructions, stack_lists
-from safevla_bench.sources.logs.mapping import Columns, LogMapping, PoseColumns
-from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, are_known
+from safevla_bench.sources.logs.records import (
+    MAX_NUMBERS,
+    Columns,
+    Floats,
+    LoggedEpisode,
+    LogMapping,
+    PoseColumns,
+    Series,
+    are_known,
+)
 from safevla_bench.text import escape_controls
 
 _KEYS = ("episode_index", "frame_index", "task_index", "timestamp")

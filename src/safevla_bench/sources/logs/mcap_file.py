@@ -26,8 +26,17 @@ from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE,
 from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
-from safevla_bench.sources.logs.mapping import Columns, LogMapping, PoseColumns
-from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, are_known, warn_once
+from safevla_bench.sources.logs.records import (
+    MAX_NUMBERS,
+    Columns,
+    Floats,
+    LoggedEpisode,
+    LogMapping,
+    PoseColumns,
+    Series,
+    are_known,
+    warn_once,
+)
 from safevla_bench.text import escape_controls
 
 SUFFIX = ".mcap"

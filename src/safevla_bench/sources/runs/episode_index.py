@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, count
+from itertools import count, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,57 +43,36 @@ class EpisodeNote(NamedTuple):
     is_privileged: bool
     """True if the policy saw privileged state."""
     earlier_resets: int | None
-    """The resets before the episode's own since the environment was seeded."""
+    """The resets before the episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
     kitchen: Kitchen | None
-
-    @classmethod
-    def of_batch(cls, batch: Batch) -> list[EpisodeNote]:
-        """Return a note of each episode, which stays when the records are let go."""
-        resets, flags = map(read_earlier_resets, reset_fields(batch)), mark_flags(batch, PRIVILEGED)
-        return list(map(cls, batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch)))
+    """What fixes the start of a RoboCasa episode, if it says it."""
+    source: int
+    place: int
+    """The place among all episodes of its source, bad ones included."""
 
 
 @dataclass(frozen=True)
 class EpisodeIndex:
-    """The episodes of sources in order, and where each lies."""
+    """The good episodes of sources in order, and where each lies."""
 
     sources: tuple[RecordSource, ...]
-    headers: tuple[Header, ...]
-    lengths: NDArray[np.int64]
-    """Records of each episode, [E]."""
-    places: tuple[tuple[tuple[int, EpisodeKey], ...], ...]
-    """Of each source its episodes, by their place in it."""
+    notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
     lost: tuple[AbsentEpisode, ...]
     """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
-    privileged_keys: frozenset[EpisodeKey]
-    earlier_resets: Mapping[EpisodeKey, int]
-    """The resets before an episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
-    kitchens: Mapping[EpisodeKey, Kitchen]
-    """What fixes the start of each RoboCasa episode that says it."""
-
-    @classmethod
-    def from_notes(
-        cls, sources: Sequence[RecordSource], notes: Sequence[Sequence[EpisodeNote | RecordError]]
-    ) -> EpisodeIndex:
-        """Return the index of sources, given what a scan of each found, in order."""
-        good = [note for of_source in notes for note in of_source if isinstance(note, EpisodeNote)]
-        lengths = np.array([note.length for note in good], dtype=np.int64)
-        lengths.setflags(write=False)
-        return cls(
-            sources=tuple(sources),
-            headers=tuple(note.header for note in good),
-            lengths=lengths,
-            places=tuple(tuple(_episode_places(of_source)) for of_source in notes),
-            problems=tuple(note for of_source in notes for note in of_source if isinstance(note, RecordError)),
-            lost=tuple(chain.from_iterable(map(_lost_episodes, sources, notes))),
-            privileged_keys=frozenset(note.header.key for note in good if note.is_privileged),
-            earlier_resets={note.header.key: note.earlier_resets for note in good if note.earlier_resets},
-            kitchens={note.header.key: note.kitchen for note in good if note.kitchen},
-        )
 
     def __len__(self) -> int:
-        return len(self.headers)
+        return len(self.notes)
+
+    @cached_property
+    def headers(self) -> tuple[Header, ...]:
+        """The header of each episode, [E]."""
+        return tuple(note.header for note in self.notes)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Records of each episode, [E]."""
+        return np.array([note.length for note in self.notes], dtype=np.int64)
 
     @cached_property
     def dt_s(self) -> NDArray[np.float64]:
@@ -103,7 +82,7 @@ class EpisodeIndex:
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot has, each once; None is a policy without a name."""
-        return tuple(dict.fromkeys(header.policy for header in self.headers if header.key in self.privileged_keys))
+        return tuple(dict.fromkeys(note.header.policy for note in self.notes if note.is_privileged))
 
     @property
     def left_out(self) -> LeftOut:
@@ -115,37 +94,30 @@ class EpisodeIndex:
         """The planned episodes that crashed and have no record, of all sources; those with a lost record are `lost`."""
         return [absent for source in self.sources for absent in source.absent]
 
-    def has_repeated_ids(self) -> bool:
-        """Return whether a source has two episodes of one policy and id, which a scan in pieces does not notice."""
-        return any(len({key for _, key in places}) < len(places) for places in self.places)
-
-    def is_intact(self) -> bool:
-        """Return whether no part of a run was changed and no source has lost an episode; reads every part of runs.
-
-        Taken for granted, and not asked here, is a scan without errors.
-        """
-        names = [[episode_id for _, (_, episode_id) in places] for places in self.places]
-        return all(source.is_intact(of_source) for source, of_source in zip(self.sources, names, strict=True))
+    def by_source(self) -> list[tuple[RecordSource, range]]:
+        """Return each source with the indices of its episodes."""
+        ends = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
+        return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
         """Raise `CollectedError` for all that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
 
-        An episode that is twice in one source passes: see `has_repeated_ids`.
+        An episode that is twice in one source is among the problems.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
-        seen: dict[EpisodeKey, Path] = {}
-        for source, places in zip(self.sources, self.places, strict=True):
-            for _, (policy, episode_id) in places:
-                if (policy, episode_id) in seen:
-                    problem = f"policy {policy!r} has this episode in {seen[policy, episode_id]} too"
-                    remedy = (
-                        "Name each source once. In one table such episodes would count twice: leave the policy (noop, "
-                        "say) out of all runs but one, show another policy under its own name (NAME=PATH), or use "
-                        "`safevla compare`, which judges each source alone."
-                    )
-                    raise RunError(problem, remedy=remedy, place=Place(file=str(source.path), episode=episode_id))
-            seen.update(dict.fromkeys((name for _, name in places), source.path))
+        seen: dict[EpisodeKey, int] = {}
+        for note in self.notes:
+            policy, episode_id = note.header.key
+            other, path = seen.setdefault(note.header.key, note.source), self.sources[note.source].path
+            if other != note.source:
+                problem = f"policy {policy!r} has this episode in {self.sources[other].path} too"
+                remedy = (
+                    "Name each source once. In one table such episodes would count twice: leave the policy (noop, "
+                    "say) out of all runs but one, show another policy under its own name (NAME=PATH), or use "
+                    "`safevla compare`, which judges each source alone."
+                )
+                raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
         """Yield all good episodes in batches, in order, each batch of one source.
@@ -153,16 +125,16 @@ class EpisodeIndex:
         Those at the indices `wanted` are appended to `kept` on the way, which is complete once all is read. Raises
         `RunError` if a source has fewer or more of them than at the scan.
         """
-        first, wanted = 0, frozenset(wanted)
-        for source, places in zip(self.sources, self.places, strict=True):
-            names, end = {name for _, name in places}, first + len(places)
+        wanted = frozenset(wanted)
+        for source, indices in self.by_source():
+            first, names = indices.start, {self.headers[k].key for k in indices}
             for batch in merge_batches(_filter_episodes(source.read(), names)):
                 chosen = [k for k in range(len(batch)) if first + k in wanted]
                 if kept is not None and chosen:
                     kept.append(select_episodes(batch, chosen))
                 first += len(batch)
                 yield batch
-            if first != end:
+            if first != indices.stop:
                 raise _changed_source(source.path)
 
     def read_all(self) -> Batch | None:
@@ -172,8 +144,7 @@ class EpisodeIndex:
 
     def find_source(self, index: int) -> RecordSource:
         """Return the source of the episode at an index."""
-        ends = np.cumsum([len(places) for places in self.places])
-        return self.sources[int((ends <= index).sum())]
+        return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None for no indices.
@@ -181,14 +152,11 @@ class EpisodeIndex:
         Only these are decoded, unless a source has moved them since the scan: then all of that source is searched.
         Raises `RunError` if a source no longer holds one of them.
         """
-        chosen = [int(k) for k in indices]
+        chosen = [self.notes[int(k)] for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
-        base = 0
-        for source, places in zip(self.sources, self.places, strict=True):
-            wanted = [places[k - base] for k in chosen if base <= k < base + len(places)]
-            picked |= _read_wanted(source, wanted) if wanted else {}
-            base += len(places)
-        return concatenate_batches([picked[self.headers[k].key] for k in chosen]) if chosen else None
+        for number, source in enumerate(self.sources):
+            picked |= _read_wanted(source, [note for note in chosen if note.source == number])
+        return concatenate_batches([picked[note.header.key] for note in chosen]) if chosen else None
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
         """Return all episodes in order: those at `indices` with their records, others with header and length alone."""
@@ -210,11 +178,8 @@ class EpisodeIndex:
 
         Indices out of range are ignored. Problems and lost episodes stay.
         """
-        wanted, number = set(indices), count()
-        places = [tuple(place for place in of_source if next(number) in wanted) for of_source in self.places]
-        rows = sorted(wanted & set(range(len(self))))
-        headers = tuple(self.headers[k] for k in rows)
-        return replace(self, headers=headers, lengths=self.lengths[rows], places=tuple(places))
+        wanted = set(indices)
+        return replace(self, notes=tuple(note for k, note in enumerate(self.notes) if k in wanted))
 
 
 class Scan:
@@ -223,14 +188,13 @@ class Scan:
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises as `open_sources` does."""
         self._sources = open_sources(paths)
-        files = [
-            path
-            for source in self._sources
-            for path in ([source.path] if source.path.is_file() else archive_parts(source.path))
-        ]
+        folders = [source.path for source in self._sources]
+        files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]
         size = sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
-        self._notes: list[list[EpisodeNote | RecordError]] = [[] for _ in self._sources]
+        self._notes: list[EpisodeNote] = []
+        self._problems: list[RecordError] = []
+        self._lost: list[AbsentEpisode] = []
         self._batches = self._read()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -240,27 +204,39 @@ class Scan:
         """Return the index of all episodes, after reading what was not read so far; bad episodes are its `problems`."""
         for _ in self._batches:
             pass
-        return EpisodeIndex.from_notes(self._sources, self._notes)
+        return EpisodeIndex(tuple(self._sources), tuple(self._notes), tuple(self._problems), tuple(self._lost))
 
     def _read(self) -> Iterator[Batch]:
-        for source, notes in zip(self._sources, self._notes, strict=True):
-            yield from merge_batches(self._note_batches(source, notes))
+        for number, source in enumerate(self._sources):
+            yield from merge_batches(self._note_batches(number, source))
 
-    def _note_batches(self, source: RecordSource, notes: list[EpisodeNote | RecordError]) -> Iterator[Batch]:
-        """Yield the good batches of a source; each episode's note, and each error, is appended to `notes`.
+    def _note_batches(self, number: int, source: RecordSource) -> Iterator[Batch]:
+        """Yield the good batches of a source, and keep a note of each episode and all errors.
 
         Raises `RecordError` if these take more than the budget.
         """
+        place, damaged = 0, set()
         for batch in source.scan():
-            found: Sequence[EpisodeNote | RecordError]
-            found = [batch] if isinstance(batch, RecordError) else EpisodeNote.of_batch(batch)
-            try:
-                self._budget.spend(_ERROR_BYTES if isinstance(batch, RecordError) else _memory(found))
-            except RecordError as error:
-                raise error.with_place(Place(file=str(source.path))) from None
-            notes += found
-            if isinstance(batch, Batch):
-                yield batch
+            if isinstance(batch, RecordError):
+                self._spend(_ERROR_BYTES, source)
+                self._problems.append(batch)
+                damaged |= {batch.place.episode} if isinstance(batch, DamageError) else set()
+                place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
+                continue
+            resets, flags = map(read_earlier_resets, reset_fields(batch)), mark_flags(batch, PRIVILEGED)
+            facts = (batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch))
+            notes = list(map(EpisodeNote, *facts, repeat(number), count(place)))
+            self._spend(_memory(notes), source)
+            self._notes += notes
+            place += len(notes)
+            yield batch
+        self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged]
+
+    def _spend(self, size: int, source: RecordSource) -> None:
+        try:
+            self._budget.spend(size)
+        except RecordError as error:
+            raise error.with_place(Place(file=str(source.path))) from None
 
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
@@ -316,19 +292,6 @@ def _memory(value: object) -> int:
     return size
 
 
-def _episode_places(notes: Sequence[EpisodeNote | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
-    place = 0
-    for note in notes:
-        if isinstance(note, EpisodeNote):
-            yield place, note.header.key
-        place += (note.episodes or 0) if isinstance(note, DamageError) else 1
-
-
-def _lost_episodes(source: RecordSource, notes: Sequence[EpisodeNote | RecordError]) -> list[AbsentEpisode]:
-    names = {note.place.episode for note in notes if isinstance(note, DamageError)}
-    return [absent for absent in source.expected or () if absent.episode_id in names]
-
-
 def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, RecordError):
@@ -340,9 +303,11 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
             yield select_episodes(batch, chosen)
 
 
-def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, EpisodeKey]]) -> dict[EpisodeKey, Batch]:
-    names = {name for _, name in wanted}
-    for places in ([place for place, _ in wanted], None):
+def _read_wanted(source: RecordSource, wanted: Sequence[EpisodeNote]) -> dict[EpisodeKey, Batch]:
+    if not wanted:
+        return {}
+    names = {note.header.key for note in wanted}
+    for places in ([note.place for note in wanted], None):
         episodes = {
             header.key: select_episodes(batch, [k])
             for batch in _filter_episodes(source.read(places), names)

@@ -183,11 +183,6 @@ class RecordSource:
         else:
             yield from self._account([absent.episode_id for absent in self.expected])
 
-    def is_intact(self, episodes: Collection[str]) -> bool:
-        """Return whether nothing is damaged or lost, given the episodes that a scan without errors found."""
-        expected = None if self.expected is None else {absent.episode_id for absent in self.expected}
-        return expected in (None, set(episodes)) and not (self.complete and any(_changed_parts(self.path)))
-
     def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
         """Yield the records, and at the end an error for each expected episode that no record and no error named.
 
