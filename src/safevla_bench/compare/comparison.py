@@ -6,10 +6,11 @@ metric of one scope are adjusted for their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +45,7 @@ from safevla_bench.statistics.intervals import bounded_mean_interval, is_signifi
 from safevla_bench.statistics.strata import mean_rate_interval
 from safevla_bench.statistics.tests import holm_adjust, letter_display
 
+Compared = TypeVar("Compared")
 _SAME_IN = (SR.key, SAFETY.key, SBU.key, VSI.key)
 """The metrics in which identical policies agree, from which all others follow."""
 
@@ -165,6 +167,38 @@ def compare_policies(
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
+
+
+def compare_where_possible(
+    results: Sequence[PolicyResults],
+    options: ComparisonOptions | None = None,
+    *,
+    protocols: Sequence[Mapping[str, object]] = (),
+) -> tuple[Comparison, str]:
+    """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
+
+    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
+    `protocols` differ, episodes are not paired.
+
+    Raises:
+        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
+    """
+    return pair_where_possible(
+        lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
+    )
+
+
+def pair_where_possible(
+    compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
+) -> tuple[Compared, str]:
+    """Return `compare(paired)`, and why episodes are not paired; "" where they are."""
+    if any(protocol != protocols[0] for protocol in protocols):
+        return compare(False), "the sources were run under different protocols"
+    try:
+        return compare(True), ""
+    except RunError as error:
+        unpaired = error.problem
+    return compare(False), unpaired
 
 
 def require_one_simulator(results: Sequence[PolicyResults]) -> None:

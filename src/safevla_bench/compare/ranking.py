@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies
+from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies, pair_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
-from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
+from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.scores import Scores
@@ -42,40 +41,6 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     def changes(self) -> tuple[VariantRanking, ...]:
         """The variants under which some pair of policies is told apart the other way round."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
-
-
-def compare_where_possible(
-    results: Sequence[PolicyResults],
-    options: ComparisonOptions | None = None,
-    *,
-    protocols: Sequence[Mapping[str, object]] = (),
-) -> tuple[Comparison, str]:
-    """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
-
-    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
-    `protocols` differ, episodes are not paired.
-
-    Raises:
-        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
-    """
-    return _pair_where_possible(
-        lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
-    )
-
-
-Compared = TypeVar("Compared")
-
-
-def _pair_where_possible(
-    compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
-) -> tuple[Compared, str]:
-    if any(protocol != protocols[0] for protocol in protocols):
-        return compare(False), "the sources were run under different protocols"
-    try:
-        return compare(True), ""
-    except RunError as error:
-        unpaired = error.problem
-    return compare(False), unpaired
 
 
 _BY_SAFETY = ComparisonOptions(metrics=(SAFETY.key,))
@@ -118,7 +83,7 @@ def rank_under_variants(
             ]
             for variant in variants
         ]
-        comparisons, unpaired = _pair_where_possible(
+        comparisons, unpaired = pair_where_possible(
             lambda paired: [
                 compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in by_variant
             ],

@@ -13,10 +13,9 @@ from math import inf
 
 import msgspec
 
-from safevla_bench.compare.comparison import Comparison
+from safevla_bench.compare.comparison import Comparison, compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import UNNAMED, PolicyResults, list_first
-from safevla_bench.compare.ranking import compare_where_possible
 from safevla_bench.compare.sample_size import LEAST_DIFFERENCE, SampleSizeRequest, plan_sample_size
 from safevla_bench.errors import RunError
 from safevla_bench.judging.gates import Gate, GateOutcome, check_gates
