@@ -34,8 +34,7 @@ from safevla_bench.statistics.intervals import (
 )
 from safevla_bench.statistics.planning import rate_power, rate_sample_size
 from safevla_bench.statistics.sequential import sum_limits
-from safevla_bench.statistics.strata import cmh_mid_p, flip_task_means, mcnemar_mid_p, permute_task_means
-from safevla_bench.statistics.tests import holm_adjust
+from safevla_bench.statistics.tests import cmh_mid_p, flip_task_means, holm_adjust, mcnemar_mid_p, permute_task_means
 
 Row = tuple[str, ...]
 Bools = NDArray[np.bool_]

@@ -10,7 +10,7 @@ from safevla_bench.compare import sample_size
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.statistics.planning import paired_power, rate_power, rate_sample_size
-from safevla_bench.statistics.strata import flip_task_means, mcnemar_mid_p
+from safevla_bench.statistics.tests import flip_task_means, mcnemar_mid_p
 
 
 def by_every_outcome(n: int, difference: float, discordant: float) -> float:

@@ -15,7 +15,7 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 
 from safevla_bench.statistics import strata
 from safevla_bench.statistics.intervals import is_significant, wilson_interval
-from safevla_bench.statistics.strata import (
+from safevla_bench.statistics.tests import (
     cmh_mid_p,
     flip_pair_means,
     flip_task_means,

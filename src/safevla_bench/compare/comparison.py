@@ -28,8 +28,8 @@ from safevla_bench.compare.difference import (
     resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.interventions import Intervention, list_interventions
 from safevla_bench.compare.pairs import PairedResults, number_distinct, pair_episodes
+from safevla_bench.compare.perturbation import Intervention, list_interventions
 from safevla_bench.compare.policy_results import (
     PolicyResults,
     TaskKey,
@@ -42,8 +42,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, VSI, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
-from safevla_bench.statistics.strata import mean_rate_interval
-from safevla_bench.statistics.tests import holm_adjust, letter_display
+from safevla_bench.statistics.tests import holm_adjust, letter_display, mean_rate_interval
 
 Compared = TypeVar("Compared")
 _SAME_IN = (SR.key, SAFETY.key, SBU.key, VSI.key)
