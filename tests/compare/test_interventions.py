@@ -36,7 +36,6 @@ def behind(name, success, safe, *changes):
         is_counted=every,
         is_judged=every,
         stopped_on_violation=none,
-        margins=np.zeros((4, 0)),
         changes=tuple(ActionChanges(*change) for change in changes),
     )
 

@@ -92,8 +92,6 @@ def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) ->
     elif item.identical:
         pairs = _count_pairs(item, comparison)
         yield f"{metric.label} of {item.first} and {item.second} is the same in each of {pairs}."
-        if comparison.same_rollouts:
-            yield "So is each margin, bit for bit: these are likely the same rollouts. Was one policy run twice?"
     elif item.is_by_task and decided and here != "shown":
         yield _claim_sentence(item, metric, decided, _LIKE_THESE, size(item.deciding_ci))
     elif here:
