@@ -102,7 +102,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     `n` counts the episodes whose value is known, `unknown` those that entered at their worst and at their best. `ci`
     goes from the interval of the worst to that of the best. `n_needed` is the number of episodes (initial states, where
     these have several) that would decide with 80 % probability if `value` were the true one; null where decided,
-    for sequential gates, and where no number would. For VSI it is an upper bound.
+    for sequential and relative gates, and where no number would. For VSI it is an upper bound.
     """
 
     policy: str | None
@@ -277,17 +277,22 @@ class _IntervalRule:
         return bounded_mean_interval(values, self.confidence)
 
 
+def describe_confidence(each: float | None, decisions: int, sequential: bool) -> Iterator[str]:
+    """Yield the sentences on the confidence of each of so many intervals; None = point estimates decide."""
+    if each is None:
+        yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
+    elif decisions > 1:
+        yield f"{decisions} intervals: each at {100 * each:.4g} %, so that all hold together (Bonferroni)."
+    if sequential:
+        yield "Sequential: the intervals hold however often you check, and whenever you stop."
+
+
 def _describe_rule(
     scopes: Sequence[_Scope], rule: _IntervalRule | None, outcomes: Sequence[GateOutcome], decisions: int
 ) -> Iterator[str]:
     """Yield the sentences that say how the gates were decided, what the intervals cover, and what weighs how much."""
-    if rule is None:
-        yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
-    elif decisions > 1:
-        yield f"{decisions} intervals: each at {100 * rule.confidence:.4g} %, so that all hold together (Bonferroni)."
-    if rule and rule.sequential:
-        yield "Sequential: the intervals hold however often you check, and whenever you stop."
-    elif rule:
+    yield from describe_confidence(rule.confidence if rule else None, decisions, bool(rule and rule.sequential))
+    if rule and not rule.sequential:
         yield (
             "Each interval is exact for a number of episodes fixed in advance. Checking again as episodes come makes "
             "wrong verdicts likelier; --sequential allows it."
