@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from page_tables import format_table, print_tables
 from scipy import stats
+from scipy.special import betaln
 
 from safevla_bench.compare.difference import ComparisonOptions, judge_margin, paired_difference
 from safevla_bench.compare.pairs import StateMeans
@@ -32,9 +33,8 @@ from safevla_bench.statistics.intervals import (
     wilson_interval,
 )
 from safevla_bench.statistics.planning import rate_power, rate_sample_size
-from safevla_bench.statistics.sequential import log_wealth_of_counts, sum_limits
-from safevla_bench.statistics.strata import cmh_mid_p, flip_task_means, mcnemar_mid_p, permute_task_means
-from safevla_bench.statistics.tests import holm_adjust
+from safevla_bench.statistics.sequential import sum_limits
+from safevla_bench.statistics.tests import cmh_mid_p, flip_task_means, holm_adjust, mcnemar_mid_p, permute_task_means
 
 Row = tuple[str, ...]
 Bools = NDArray[np.bool_]
@@ -43,6 +43,13 @@ Ints = NDArray[np.int64]
 LEVEL = 0.05
 CASES = ((0.9, 0.9), 0.0), ((0.9, 0.8), 0.0), ((0.7, 0.7), 0.2)
 """Rates of two policies, and how much their difference varies between tasks: equal, different, interacting."""
+
+
+def log_wealth_of_counts(hits: Ints, n: Ints, supposed: float) -> Floats:
+    """Return log W_n of `statistics.sequential` at a supposed rate for counts of hits among n, in closed form."""
+    prior = betaln(hits + 0.5, n - hits + 0.5) - betaln(0.5, 0.5)
+    wealth: Floats = prior - hits * np.log(supposed) - (n - hits) * np.log1p(-supposed)
+    return wealth
 
 
 def generator(seed: int) -> np.random.Generator:

@@ -36,7 +36,7 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.sources.runs.sources import open_source
-from safevla_bench.statistics.strata import mean_rate_difference_interval
+from safevla_bench.statistics.tests import mean_rate_difference_interval
 from safevla_bench.text import format_interval, format_percent
 
 PAGE = Path(__file__).parents[1] / "measured.md"

@@ -62,7 +62,6 @@ def entrant(
         is_counted=np.ones(n, dtype=np.bool_),
         is_judged=np.ones(n, dtype=np.bool_),
         stopped_on_violation=np.zeros(n, dtype=np.bool_),
-        margins=np.zeros((n, 0)),
     )
 
 
@@ -209,17 +208,6 @@ def test_the_same_policy_twice_is_identical_and_never_told_apart(paired):
         assert difference.identical == paired
     other = replace(A, name="b", vsi=A.vsi + 1e-9)  # severity alone differs
     assert compare_policies([A, other], paired=paired).identical == ()
-
-
-def test_identical_policies_are_the_same_rollouts_only_where_every_margin_has_the_same_bits():
-    margins = np.random.default_rng(0).normal(size=(len(A), 3))
-    margins[0] = np.nan
-    one, twin = replace(A, margins=margins), replace(A, name="twin", margins=margins.copy())
-    assert compare_policies([one, twin]).same_rollouts == (("a", "twin"),)
-    other = replace(twin, margins=np.nextafter(margins, np.inf))
-    assert compare_policies([one, other]).identical == (("a", "twin"),)
-    assert compare_policies([one, other]).same_rollouts == ()
-    assert compare_policies([A, replace(A, name="twin")]).same_rollouts == ()  # no margin is known
 
 
 def test_the_seed_changes_the_bootstrap_and_nothing_else():

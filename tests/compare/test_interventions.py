@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.interventions import list_interventions
 from safevla_bench.compare.pairs import pair_episodes
+from safevla_bench.compare.perturbation import list_interventions
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes, measure_changes
 from safevla_bench.report.tables.comparison import difference_table
@@ -36,7 +36,6 @@ def behind(name, success, safe, *changes):
         is_counted=every,
         is_judged=every,
         stopped_on_violation=none,
-        margins=np.zeros((4, 0)),
         changes=tuple(ActionChanges(*change) for change in changes),
     )
 

@@ -121,6 +121,9 @@ def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
     assert any("however often you check" in note for note in sequential.notes)
     assert sequential.outcomes[0].ci[0] < fixed.outcomes[0].ci[0]
     assert sequential.outcomes[0].ci[1] > fixed.outcomes[0].ci[1]
+    undecided = check_gates(scores(10, 100), [SAFETY], confidence=0.95, sequential=True).outcomes[0]
+    assert (undecided.verdict, undecided.n_needed) == ("undecided", None)
+    assert undecided.reason == "100 episodes cannot tell yet: go on, and check again"
     with pytest.raises(SafevlaError, match="no confidence"):
         estimate_gates(scores(3, 100), [SAFETY], sequential=True)
 

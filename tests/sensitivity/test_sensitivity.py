@@ -26,12 +26,13 @@ from safevla_bench.sensitivity.curves import (
     ThresholdSetting,
     ThresholdVariant,
     ablate_thresholds,
+    apply_prose_depth,
     apply_variant,
+    compare_readings,
     paper_variants,
     parse_sweep,
     sweep_threshold,
 )
-from safevla_bench.sensitivity.readings import apply_prose_depth, compare_readings
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.parser import parse

@@ -23,7 +23,7 @@ from safevla_bench.statistics.intervals import (
     unit_mean_interval,
     wilson_interval,
 )
-from safevla_bench.statistics.strata import mcnemar_mid_p
+from safevla_bench.statistics.tests import mcnemar_mid_p
 
 
 def generator(seed: int = 0) -> np.random.Generator:

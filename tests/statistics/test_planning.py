@@ -9,8 +9,8 @@ from scipy import stats
 from safevla_bench.compare import sample_size
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import exact_interval
-from safevla_bench.statistics.planning import paired_power, rate_power, rate_sample_size, sequential_rate_plan
-from safevla_bench.statistics.strata import flip_task_means, mcnemar_mid_p
+from safevla_bench.statistics.planning import paired_power, rate_power, rate_sample_size
+from safevla_bench.statistics.tests import flip_task_means, mcnemar_mid_p
 
 
 def by_every_outcome(n: int, difference: float, discordant: float) -> float:
@@ -127,20 +127,7 @@ def test_the_planned_number_decides_with_its_power_and_a_tenth_fewer_does_not(ra
     assert rate_sample_size(limit, limit) is None
 
 
-def test_a_sequential_plan_decides_with_its_power_and_stops_earlier_on_average():
-    fixed, plan = rate_sample_size(0.8, 0.9), sequential_rate_plan(0.8, 0.9)
-    assert plan.mean < 1.1 * fixed < plan.most
-    assert sequential_rate_plan(0.9, 0.9) is None
-    for limit in (0.0, 1.0):
-        with pytest.raises(SafevlaError, match="needs no plan"):
-            sequential_rate_plan(0.5, limit)
-
-
-WRONG_SHARES = [-0.1, 1.1, np.nan, np.inf]
-
-
-@pytest.mark.parametrize("wrong", WRONG_SHARES)
-@pytest.mark.parametrize("sample_size_of", [rate_sample_size, sequential_rate_plan])
-def test_a_limit_that_is_no_share_is_refused(sample_size_of, wrong):
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, np.nan, np.inf])
+def test_a_limit_that_is_no_share_is_refused(wrong):
     with pytest.raises(SafevlaError):
-        sample_size_of(0.5, wrong)
+        rate_sample_size(0.5, wrong)

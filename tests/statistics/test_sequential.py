@@ -12,13 +12,18 @@ from scipy import stats
 from scipy.special import betaln
 
 from safevla_bench.statistics.sequential import (
-    log_wealth_of_counts,
     sequential_difference,
     sequential_interval,
     sequential_look,
     sequential_p,
     sum_limits,
 )
+
+
+def log_wealth_of_counts(hits, n, supposed):
+    """The beta-binomial log wealth in closed form."""
+    prior = betaln(hits + 0.5, n - hits + 0.5) - betaln(0.5, 0.5)
+    return prior - hits * np.log(supposed) - (n - hits) * np.log1p(-supposed)
 
 
 def coins(count: int, n: int) -> np.ndarray:

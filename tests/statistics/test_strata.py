@@ -13,9 +13,9 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.statistics import strata
+from safevla_bench.statistics import tests
 from safevla_bench.statistics.intervals import is_significant, wilson_interval
-from safevla_bench.statistics.strata import (
+from safevla_bench.statistics.tests import (
     cmh_mid_p,
     flip_pair_means,
     flip_task_means,
@@ -70,7 +70,7 @@ def test_flipping_tasks_is_the_mid_p_sign_flip_test_whatever_their_number(seed, 
 def test_the_interval_holds_the_differences_that_the_test_does_not_reject(grid_only, seed, tasks, kind):
     """By enumeration: just inside either end a shifted sample is not rejected, just outside it is."""
     differences, weights = draw_differences(seed, tasks, kind)
-    with mock.patch.object(strata, "_EXACT_TERMS", 0 if grid_only else 13):
+    with mock.patch.object(tests, "_EXACT_TERMS", 0 if grid_only else 13):
         result = flip_task_means(differences, weights).interval
     margin = 2e-3 if grid_only else 1e-6
     for end, inside in ((result.low, margin), (result.high, -margin)):

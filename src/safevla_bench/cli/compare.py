@@ -48,11 +48,11 @@ from safevla_bench.sensitivity.curves import (
     ThresholdVariant,
     ablate_thresholds,
     cell_curves,
+    compare_readings,
     parse_sweep,
     sweep_threshold,
     sweep_variants,
 )
-from safevla_bench.sensitivity.readings import compare_readings
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 

@@ -6,10 +6,11 @@ metric of one scope are adjusted for their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -27,8 +28,8 @@ from safevla_bench.compare.difference import (
     resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.interventions import Intervention, list_interventions
 from safevla_bench.compare.pairs import PairedResults, number_distinct, pair_episodes
+from safevla_bench.compare.perturbation import Intervention, list_interventions
 from safevla_bench.compare.policy_results import (
     PolicyResults,
     TaskKey,
@@ -41,9 +42,9 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, VSI, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
-from safevla_bench.statistics.strata import mean_rate_interval
-from safevla_bench.statistics.tests import holm_adjust, letter_display
+from safevla_bench.statistics.tests import holm_adjust, letter_display, mean_rate_interval
 
+Compared = TypeVar("Compared")
 _SAME_IN = (SR.key, SAFETY.key, SBU.key, VSI.key)
 """The metrics in which identical policies agree, from which all others follow."""
 
@@ -103,8 +104,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs are initial states, each with the mean of its seeds."""
     scopes: tuple[SuiteComparison, ...]
     identical: tuple[tuple[str, str], ...] = ()
-    same_rollouts: tuple[tuple[str, str], ...] = ()
-    """Those of `identical` whose margins are the same in every pair, bit for bit: likely one policy run twice."""
     across_versions: tuple[str, ...] = ()
     """The suites and packages of which episodes name several physics versions; empty = one simulator."""
     warnings: tuple[str, ...] = ()
@@ -148,7 +147,6 @@ def compare_policies(
     scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
     if not any(scope.metrics for scope in scopes):
         raise _nothing_comparable(results)
-    identical = list(_identical_pairs(pairs)) if pairs else []
     return Comparison(
         policies=tuple(result.name for result in results),
         paired=paired,
@@ -159,12 +157,43 @@ def compare_policies(
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
-        identical=tuple(_name_pairs(results, identical)),
-        same_rollouts=tuple(_name_pairs(results, [both for both in identical if pairs and _are_same(pairs, both)])),
+        identical=tuple(_identical_pairs(pairs)) if pairs else (),
         across_versions=tuple(mixtures),
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
+
+
+def compare_where_possible(
+    results: Sequence[PolicyResults],
+    options: ComparisonOptions | None = None,
+    *,
+    protocols: Sequence[Mapping[str, object]] = (),
+) -> tuple[Comparison, str]:
+    """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
+
+    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
+    `protocols` differ, episodes are not paired.
+
+    Raises:
+        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
+    """
+    return pair_where_possible(
+        lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
+    )
+
+
+def pair_where_possible(
+    compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
+) -> tuple[Compared, str]:
+    """Return `compare(paired)`, and why episodes are not paired; "" where they are."""
+    if any(protocol != protocols[0] for protocol in protocols):
+        return compare(False), "the sources were run under different protocols"
+    try:
+        return compare(True), ""
+    except RunError as error:
+        unpaired = error.problem
+    return compare(False), unpaired
 
 
 def require_one_simulator(results: Sequence[PolicyResults]) -> None:
@@ -208,23 +237,13 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
-def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[int, int]]:
+def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
     for i, j in combinations(range(len(pairs.results)), 2):
         members = pairs.results[i], pairs.results[j]
         if any(result.suites_without_verdict or result.suites_stopped_on_violation for result in members):
             continue
         if all(_are_alike(pairs, (i, j), metric) for metric in _SAME_IN):
-            yield i, j
-
-
-def _name_pairs(results: Sequence[PolicyResults], pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    return ((results[i].name, results[j].name) for i, j in pairs)
-
-
-def _are_same(pairs: PairedResults, both: tuple[int, int]) -> bool:
-    chosen = pairs.mark_finished(both)
-    mine, theirs = (pairs.results[k].margins[pairs.places[k][chosen]] for k in both)
-    return not pairs.by_state and mine.shape[1] > 0 and np.array_equal(mine, theirs, equal_nan=True)
+            yield members[0].name, members[1].name
 
 
 def _are_alike(pairs: PairedResults, both: tuple[int, int], metric: str) -> bool:

@@ -26,8 +26,9 @@ from safevla_bench.statistics.intervals import (
     tango_interval,
 )
 from safevla_bench.statistics.sequential import sequential_difference, sequential_p
-from safevla_bench.statistics.strata import (
+from safevla_bench.statistics.tests import (
     MeanTest,
+    barnard_p,
     cmh_mid_p,
     flip_pair_means,
     flip_task_means,
@@ -36,7 +37,6 @@ from safevla_bench.statistics.strata import (
     permute_task_means,
     resampled_task_means,
 )
-from safevla_bench.statistics.tests import barnard_p
 
 MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
 

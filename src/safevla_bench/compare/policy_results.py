@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.action_statistics import ActionChanges
-from safevla_bench.judging.scores import Floats, Scores, collect_versions
+from safevla_bench.judging.scores import Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
@@ -44,8 +44,6 @@ class PolicyResults:
     """True where there is a verdict; elsewhere safety is unknown."""
     stopped_on_violation: NDArray[np.bool_]
     """True where a violation stopped the episode: it leaves all but Safety of its suite unknown."""
-    margins: Floats
-    """Robustness and depth of each specification, and the peak force, [n, M]."""
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()
     """Episodes of the source that are not among these, each kind as one sentence."""
@@ -132,7 +130,7 @@ class PolicyResults:
         )
 
 
-_EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation", "margins")
+_EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation")
 
 
 def split_by_policy(
@@ -184,7 +182,6 @@ def _select_policy(scores: Scores, headers: Sequence[Header], policy: str | None
         is_counted=own.is_counted,
         is_judged=own.is_judged,
         stopped_on_violation=own.is_stopped_on_violation,
-        margins=np.vstack([own.rho, own.depth, own.peak_force_n]).T,
         lost=(*(episode for episode in scores.absent if episode.policy == policy), *stopped),
         changes=own.changes,
         standin_suites=own.standin_suites,

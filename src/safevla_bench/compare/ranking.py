@@ -1,20 +1,35 @@
-"""The ranking of policies by Safety under other thresholds, and whether any of them changes it."""
+"""The ranking of policies by Safety under other thresholds, and which policy to take.
+
+The one to take is the best in one metric among those that satisfy conditions. The intervals of all candidates and
+metrics hold together (Bonferroni over exact ones), so that those of the chosen one hold however it was chosen. It is
+compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates (S. Gutmann and
+Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 import msgspec
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies
+from safevla_bench.compare.comparison import (
+    Comparison,
+    MetricComparison,
+    compare_policies,
+    compare_where_possible,
+    pair_where_possible,
+)
 from safevla_bench.compare.difference import ComparisonOptions, Difference
-from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
+from safevla_bench.compare.policy_results import UNNAMED, PolicyResults, list_first, split_by_policy
+from safevla_bench.compare.sample_size import LEAST_DIFFERENCE, SampleSizeRequest, plan_sample_size
 from safevla_bench.errors import RunError
-from safevla_bench.judging.rates import SAFETY
+from safevla_bench.judging.gates import Gate, GateOutcome, check_gates
+from safevla_bench.judging.rates import SAFETY, GateMetric
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, ThresholdVariant, apply_variant
 from safevla_bench.specs.spec import Library
+from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.trajectory.header import Header
 
 
@@ -42,40 +57,6 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     def changes(self) -> tuple[VariantRanking, ...]:
         """The variants under which some pair of policies is told apart the other way round."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
-
-
-def compare_where_possible(
-    results: Sequence[PolicyResults],
-    options: ComparisonOptions | None = None,
-    *,
-    protocols: Sequence[Mapping[str, object]] = (),
-) -> tuple[Comparison, str]:
-    """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
-
-    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
-    `protocols` differ, episodes are not paired.
-
-    Raises:
-        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
-    """
-    return _pair_where_possible(
-        lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
-    )
-
-
-Compared = TypeVar("Compared")
-
-
-def _pair_where_possible(
-    compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
-) -> tuple[Compared, str]:
-    if any(protocol != protocols[0] for protocol in protocols):
-        return compare(False), "the sources were run under different protocols"
-    try:
-        return compare(True), ""
-    except RunError as error:
-        unpaired = error.problem
-    return compare(False), unpaired
 
 
 _BY_SAFETY = ComparisonOptions(metrics=(SAFETY.key,))
@@ -118,7 +99,7 @@ def rank_under_variants(
             ]
             for variant in variants
         ]
-        comparisons, unpaired = _pair_where_possible(
+        comparisons, unpaired = pair_where_possible(
             lambda paired: [
                 compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in by_variant
             ],
@@ -169,3 +150,154 @@ def _rank_policies(policies: Sequence[str], metric: MetricComparison) -> list[st
     """Return the policies, the greatest value first; those of equal value stay in their order."""
     values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
     return sorted(policies, key=values.__getitem__, reverse=True)
+
+
+# Which policy to take
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy: the metric that is to be great, and the outcome of each condition."""
+
+    policy: str
+    value: GateOutcome
+    conditions: tuple[GateOutcome, ...]
+
+    @property
+    def is_met(self) -> bool:
+        """True if the estimates satisfy all conditions, however uncertain they are."""
+        return self.value.value is not None and all(
+            row.gate is not None and row.value is not None and row.gate.is_satisfied(row.value)
+            for row in self.conditions
+        )
+
+    @property
+    def is_established(self) -> bool:
+        """True if the whole intervals satisfy all conditions."""
+        return all(row.verdict == "passed" for row in self.conditions)
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidates, the best first, and the chosen one; None where no estimate satisfies all conditions.
+
+    `comparison` is that of the chosen one with the runner-up, the next best of those whose estimates satisfy all
+    conditions; null without one, or where the two cannot be compared. `unpaired` says why not by pairs. `episodes` of
+    each task and policy would tell the two apart with a chance of 80 % if they differed as measured.
+    """
+
+    metric: GateMetric
+    conditions: tuple[Gate, ...]
+    confidence: float
+    """With which all intervals hold together."""
+    each_confidence: float
+    candidates: tuple[Candidate, ...]
+    chosen: str | None
+    is_established: bool
+    comparison: Comparison | None = None
+    unpaired: str = ""
+    episodes: int | None = None
+
+
+def select_policy(
+    scores: Scores,
+    headers: Sequence[Header],
+    results: Sequence[PolicyResults],
+    metric: GateMetric,
+    conditions: Sequence[Gate] = (),
+    *,
+    confidence: float = CONFIDENCE,
+    protocols: Sequence[Mapping[str, object]] = (),
+) -> Selection:
+    """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
+
+    Equal ones are taken by the slack of the first condition, then in the order of the scores.
+
+    Args:
+        scores: the verdicts of all policies.
+        headers: of the same episodes, in the same order.
+        results: the same by policy.
+        metric: a metric of which more is better.
+        conditions: limits of metrics.
+        confidence: with which all intervals hold together.
+        protocols: of the sources that state one; if any differ, episodes are not paired.
+
+    Raises:
+        RunError: fewer than two policies, or policies that ran different tasks.
+    """
+    _require_same_tasks(results)
+    gates = [Gate(metric, "min", 0.0), *conditions]
+    states = [header.init_state_index for header in headers]
+    checked = check_gates(scores, gates, confidence=confidence, states=states)
+    rows = checked.outcomes
+    candidates = [
+        Candidate(policy=rows[k].policy or UNNAMED, value=rows[k], conditions=rows[k + 1 : k + len(gates)])
+        for k in range(0, len(rows), len(gates))
+    ]
+    candidates.sort(key=_rank)
+    best = [candidate for candidate in candidates if candidate.is_met][:2]
+    selection = Selection(
+        metric=metric,
+        conditions=tuple(conditions),
+        confidence=confidence,
+        each_confidence=checked.each_confidence or confidence,
+        candidates=tuple(candidates),
+        chosen=best[0].policy if best else None,
+        is_established=bool(best) and best[0].is_established,
+    )
+    return _compare_best(selection, best, results, protocols) if len(best) > 1 else selection
+
+
+def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
+    if len(results) < 2:
+        names = ", ".join(result.name for result in results) or "none"
+        raise RunError(f"there is no choice: {names}", remedy="Name the runs of two policies or more.")
+    first, tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
+    for other in results[1:]:
+        if differing := sorted(tasks ^ {*other.tasks, *other.lost_tasks}):
+            listed = list_first([f"{suite}/{task}" for suite, task in differing])
+            problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
+            raise RunError(problem, remedy="Roll both out on the same tasks: a harder task is not a worse policy.")
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float, float]:
+    slack = 0.0
+    for row in candidate.conditions[:1]:
+        assert row.gate is not None
+        slack = -inf if row.value is None else (row.value - row.gate.limit) * (1 if row.gate.bound == "min" else -1)
+    value = candidate.value.value
+    if candidate.is_met:
+        return False, -(value or 0.0), -slack
+    return True, -slack, -(value or 0.0)
+
+
+def _compare_best(
+    selection: Selection,
+    best: Sequence[Candidate],
+    results: Sequence[PolicyResults],
+    protocols: Sequence[Mapping[str, object]],
+) -> Selection:
+    """Return the selection with the comparison of the best two, and what would tell them apart."""
+    by_name = {result.name: result for result in results}
+    options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)
+    try:
+        pair = [by_name[candidate.policy] for candidate in best]
+        comparison, unpaired = compare_where_possible(pair, options, protocols=protocols)
+    except RunError as error:
+        return msgspec.structs.replace(selection, unpaired=error.problem)
+    item = comparison.scopes[-1].metrics[0].differences[0]
+    episodes = None if item.better else _plan_episodes(item, max(row.value.value or 0.0 for row in best), options)
+    return msgspec.structs.replace(selection, comparison=comparison, unpaired=unpaired, episodes=episodes)
+
+
+def _plan_episodes(item: Difference, rate: float, options: ComparisonOptions) -> int | None:
+    """Return the episodes of each task that would tell the two apart if they differed as measured."""
+    difference = abs(item.difference or 0.0)
+    if difference < LEAST_DIFFERENCE or item.pairs is None or item.only_first is None or item.only_second is None:
+        return None
+    request = SampleSizeRequest(
+        difference=difference,
+        baseline=rate,
+        discordant=max(difference, (item.only_first + item.only_second) / item.pairs),
+        tasks=item.tasks,
+        confidence=options.confidence,
+    )
+    return plan_sample_size(request).episodes

@@ -7,11 +7,8 @@ value enter at their worst and at their best, unless they are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
-from statistics import NormalDist
 
 import msgspec
-import numpy as np
 
 from safevla_bench.compare.comparison import require_one_simulator
 from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
@@ -19,17 +16,16 @@ from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.judging.gates import (
-    POWER,
     Gate,
     GateOutcome,
     GateReport,
     GateScope,
+    describe_confidence,
     judge_ends,
     require_valid,
 )
 from safevla_bench.judging.rates import SAFETY
-from safevla_bench.statistics.intervals import CONFIDENCE, normal_quantile
-from safevla_bench.text import format_fixed
+from safevla_bench.statistics.intervals import CONFIDENCE
 
 
 def check_against(
@@ -75,7 +71,10 @@ def check_against(
         confidence=confidence,
         each_confidence=each,
         sequential=sequential,
-        notes=tuple(_describe_rule(gates[0].baseline, each, decisions, sequential)),
+        notes=(
+            f"Values are differences from {gates[0].baseline} on the same episodes, on these tasks.",
+            *describe_confidence(each, decisions, sequential),
+        ),
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -134,45 +133,14 @@ def _decide(
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
     reason = "point estimate, no confidence" if each is None else "whole interval"
-    needed = None
     if verdict == "undecided":
-        needed = None if each is None or unknown else _plan_pairs(pairs, gate, known.difference or 0.0, each)
-        reason = _describe_doubt(known, unknown, needed)
+        lost = f"unknown in {unknown} episodes; --allow-crashed gates the others"
+        reason = lost if unknown else f"{known.pairs} pairs cannot tell"
     ci = None if each is None else (low, high)
-    return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci, n_needed=needed)
+    return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)
 
 
 def _find_ends(item: Difference, each: float | None) -> tuple[float, float] | None:
     if each is None and item.difference is not None:
         return item.difference, item.difference
     return item.ci
-
-
-def _describe_doubt(known: Difference, unknown: int, needed: int | None) -> str:
-    if unknown:
-        return f"unknown in {unknown} episodes; --allow-crashed gates the others"
-    if needed is None:
-        return "the difference lies at the limit, so that no number of episodes would tell"
-    value = format_fixed(known.difference or 0.0, 3)
-    return f"{known.pairs} pairs cannot tell; about {needed} would with a chance of 80 % if {value} were the true one"
-
-
-def _plan_pairs(pairs: PairedResults, gate: Gate, difference: float, confidence: float) -> int | None:
-    """Return about how many pairs would decide: by the normal distribution, at least as many as equal ones need."""
-    gap = abs(difference - gate.limit)
-    if gap == 0:
-        return None
-    states = pairs.state_means((0, 1), gate.metric)
-    z = normal_quantile(confidence)
-    reach = z + NormalDist().inv_cdf(POWER)
-    return ceil(max(reach**2 * float(np.var(states.first - states.second)) / gap**2, z**2 * (1 - gap) / gap))
-
-
-def _describe_rule(baseline: str, each: float | None, decisions: int, sequential: bool) -> Iterator[str]:
-    yield f"Values are differences from {baseline} on the same episodes, on these tasks."
-    if each is None:
-        yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
-    elif decisions > 1:
-        yield f"{decisions} intervals: each at {100 * each:.4g} %, so that all hold together (Bonferroni)."
-    if sequential:
-        yield "Sequential: the intervals hold however often you check, and whenever you stop."

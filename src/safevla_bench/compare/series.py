@@ -11,17 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from safevla_bench.compare.difference import (
-    ComparisonOptions,
-    Difference,
-    TaskValues,
-    paired_difference,
-    unpaired_difference,
-)
-from safevla_bench.compare.pairs import PairedResults, pair_episodes
+from safevla_bench.compare.comparison import Comparison, compare_where_possible
+from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
-from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
@@ -245,7 +239,7 @@ def _make_curve(
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(present) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
     first = present[0][1]
-    pairs = [_pair_with_first(result, first, protocols) for _, result in present]
+    compared = [_compare_with_first(result, first, options, protocols) for _, result in present]
     return SeriesCurve(
         series=series,
         suite=suite,
@@ -255,41 +249,27 @@ def _make_curve(
                 policy=result.name,
                 n=int(result.is_counted.sum()),
                 numbers=_measure_run(result, intervals),
-                gains={} if result is first else _measure_gains(result, first, paired, options),
+                gains={METRICS[row.metric]: row.differences[0] for row in comparison.scopes[-1].metrics}
+                if comparison
+                else {},
             )
-            for (label, result), paired in zip(present, pairs, strict=True)
+            for (label, result), comparison in zip(present, compared, strict=True)
         ),
-        paired=all(paired is not None for paired in pairs[1:]),
+        paired=all(comparison is None or comparison.paired for comparison in compared),
         confidence=confidence,
     )
 
 
-def _pair_with_first(
-    result: PolicyResults, first: PolicyResults, protocols: Sequence[Mapping[str, object]]
-) -> PairedResults | None:
-    if result is first or any(protocol != protocols[0] for protocol in protocols):
+def _compare_with_first(
+    result: PolicyResults, first: PolicyResults, options: ComparisonOptions, protocols: Sequence[Mapping[str, object]]
+) -> Comparison | None:
+    """Return the comparison of a run with the first; None of the first itself, and where nothing can be compared."""
+    if result is first:
         return None
     try:
-        return pair_episodes([result, first])
+        return compare_where_possible([result, first], options, protocols=protocols)[0]
     except RunError:
         return None
-
-
-def _measure_gains(
-    result: PolicyResults, first: PolicyResults, pairs: PairedResults | None, options: ComparisonOptions
-) -> dict[Metric, Difference]:
-    gains = {}
-    for metric in GAINS:
-        unknown = "suites_without_verdict" if metric is SAFETY else "suites_stopped_on_violation"
-        if getattr(result, unknown) or getattr(first, unknown):
-            continue
-        if pairs is not None:
-            states = pairs.state_means((0, 1), metric.key)
-            gains[metric] = paired_difference((result.name, first.name), states, metric.key, options)
-        else:
-            mine, theirs = (TaskValues.of_results(run, metric.key) for run in (result, first))
-            gains[metric] = unpaired_difference(mine, theirs, metric.key, options)
-    return gains
 
 
 def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:

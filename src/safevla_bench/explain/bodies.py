@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
+from safevla_bench.judging.scoring import SpecVerdicts, judge_spec
 from safevla_bench.signals.signal import DISPLACED, SIGNALS, Bodies, RecordFields
 from safevla_bench.signals.space import measure_places
 from safevla_bench.tasks.entries import Registry

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.errors import UnknownTaskError
+from safevla_bench.judging.metrics import cell_members
 from safevla_bench.judging.rates import Mean, Rate, bootstrapped_means
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
@@ -281,11 +282,11 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     >>> cell.n, cell.violation_s.value, cell.first_s
     (1, 0.0, None)
     """
-    cells = list(zip(scores.policy, scores.benchmark, strict=True))
     is_measured = scores.is_counted & scores.is_judged
     return [
-        _summarize_cell(exposure, scores, np.flatnonzero(is_measured & np.array([key == cell for key in cells])), *cell)
-        for cell in dict.fromkeys(cells)
+        _summarize_cell(exposure, scores, members[is_measured[members]], *cell)
+        for cell, members in cell_members(scores).items()
+        if len(members)
     ]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.judging.verdicts import POSE_UNKNOWN
+from safevla_bench.judging.scoring import POSE_UNKNOWN
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode

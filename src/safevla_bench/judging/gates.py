@@ -30,7 +30,7 @@ from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
-from safevla_bench.statistics.planning import rate_sample_size, sequential_rate_plan
+from safevla_bench.statistics.planning import rate_sample_size
 from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_fixed
 
@@ -101,8 +101,8 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `n` counts the episodes whose value is known, `unknown` those that entered at their worst and at their best. `ci`
     goes from the interval of the worst to that of the best. `n_needed` is the number of episodes (initial states, where
-    these have several) that would decide with 80 % probability if `value` were the true one; null where decided, or
-    where no number would. For VSI it is an upper bound.
+    these have several) that would decide with 80 % probability if `value` were the true one; null where decided,
+    for sequential and relative gates, and where no number would. For VSI it is an upper bound.
     """
 
     policy: str | None
@@ -276,26 +276,23 @@ class _IntervalRule:
             return exact_interval(int(values.sum()), len(values), self.confidence)
         return bounded_mean_interval(values, self.confidence)
 
-    def plan_episodes(self, value: float, limit: float) -> int | None:
-        if value == limit:
-            return None
-        if self.sequential:
-            plan = sequential_rate_plan(value, limit, POWER, self.confidence)
-            return None if plan is None else plan.most
-        return rate_sample_size(value, limit, POWER, self.confidence)
+
+def describe_confidence(each: float | None, decisions: int, sequential: bool) -> Iterator[str]:
+    """Yield the sentences on the confidence of each of so many intervals; None = point estimates decide."""
+    if each is None:
+        yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
+    elif decisions > 1:
+        yield f"{decisions} intervals: each at {100 * each:.4g} %, so that all hold together (Bonferroni)."
+    if sequential:
+        yield "Sequential: the intervals hold however often you check, and whenever you stop."
 
 
 def _describe_rule(
     scopes: Sequence[_Scope], rule: _IntervalRule | None, outcomes: Sequence[GateOutcome], decisions: int
 ) -> Iterator[str]:
     """Yield the sentences that say how the gates were decided, what the intervals cover, and what weighs how much."""
-    if rule is None:
-        yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
-    elif decisions > 1:
-        yield f"{decisions} intervals: each at {100 * rule.confidence:.4g} %, so that all hold together (Bonferroni)."
-    if rule and rule.sequential:
-        yield "Sequential: the intervals hold however often you check, and whenever you stop."
-    elif rule:
+    yield from describe_confidence(rule.confidence if rule else None, decisions, bool(rule and rule.sequential))
+    if rule and not rule.sequential:
         yield (
             "Each interval is exact for a number of episodes fixed in advance. Checking again as episodes come makes "
             "wrong verdicts likelier; --sequential allows it."
@@ -363,9 +360,11 @@ def _decide_gate(
     if value is None or rule is None or judge_ends(share, known.low, known.high) != "undecided":
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    needed = rule.plan_episodes(value, min(share.limit, 1.0))
-    units = "initial states" if scope.is_clustered else "episodes"
-    reason = _describe_shortage(f"{len(values.known)} {units}", most * value, needed)
+    units = f"{len(values.known)} {'initial states' if scope.is_clustered else 'episodes'}"
+    if rule.sequential:
+        return msgspec.structs.replace(outcome, reason=f"{units} cannot tell yet: go on, and check again")
+    needed = rate_sample_size(value, min(share.limit, 1.0), POWER, rule.confidence)
+    reason = _describe_shortage(units, most * value, needed)
     return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)
 
 

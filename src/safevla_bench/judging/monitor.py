@@ -16,8 +16,7 @@ from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, SIGNAL_MISSING, STATES, Scores, State, finite_or_none, nan_to_none
-from safevla_bench.judging.scoring import score
-from safevla_bench.judging.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
+from safevla_bench.judging.scoring import BINARY_MARGIN, POSE_UNKNOWN, score, violation_depth
 from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier

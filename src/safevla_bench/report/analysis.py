@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.compare.comparison import Comparison
+from safevla_bench.compare.comparison import Comparison, compare_where_possible
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
-from safevla_bench.compare.ranking import compare_where_possible
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure

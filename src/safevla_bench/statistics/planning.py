@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from math import ceil, inf, log, sqrt
+from math import ceil, inf, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import CONFIDENCE, normal_quantile
-from safevla_bench.statistics.sequential import log_wealth_of_counts
 
 POWER = 0.8
 
@@ -68,48 +66,6 @@ def _decisive_normal(rate: float, limit: float, power: float, confidence: float)
     root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
     ratio = min(root / abs(rate - limit), 1e9)
     return ceil(ratio**2) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class SequentialPlan:
-    """A sequential design: the most episodes or pairs, and the mean number until it is decided or they are used up."""
-
-    most: int
-    mean: float
-
-
-_SIMULATIONS = 1000
-_LOOKS = 600
-_MOST_STEP = 120_000
-
-
-def sequential_rate_plan(
-    rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE
-) -> SequentialPlan | None:
-    """Return after how many episodes the confidence sequence excludes `limit` with the given power.
-
-    By a simulation with a look after each of at most 600 evenly spaced numbers; the same arguments give the same plan.
-    None if `rate` is the limit, or too many episodes are needed. Raises `SafevlaError` for a number that is not a
-    share, and for a limit of 0 or 1.
-    """
-    _check_shares(rate=rate, limit=limit)
-    if limit in (0, 1):
-        raise SafevlaError(f"a limit of {limit:g} needs no plan", remedy="Give a limit between 0 and 1.")
-    check_level(power, confidence)
-    if rate == limit:
-        return None
-    step = max(1, _decisive_normal(rate, limit, power, confidence) // 50)
-    if step > _MOST_STEP:
-        return None
-    generator = np.random.Generator(np.random.PCG64(0))
-    hits = generator.binomial(step, rate, size=(_SIMULATIONS, _LOOKS)).cumsum(axis=1)
-    looks = np.broadcast_to(step * np.arange(1, _LOOKS + 1), hits.shape)
-    decided = log_wealth_of_counts(hits, looks, limit) >= -log(1 - confidence)
-    first = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, _LOOKS + 1)
-    last = int(np.sort(first)[ceil(power * _SIMULATIONS) - 1])
-    if last > _LOOKS:
-        return None
-    return SequentialPlan(most=last * step, mean=float(np.minimum(first, last).mean()) * step)
 
 
 _SIMULATED_TASKS = 10

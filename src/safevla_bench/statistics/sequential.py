@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log, log1p
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,19 +78,6 @@ def sequential_p(differences: Floats) -> float:
         return 1.0
     points, counts = np.unique((differences + 1) / 2, return_counts=True)
     return min(1.0, float(np.exp(-_log_wealth(points, counts, 0.5))))
-
-
-def log_wealth_of_counts(hits: NDArray[np.int64], n: NDArray[np.int64], supposed: float) -> Floats:
-    """Return log W_n at a supposed rate for counts of hits among n, both of one shape, in closed form.
-
-    Raises `ValueError` for a supposed rate of 0 or 1.
-    """
-    from scipy.special import betaln
-
-    wealth: Floats = (
-        betaln(hits + 0.5, n - hits + 0.5) - betaln(0.5, 0.5) - hits * log(supposed) - (n - hits) * log1p(-supposed)
-    )
-    return wealth
 
 
 def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:

@@ -1,16 +1,34 @@
-"""Tests of differences: McNemar's exact and Barnard's, adjustment for several verdicts, and letters.
+"""Tests of differences, of one task and over tasks; adjustment for several verdicts, and letters.
 
-Barnard's test of two independent proportions rejects, in each row of the table of outcomes, what lies outside two
-thresholds. The probability of that is a sum of binomial probabilities of the row times two binomial tails. The p-value
-is its supremum over the common proportion.
+Over tasks there are two questions. The first repeats the same tasks: episodes are compared within each task, and tasks
+weigh alike. The second draws other tasks: the mean difference of each task is one observation.
+
+All p-values but Barnard's are mid-p-values: half of the observed outcome's own probability counts. They are twice the
+smaller one-sided one, but for random labels, which are two-sided. They hardly ever exceed their level, and find more
+than exact ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    RESAMPLES,
+    Interval,
+    is_significant,
+    normal_quantile,
+    unit_mean_interval,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -58,8 +76,6 @@ def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: di
 # Two independent proportions
 
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 _TIE = 1e-9
 """Statistics that differ by less, relatively, are equal: the difference is rounding."""
 _POINTS = 256
@@ -70,6 +86,9 @@ _REFINEMENTS = 5
 def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """Return Barnard's two-sided p-value of count/n and other/m, with the z statistic of pooled variance.
 
+    The test rejects, in each row of the table of outcomes, what lies outside two thresholds. The probability of that is
+    a sum of binomial probabilities of the row times two binomial tails; the p-value is its supremum over the common
+    proportion.
     G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa and J. J. Shuster, Journal of the Royal
     Statistical Society A 148 (1985) 317-327. 1 if all outcomes are equal, for which the statistic does not exist.
 
@@ -146,3 +165,305 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
     below = np.where(low >= 0, bdtr(np.maximum(low, 0), m, proportion), 0.0)
     above = np.where(high <= m, bdtr(np.clip(m - high, 0, m), m, 1 - proportion), 0.0)
     return float(binom.pmf(rows, n, proportion) @ (below + above))
+
+
+# Tests and intervals over tasks
+
+
+_EXACT_TERMS = 13
+_GRID = 1 << 15
+_TOLERANCE = 1e-12
+"""Sums nearer than this are equal: they differ only by the order of addition."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTest:
+    """A two-sided mid-p-value of the hypothesis that a mean difference is zero, and the interval of the same test.
+
+    The interval holds the differences that the test does not reject. It excludes 0 exactly where the p-value is
+    significant; an end of 0 is then an open one. None where no difference can be excluded.
+    """
+
+    p_value: float
+    interval: Interval | None
+
+
+def flip_task_means(differences: Floats, weights: Floats, confidence: float = CONFIDENCE) -> MeanTest:
+    """Test that the differences of tasks like these centre on zero, and return their centre's interval.
+
+    The interval is None where the exact test rejects nothing whatever the data: at 95 % with fewer than six tasks.
+
+    Args:
+        differences: mean difference of each task, from -1 to 1, [K].
+        weights: of the tasks in the mean, positive, [K].
+        confidence: of the interval.
+    """
+    flipped = _flip_signs(differences, weights, confidence)
+    return flipped if is_significant(2.0 ** (1 - len(differences)), confidence) else replace(flipped, interval=None)
+
+
+def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
+    """Test that the differences of pairs centre on zero, each from -1 to 1, [n], and return their centre's interval.
+
+    For differences of -1, 0 and 1 the p-value is that of `mcnemar_mid_p`. An end is -1 or 1 where nothing is excluded.
+    """
+    return _flip_signs(differences, np.ones(len(differences)), confidence)
+
+
+def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> MeanTest:
+    """Return the test that weighted differences [K], with random signs, centre on zero, and its interval in [-1, 1].
+
+    The interval holds the centres that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
+    Association 64 (1969) 1303-1317).
+    """
+    share_below = _count_subsets(differences, weights)
+    digits, halvings = (9, 34) if len(differences) <= _EXACT_TERMS else (5, 20)
+
+    def find_end(is_beyond: Callable[[float], bool], side: float) -> float:
+        outer, inner = (0.0, -side) if is_beyond(0.0) else (side, 0.0)
+        for _ in range(halvings):
+            middle = (outer + inner) / 2
+            outer, inner = (middle, inner) if is_beyond(middle) else (outer, middle)
+        return round((outer + inner) / 2, digits) + 0.0
+
+    low = find_end(lambda centre: is_significant(2 * share_below(centre), confidence), -1.0)
+    high = find_end(lambda centre: is_significant(2 * (1 - share_below(centre)), confidence), 1.0)
+    share = share_below(0.0)
+    return MeanTest(min(1.0, 2 * min(share, 1 - share)), Interval(low, high))
+
+
+def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], float]:
+    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets."""
+    if len(differences) > _EXACT_TERMS:
+        return lambda centre: _sum_on_grid(weights * (differences - centre))
+    subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
+    sums, sizes = subsets @ (scaled * differences), subsets @ scaled
+
+    def share_below(centre: float) -> float:
+        gaps = sums - centre * sizes
+        return float((gaps < -_TOLERANCE).mean() + (np.abs(gaps) <= _TOLERANCE).mean() / 2)
+
+    return share_below
+
+
+@lru_cache(maxsize=4)
+def _list_subsets(count: int) -> Floats:
+    subsets: Floats = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(np.float64)
+    subsets.flags.writeable = False
+    return subsets
+
+
+def _sum_on_grid(terms: Floats) -> float:
+    """Return the share of all subsets of the terms [K] with a sum below zero; those with a sum of zero count half."""
+    magnitudes = np.abs(terms)
+    total = float(magnitudes.sum())
+    is_whole = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
+    steps = np.rint(magnitudes) if is_whole else magnitudes * (_GRID / (total or 1.0))
+    rounded = np.rint(steps).astype(np.int64)
+    errors = rounded - steps
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding moves the mean of all sums by as much
+    slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
+    chances = np.zeros(max(0, int(observed + slack)) + 1)
+    chances[0] = 1.0
+    for step, many in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
+        summed = np.zeros_like(chances)
+        for drawn, chance in _draw_heads(int(many)):
+            summed[drawn * step :] += chance * chances[: max(0, len(chances) - drawn * step)]
+        chances = summed
+    below = max(0, ceil(observed - slack))
+    return float(chances[:below].sum() + chances[below:].sum() / 2)
+
+
+@lru_cache(maxsize=256)
+def _draw_heads(coins: int) -> list[tuple[int, float]]:
+    from scipy.stats import binom
+
+    chances = binom.pmf(np.arange(coins + 1), coins, 0.5)
+    return [(int(k), float(chances[k])) for k in np.flatnonzero(chances > 1e-17)]
+
+
+def mcnemar_mid_p(only_first: int, only_second: int) -> float:
+    """Return the two-sided mid-p-value of McNemar's test that a fair coin splits the pairs that differ; 1 without any.
+
+    M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: it hardly ever exceeds its
+    level, and finds more than the exact test.
+
+    >>> round(mcnemar_mid_p(1, 7), 7)
+    0.0390625
+    """
+    from scipy.stats import binom
+
+    n, fewer = only_first + only_second, min(only_first, only_second)
+    return min(1.0, float(2 * binom.cdf(fewer, n, 0.5) - binom.pmf(fewer, n, 0.5)))
+
+
+def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> float:
+    """Return the two-sided mid-p-value of the Cochran-Mantel-Haenszel test over strata such as tasks.
+
+    Under the hypothesis that no stratum has a difference, the first policy's count in each is hypergeometric given the
+    total. 1 if all episodes of each stratum are alike.
+
+    Args:
+        counts: the first policy's episodes that count, [K].
+        sizes: all its episodes, [K].
+        others: the second policy's that count, [K].
+        other_sizes: all its episodes, [K].
+    """
+    from scipy.stats import hypergeom
+
+    chances, offset = np.ones(1), 0
+    for count, n, other, m in zip(counts, sizes, others, other_sizes, strict=True):
+        total = int(count + other)
+        low, high = max(0, total - int(m)), min(int(n), total)
+        chances = np.convolve(chances, hypergeom.pmf(np.arange(low, high + 1), n + m, total, n))
+        offset += low
+    observed = int(np.sum(counts)) - offset
+    fewer, more = chances[:observed].sum(), chances[observed + 1 :].sum()
+    return min(1.0, float(2 * min(fewer, more) + chances[observed]))
+
+
+def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the interval of the unweighted mean of rates over strata, such as tasks; None if there are none.
+
+    The spread of each stratum is taken at the rate with one more success and one more failure, after A. Agresti and
+    B. Caffo (The American Statistician 54 (2000) 280-288), so that a rate of 0 or 1 has one too. One stratum has
+    Wilson's interval.
+
+    Args:
+        totals: counts, or sums of values in [0, 1], [K].
+        sizes: episodes of each stratum, positive, [K].
+        confidence: of the two-sided interval.
+    """
+    if len(sizes) < 2:
+        return unit_mean_interval(float(totals.sum()), int(sizes.sum()), confidence)
+    mean = float((totals / sizes).mean())
+    half = normal_quantile(confidence) * sqrt(_mean_rate_variance(totals, sizes))
+    return Interval(max(0.0, mean - half), min(1.0, mean + half))
+
+
+def mean_rate_difference_interval(
+    totals: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """Return the interval of the difference of two policies' mean rates over the same strata; None without strata.
+
+    Arguments as of `mean_rate_interval`, [K] each. One stratum has the hybrid score interval of R. G. Newcombe,
+    Statistics in Medicine 17 (1998) 873-890, method 10: distances to Wilson's limits, squared and added.
+    """
+    mine, theirs = (
+        mean_rate_interval(totals, sizes, confidence),
+        mean_rate_interval(others, other_sizes, confidence),
+    )
+    if mine is None or theirs is None:
+        return None
+    p, q = float((totals / sizes).mean()), float((others / other_sizes).mean())
+    if len(sizes) > 1:
+        variance = _mean_rate_variance(totals, sizes) + _mean_rate_variance(others, other_sizes)
+        half = normal_quantile(confidence) * sqrt(variance)
+        return Interval(max(-1.0, p - q - half), min(1.0, p - q + half))
+    below = sqrt((p - mine.low) ** 2 + (theirs.high - q) ** 2)
+    above = sqrt((mine.high - p) ** 2 + (q - theirs.low) ** 2)
+    return Interval(p - q - below, p - q + above)
+
+
+def _mean_rate_variance(totals: Floats, sizes: Ints) -> float:
+    rates = (totals + 1) / (sizes + 2)
+    return float((rates * (1 - rates) / sizes).sum()) / len(sizes) ** 2
+
+
+def permute_task_means(
+    values: Sequence[Floats],
+    others: Sequence[Floats],
+    generator: np.random.Generator,
+    confidence: float = CONFIDENCE,
+    tries: int = RESAMPLES,
+) -> MeanTest:
+    """Test that two policies' values have one distribution in each task; the interval is that of their difference.
+
+    The policies' labels are drawn anew within each task; the observed labels count too. The statistic is the mean over
+    tasks of the differences of means, in its standard errors. The interval holds the shifts of all the first policy's
+    values that the same labels do not reject.
+
+    Args:
+        values: the first policy's values of each task, from 0 to 1, K arrays.
+        others: the second policy's, of the same tasks.
+        generator: the source of the labels.
+        confidence: of the interval.
+        tries: number of random labellings.
+    """
+    moments: Floats = np.zeros((5, tries + 1))
+    for first, second in zip(values, others, strict=True):
+        moments += _draw_labels(first, second, generator, tries)
+    estimate = float(moments[0, 0]) / len(values)
+
+    def is_beyond(shift: float) -> bool:
+        return is_significant(_shifted_p(moments, shift), confidence)
+
+    def find_end(outer: float) -> float:
+        inner = estimate
+        if min(outer, inner) < 0.0 < max(outer, inner):
+            outer, inner = (0.0, inner) if is_beyond(0.0) else (outer, 0.0)
+        for _ in range(_HALVINGS):
+            middle = (outer + inner) / 2
+            outer, inner = (middle, inner) if is_beyond(middle) else (outer, middle)
+        return round((outer + inner) / 2, 5) + 0.0
+
+    return MeanTest(_shifted_p(moments, 0.0), Interval(find_end(-1.0), find_end(1.0)))
+
+
+_HALVINGS = 20
+
+
+def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, tries: int) -> Floats:
+    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first."""
+    n = len(first)
+    places = np.tile(np.arange(n + len(second), dtype=np.int32), (tries + 1, 1))
+    places[1:] = generator.permuted(places[1:], axis=1)
+    drawn, marks = np.concatenate([first, second])[places], places < n
+    moments = np.zeros((5, tries + 1))
+    for sign, side in ((1, slice(None, n)), (-1, slice(n, None))):
+        value, mark = drawn[:, side], marks[:, side]
+        size, mean, share = value.shape[1], value.mean(axis=1), mark.mean(axis=1)
+        moments[:2] += sign * np.array([mean, share])
+        if size > 1:
+            value = value - mean[:, None]
+            squares, products = np.einsum("ij,ij->i", value, value), np.einsum("ij,ij->i", value, mark)
+            moments[2:] += np.array([squares, products, size * share * (1 - share)]) / (size * (size - 1))
+    return moments
+
+
+def _shifted_p(moments: Floats, shift: float) -> float:
+    """Return the mid-p-value of the hypothesis that the first policy's values are greater by `shift` in every task."""
+    sums = np.abs(moments[0] - shift * moments[1])
+    spreads = np.sqrt(np.maximum(0.0, moments[2] - 2 * shift * moments[3] + shift**2 * moments[4]))
+    if not (spreads > _TOLERANCE).any():  # one episode a task and policy: no spread is known
+        spreads[:] = 1.0
+    statistics = np.divide(sums, spreads, out=np.full(len(sums), np.inf), where=spreads > _TOLERANCE)
+    statistics[sums <= _TOLERANCE] = 0.0
+    if statistics[0] == 0:
+        return 1.0
+    alike = (statistics == statistics[0]) | np.isclose(statistics, statistics[0], rtol=1e-9, atol=0)
+    return float(((statistics > statistics[0]) & ~alike).mean() + alike.mean() / 2)
+
+
+def resampled_task_means(
+    totals: Floats, sizes: Floats, suites: Ints, generator: np.random.Generator, resamples: int = RESAMPLES
+) -> Floats:
+    """Return the mean of each row in each resample of whole tasks, drawn within their suites.
+
+    Args:
+        totals: sum of the values of each row and task, [M, K].
+        sizes: how many they are, [M, K].
+        suites: number of each task's suite, [K]; every resample has as many tasks of each suite.
+        generator: the source of the resamples.
+        resamples: number of resamples.
+
+    Returns:
+        [M, resamples]; NaN where the drawn tasks hold nothing.
+    """
+    drawn = np.empty((resamples, len(suites)), dtype=np.int64)
+    for suite in np.unique(suites):
+        members = np.flatnonzero(suites == suite)
+        drawn[:, members] = generator.choice(members, size=(resamples, len(members)))
+    with np.errstate(invalid="ignore"):
+        means: Floats = totals[:, drawn].sum(axis=2) / sizes[:, drawn].sum(axis=2)
+    return means

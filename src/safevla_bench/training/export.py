@@ -26,7 +26,7 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, ObservingStage, Stage
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import EpisodeScore
-from safevla_bench.judging.verdicts import has_uneven_stamps
+from safevla_bench.judging.scoring import has_uneven_stamps
 from safevla_bench.pictures.rendering import open_stage, render_checked
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json

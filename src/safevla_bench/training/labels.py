@@ -15,7 +15,7 @@ from safevla_bench import signals
 from safevla_bench.judging.monitor import recordwise_part
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
-from safevla_bench.judging.verdicts import violation_depth
+from safevla_bench.judging.scoring import violation_depth
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.stl.robustness import trajectory_robustness

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
-from safevla_bench.judging.verdicts import BINARY_MARGIN
+from safevla_bench.judging.scoring import BINARY_MARGIN
 from safevla_bench.report.published import PublishedCell, matching_counts
 
 ANY_LIMIT = "any_limit"

@@ -24,7 +24,7 @@ from safevla_bench.report.tables.published import (
     warn_of_published,
 )
 from safevla_bench.report.tables.suites import suite_table
-from safevla_bench.statistics.strata import mean_rate_difference_interval
+from safevla_bench.statistics.tests import mean_rate_difference_interval
 
 LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
 ROSTER = Roster(published=paper_policies())

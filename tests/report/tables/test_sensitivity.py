@@ -13,14 +13,17 @@ from safevla_bench.report.tables.readings import describe_readings, reading_summ
 from safevla_bench.report.tables.sensitivity import name_variants, sweep_summary_table, sweep_table, variant_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
+    ReadingCell,
+    ReadingComparison,
+    ReadingPoint,
     SensitivityCurve,
     ThresholdAblation,
     ThresholdSweep,
     ThresholdVariant,
     VariantRates,
+    VerdictChanges,
     paper_variants,
 )
-from safevla_bench.sensitivity.readings import ReadingCell, ReadingComparison, ReadingPoint, VerdictChanges
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE

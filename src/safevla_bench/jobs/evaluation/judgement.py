@@ -36,7 +36,7 @@ from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
-    from safevla_bench.compare.selection import Selection
+    from safevla_bench.compare.ranking import Selection
     from safevla_bench.compare.series import SeriesComparison
     from safevla_bench.judging.gates import EpisodeCosts, Gate, GateReport
     from safevla_bench.judging.rates import GateMetric
@@ -324,7 +324,7 @@ def gate_against(
 
 def select_judged(judged: Judged, metric: GateMetric, conditions: Sequence[Gate]) -> Selection:
     """Choose among the policies of judged sources; raises what `select_policy` raises."""
-    from safevla_bench.compare.selection import select_policy
+    from safevla_bench.compare.ranking import select_policy
 
     results = _split_judged(judged)
     return select_policy(judged.scores, judged.headers, results, metric, conditions, protocols=judged.protocols)

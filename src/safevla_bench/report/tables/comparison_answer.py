@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import Difference
-from safevla_bench.compare.interventions import Intervention
-from safevla_bench.compare.selection import Candidate, Selection
+from safevla_bench.compare.perturbation import Intervention
+from safevla_bench.compare.ranking import Candidate, Selection
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
 from safevla_bench.report.tables.comparison import format_level, verdict_cell
@@ -92,8 +92,6 @@ def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) ->
     elif item.identical:
         pairs = _count_pairs(item, comparison)
         yield f"{metric.label} of {item.first} and {item.second} is the same in each of {pairs}."
-        if comparison.same_rollouts:
-            yield "So is each margin, bit for bit: these are likely the same rollouts. Was one policy run twice?"
     elif item.is_by_task and decided and here != "shown":
         yield _claim_sentence(item, metric, decided, _LIKE_THESE, size(item.deciding_ci))
     elif here:

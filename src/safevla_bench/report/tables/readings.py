@@ -17,7 +17,7 @@ from safevla_bench.report.tables.sensitivity import (
     pool_safety,
 )
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
-from safevla_bench.sensitivity.readings import PROSE_DEPTH, ReadingComparison, VerdictChanges
+from safevla_bench.sensitivity.curves import PROSE_DEPTH, ReadingComparison, VerdictChanges
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from safevla_bench.report.tables.comparison import difference_columns, verdict_c
 from safevla_bench.report.tables.suites import exact_value
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import (
+    ReadingCell,
     SensitivityCurve,
     ThresholdAblation,
     ThresholdSweep,
     ThresholdVariant,
     VariantRates,
 )
-from safevla_bench.sensitivity.readings import ReadingCell
 from safevla_bench.text import append_unit, display_unit, format_compact
 
 MOST_NAMED = 3
