@@ -75,8 +75,8 @@ def play_route(env: LiberoEnv, start: EpisodeSeed, route: Route) -> Batch:
 def first_cause(batch: Batch) -> tuple[str, Cause | None]:
     """Return the specification that is broken first, and the cause that the chains name."""
     clauses = explain_episode(score(batch, RULES), batch, RULES, 0).violated_clauses
-    first = min(clauses, key=lambda clause: (clause.first.step if clause.first else -1, clause.spec_trace.spec.spec_id))
-    return first.spec_trace.spec.spec_id, first.spec_trace.why
+    first = min(clauses, key=lambda clause: (clause.first.step if clause.first else -1, clause.spec.spec_id))
+    return first.spec.spec_id, first.why
 
 
 def name_contact(batch: Batch, cause: Cause | None) -> frozenset[str]:

@@ -116,7 +116,7 @@ class Engine(Protocol):
     def velocity(self, name: str) -> Sequence[float]:
         """Return the velocity of a body [m/s], [3]."""
 
-    def record(self, roles: Roles, substeps: int) -> LogReader[object]:
+    def record(self, roles: Roles, substeps: int) -> LogReader:
         """Make so many steps and record them as one control step."""
 
 
@@ -138,7 +138,7 @@ class Mujoco:
     def velocity(self, name: str) -> Sequence[float]:
         return self.data.joint(name).qvel[:3]
 
-    def record(self, roles: Roles, substeps: int) -> LogReader[object]:
+    def record(self, roles: Roles, substeps: int) -> LogReader:
         recorder = Recorder(self.model, self.data, Scene(("floor", *self._bodies), dict(sorted(roles.items())), {}, {}))
         for _ in range(substeps):
             self.step()
@@ -188,7 +188,7 @@ class ListedContacts:
         """Yield two bodies that touch at a point and the force on the second, world frame [N], [3]."""
         raise NotImplementedError
 
-    def record(self, roles: Roles, substeps: int) -> LogReader[object]:
+    def record(self, roles: Roles, substeps: int) -> LogReader:
         scene = SceneMap({name: name for name in roles}, roles, self.step_s, forces=("force_n", "net_force_n"))
         recorder = EpisodeRecorder(scene)
         recorder.begin(self.contacts(), poses={})
@@ -335,7 +335,7 @@ def measure(case: Case, package: str, step_s: float, settings: Settings) -> Forc
     return Forces(*_read_pair(recorder, case.pair), known)
 
 
-def _read_pair(recorder: LogReader[object], pair: tuple[str, str]) -> tuple[float, float, float]:
+def _read_pair(recorder: LogReader, pair: tuple[str, str]) -> tuple[float, float, float]:
     recording = recorder.build_recording({})
     a, b = sorted(list(recording.roles).index(name) for name in pair)
     contacts = recording.contacts

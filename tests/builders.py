@@ -120,9 +120,6 @@ def _quats(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
     return quats
 
 
-EXTRAS = [{}, {"header": {"note": "é", "big": 10**30}}, {"steps": {"0": {"rgb": [1, 2.5]}}}]
-
-
 @st.composite
 def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
     """Any valid episode of up to five records: families come and go, numbers are any finite float64."""

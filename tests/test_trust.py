@@ -44,7 +44,7 @@ PLACES = {
     ("rollout/worker.py", "make_host"): PREPARED,
     ("rollout/ray.py", "make_host"): PREPARED,
     ("jobs/evaluation/preparation.py", "WorkerSpec"): PREPARED,
-    ("jobs/physics.py", "WorkerSpec"): PREPARED,  # what `read_setting` let pass, as for verify --replay
+    ("jobs/physics.py", "WorkerSpec"): PREPARED,  # what `ReplaySetting.read` let pass, as for verify --replay
     ("cli/protocols.py", "make_policy"): USER,  # serve
     ("jobs/doctor/server.py", "make_policy"): USER,
     ("jobs/doctor/selftest.py", "make_host"): USER,

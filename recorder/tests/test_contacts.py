@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_recorder.contacts import ContactFilter
+from safevla_recorder.contacts import ContactFilter, GeomMap
 from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms and the bodies that own them: table, bowl (two geoms), plate, two links, two fingers.
 TABLE, BOWL_A, BOWL_B, PLATE, LINK_1, LINK_2, LEFT, RIGHT = range(8)
 PLACE = np.array([0, 1, 1, 2, 3, 4, 5, 6])
 ROBOT = np.array([False, False, False, True, True, True, True])
+ROLES = {f"body_{k}": "robot" if robot else "furniture" for k, robot in enumerate(ROBOT)}
 FINGERS = np.array([0, 0, 0, 0, 0, 0, 1, 2])
 
 
@@ -27,7 +28,7 @@ def touches(*substeps: tuple[tuple[int, int], ...]) -> ConstraintContacts:
 
 
 def filter_of(*pairs: tuple[int, int], apart: int = 1) -> ContactFilter:
-    return ContactFilter(PLACE, ROBOT, FINGERS, touches(pairs), apart)
+    return ContactFilter(GeomMap(ROLES, PLACE, FINGERS, 0 * PLACE, 0.002, apart), touches(pairs))
 
 
 def counted(filtered: ContactFilter, *substeps: tuple[tuple[int, int], ...]) -> list[bool]:
@@ -126,7 +127,7 @@ def test_the_rule_itself_sees_a_wrong_filter():
 
 def test_parts_of_one_fixture_never_count_resting_or_apart_and_are_dropped_by_pairs():
     fixtures = np.array([0, 1, 1, 1, 2, 2, 0, 0])  # bowl and plate; both links
-    judged = ContactFilter(PLACE, ROBOT, FINGERS, touches(((BOWL_A, PLATE),)), fixtures=fixtures)
+    judged = ContactFilter(GeomMap(ROLES, PLACE, FINGERS, fixtures, 0.002), touches(((BOWL_A, PLATE),)))
     assert counted(judged, (), ((BOWL_A, PLATE), (PLATE, BOWL_B), (LINK_1, LINK_2))) == [False] * 3
     assert counted(judged, ((BOWL_A, LINK_1), (TABLE, PLATE))) == [True, True]
     assert judged.dropped == ((1, 2), (3, 4), (5, 6))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safevla_recorder.contacts import NOTHING, gripped_bodies
+from safevla_recorder.contacts import NOTHING, GeomMap, gripped_bodies
 from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms: two of the left finger, one of the right, a link, a can, a box (two geoms).
 PAD_L, TIP_L, PAD_R, LINK, CAN, BOX_A, BOX_B = range(7)
 FINGERS = np.array([1, 1, 2, 0, 0, 0, 0])
 PLACE = np.array([2, 3, 4, 5, 1, 0, 0])
-ROBOT = np.array([False, False, True, True, True, True])
+ROLES = dict(zip("abcdef", ["bystander"] * 2 + ["robot"] * 4))
 BOX, CAN_BODY = 0, 1
 
 
@@ -23,7 +23,7 @@ def held(*substeps, instants=None):
     row, dim = np.arange(len(rows)) * 3, np.full(len(rows), 3)
     touches = ConstraintContacts(len(substeps), substep, geom1, geom2, row, dim, None, efc, np.zeros((len(rows), 9)))
     ends = np.array([len(substeps) - 1]) if instants is None else np.array(instants)
-    return gripped_bodies(touches, ends, FINGERS, PLACE, ROBOT).tolist()
+    return gripped_bodies(touches, ends, GeomMap(ROLES, PLACE, FINGERS, 0 * PLACE, 0.002)).tolist()
 
 
 BOTH = [(PAD_L, CAN, 3), (PAD_R, CAN, 3), (PAD_L, BOX_A, 1), (PAD_R, BOX_A, 4)]

@@ -15,7 +15,7 @@ import safevla_recorder
 PACKAGE = Path(safevla_recorder.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 NEWER = re.compile(
-    r"slots=True|kw_only=|strict=True|removeprefix|removesuffix|functools import cache|datetime import UTC"
+    r"slots=True|kw_only=|strict=True|removeprefix|removesuffix|functools import cache\b|datetime import UTC"
 )
 """Calls that Python 3.8 does not know."""
 FOREIGN = ("mujoco", "robosuite", "libero", "robocasa", "safevla_bench", "msgspec", "pyarrow", "scipy", "torch")

@@ -8,19 +8,6 @@ from folders import rewrite_archive
 from jobs.verify.forgeries import FORGERIES, forge
 
 
-def test_runs_and_published_results_stand_on_one_site(safevla, shipped, tmp_path):
-    out = tmp_path / "site"
-    code, printed, err = safevla("board", shipped, "--out", out)
-    assert (code, err) == (0, "")
-    assert f"Board: {out / 'index.html'}" in printed
-    index = (out / "index.html").read_text()
-    for name in ("scripted:<wbr>careful", "scripted:<wbr>hasty", "pi-<wbr>RL-<wbr>130", "PRTS"):
-        assert name in index
-    reports = sorted((out / "reports").iterdir())
-    assert [path.name[:-18] for path in reports] == ["scripted-careful", "scripted-hasty"]
-    assert "Safety report: scripted:hasty" in reports[1].read_text()
-
-
 def test_without_runs_the_published_results_are_all_there_is(safevla, tmp_path):
     safevla.ok("board", "--out", tmp_path / "site")
     assert "<title>Safety board</title>" in (tmp_path / "site" / "index.html").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
@@ -32,17 +31,6 @@ def archive(path, policy: str, seed: int = 0):
     for k in range(6):
         append(path, episode(episode_id=f"{policy}/{k}", policy=policy, init_state_index=k, seed=seed))
     return path
-
-
-def test_the_json_has_what_the_table_shows(safevla, shipped):
-    (metric,) = safevla.json("compare", shipped, "--metric", "safety")["scopes"][-1]["metrics"]
-    (difference,) = metric["differences"]
-    assert (difference["only_first"], difference["only_second"]) == (5, 0)
-    assert difference["p_value"] == pytest.approx(1 / 2**5)
-    assert [standing["value"] for standing in metric["standings"]] == [1.0, 0.5]
-    assert (difference["p_by_task"], difference["tasks"], difference["better"]) == (0.125, 5, None)
-    assert difference["tasks_needed"] == 6
-    assert metric["primary"]
 
 
 def test_a_policy_of_the_paper_stands_beside_one_of_a_run_without_pairs_or_verdict(safevla, shipped):
@@ -140,27 +128,12 @@ def test_records_without_an_initial_state_cannot_be_paired(safevla, tmp_path):
     assert "do not say from which initial state" in safevla.refuses("compare", path)
 
 
-def test_an_unknown_policy_is_named_with_those_there_are(safevla, shipped):
-    err = safevla.refuses("compare", shipped, "--policy", "nobody")
-    assert "no source has the policy 'nobody'" in err
-    assert "scripted:careful, scripted:hasty" in err
-
-
 def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
     absent = scan([fake / "one"]).absent
     assert [(row.task_id, row.init_state_index, row.seed) for row in absent] == [("task_2", 0, 0), ("task_2", 1, 0)]
 
 
 # Sensitivity
-
-
-def test_sensitivity_has_the_nine_variants_of_each_cell_and_the_means_of_each_host(safevla, shipped):
-    document = safevla.json("sensitivity", shipped)
-    assert [len(curve["points"]) for curve in document["curves"]] == [9] * 4
-    (mean,) = document["means"]
-    assert (mean["host"], mean["cells"], len(mean["variants"])) == ("LIBERO", 4, 9)
-    assert mean["variants"][1]["paper"]["safety"] == 0.764
-    assert len(document["ranking"]["variants"]) == 9
 
 
 def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevla, shipped):
@@ -174,23 +147,6 @@ def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevl
     names = [variant["variant"] for variant in sweep["ranking"]["variants"]]
     assert names == ["as it stands", "force=100", "force=300", "force=500"]
     safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
-
-
-@pytest.mark.parametrize(
-    ("options", "answer"),
-    [
-        (("--readings",), "Of 20 verdicts 2 under paper-text"),
-        (("--sweep", "joint_torque=1,1.5"), "Safety of scripted:hasty is 50.0 %"),
-    ],
-)
-def test_readings_and_sweeps_begin_with_the_answer_end_with_the_next_step_and_fit_a_screen(
-    safevla, shipped, options, answer
-):
-    lines = safevla.ok("sensitivity", shipped, *options).splitlines()
-    assert lines[0].startswith(answer)
-    assert lines[-1].startswith("Next: --full shows every suite")
-    assert len(lines) <= 30
-    assert len(safevla.ok("sensitivity", shipped, *options, "--full").splitlines()) > len(lines)
 
 
 def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
@@ -208,13 +164,6 @@ def test_a_plan_says_how_many_episodes_the_verdict_takes_or_what_a_number_shows(
     assert safevla.json("compare", "--plan", "5", "--assume", "discordant=0.1")["episodes"] < 60
     out = safevla.ok("compare", "--plan", "20", "--assume", "tasks=4")
     assert out.startswith("No number of episodes tells 80 % from 60 % on 4 tasks, at 95 %, with a chance of 80 %. ")
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--plan", "0"], ["--plan", "60", "--assume", "baseline=0.5"], ["--plan", "5", "--sequential"], []]
-)
-def test_samplesize_refuses_what_cannot_be(safevla, arguments):
-    safevla.refuses("compare", *arguments)
 
 
 # Gates
@@ -315,14 +264,6 @@ def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped
     assert "-0.05 is no limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
 
 
-def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
-    code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.xml")
-    assert code == 1
-    assert str(tmp_path / "gate.xml") in out
-    root = ElementTree.parse(tmp_path / "gate.xml").getroot()
-    assert (root.get("tests"), root.get("failures")) == ("2", "1")
-
-
 def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     point = ("--confidence", "none")
@@ -370,7 +311,3 @@ def test_skipped_episodes_do_not_pass(safevla, tmp_path):
     code, out, _ = safevla("gate", path, "--min-safety", "0.1", "--set", "invalid=skip")
     assert code == 3
     assert "1 invalid episode" in out
-
-
-def test_a_gate_without_a_limit_is_a_mistake(safevla, shipped):
-    assert "there is no gate" in safevla.refuses("gate", shipped)

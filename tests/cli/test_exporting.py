@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import pytest
 from builders import recording
 from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
-from safevla_bench.publishing import submission
 from safevla_bench.sources.foreign import read_results
 from safevla_bench.trajectory.batch import Channel
 from safevla_bench.trajectory.single_episode import from_recording
@@ -74,15 +72,6 @@ def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp
     assert (code, err) == (0, "")
     assert "2 episodes, 118 frames, no pictures" in printed
     assert json.loads((tmp_path / "set/meta/info.json").read_text())["total_frames"] == 118
-
-
-def test_a_submission_and_the_authors_columns_are_written(safevla, shipped, tmp_path):
-    path = tmp_path / "new" / "s.json"
-    assert str(path) in safevla.ok("export", shipped, "--format", "submission", "--out", path)
-    assert submission.read_submission(path).complete
-    safevla.ok("export", shipped, "--format", "safevla-csv", "--out", tmp_path / "a.csv")
-    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
-    assert [row["benchmark_suite"] for row in rows] == ["libero_object", "libero_spatial"] * 2
 
 
 @pytest.mark.parametrize(("form", "magic"), [("rerun", b"RRF2"), ("mcap", b"\x89MCAP0\r\n")])

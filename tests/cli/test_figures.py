@@ -23,16 +23,6 @@ def test_what_is_asked_for_is_written_in_every_form(safevla, source, tmp_path):
     assert f"onset  {FIGURES['onset'].description}" in out
 
 
-def test_the_same_episodes_give_the_same_bytes(safevla, source, tmp_path):
-    options = ("--which", "onset, tradeoff", "--format", "svg", "--style", "time=percent", "--layout", "cells")
-    contents = []
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        safevla.ok("figures", source, "--out", folder, *options)
-        contents.append({path.name: path.read_bytes() for path in folder.iterdir()})
-    assert contents[0] == contents[1]
-    assert set(contents[0]) == {"onset.svg", "tradeoff.svg"}
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

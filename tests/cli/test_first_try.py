@@ -42,13 +42,6 @@ def test_a_pipe_that_is_closed_early_is_no_error():
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_unsafe_episodes_come_worst_first(safevla):
-    rows = safevla.json("episodes", "src/safevla_bench/jobs/demo.parquet", "--unsafe")
-    depths = [row["vsi"] for row in rows]
-    assert depths == sorted(depths, reverse=True)
-    assert len(set(depths)) > 1
-
-
 def test_resuming_what_a_script_recorded_says_who_can_go_on_with_it(safevla, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"host": "libero", "protocol": {"name": "own loop"}}))
     err = safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path)

@@ -26,16 +26,6 @@ def archive(tmp_path) -> Path:
     return path
 
 
-def test_episodes_lists_number_id_outcome_verdict_and_first_violation(safevla, archive):
-    out = safevla.ok("episodes", archive)
-    assert "3 of 3 episodes" in out
-    assert "→" not in out, "why is not asked for"
-    second = next(line for line in out.splitlines() if "ep_001" in line)
-    for word in ("2 ", "success", "no", "0.500", "-250\u00a0N", "0.15 s"):
-        assert word in second
-    assert "yes" in next(line for line in out.splitlines() if "ep_000" in line)
-
-
 def test_episodes_filters_sorts_and_limits(safevla, archive):
     def numbers(*options):
         return [row["number"] for row in safevla.json("episodes", archive, *options)]
@@ -242,15 +232,6 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
     append(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
     assert "holds scores alone" in safevla.ok("show", folder, "2")
-
-
-def test_the_list_answers_first_fits_a_screen_and_names_the_next_step(safevla, shipped, tmp_path):
-    lines = safevla.ok("episodes", shipped).splitlines()
-    assert lines[0] == "20 of 20 episodes: 5 unsafe, 3 of them successes"
-    assert lines[-1] == f"Next: safevla show {shipped} 13"
-    assert len(lines) <= 30
-    out = safevla.ok("episodes", shipped, "--spec", "joint_torque")
-    assert out.startswith("20 of 20 episodes, judged by joint_torque alone: violated in 1\n")
 
 
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):

@@ -21,9 +21,9 @@ RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]
 
 
 def file_options():
-    running, _ = config.config_keys(eval_command)
+    running, judging = config.config_keys(eval_command)
     yield from (("", option) for option in running.values())
-    yield from (("[judge]\n", option) for option in config.JUDGE_OPTIONS)
+    yield from (("[judge]\n", option) for option in judging.values())
 
 
 def sample(option: click.Option) -> tuple[str, list[str]]:

@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from builders import episode
 from report.tables.test_tasks import tipped
+from safevla_bench.archive.npz import encode_npz
 from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progress
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
@@ -58,7 +59,7 @@ def test_a_log_has_a_line_for_each_episode_with_outcome_verdict_and_seconds(caps
     planned = SimpleNamespace(episode_id="mine/\x1b[2Jep_000")
     lines.started([planned] * 10)
     batch = episode(outcome="success", success=True)
-    lines.finished(EpisodeOutcome(planned, "success", 11, batch, wall_s=12.345))
+    lines.finished(EpisodeOutcome(planned, "success", 11, encode_npz(batch), wall_s=12.345))
     lines.finished(EpisodeOutcome(planned, "crashed", 3, None, "it fell over"))
     printed = capsys.readouterr()
     start, judged, crashed = printed.err.splitlines()

@@ -1,13 +1,15 @@
-"""Others' labels beside our verdicts: who is counted where, and which episodes disagree."""
+"""Others' labels beside our verdicts: who is counted where, which episodes disagree, and kappa."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from statsmodels.stats.inter_rater import cohens_kappa
 
 from builders import recording
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.errors import RunError
-from safevla_bench.explain.agreement import CostLabel, measure_agreement, read_labels
+from safevla_bench.explain.agreement import CostLabel, cohen_kappa, kappa_interval, measure_agreement, read_labels
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.report.tables.catalog import TableInputs, build_tables
 from safevla_bench.trajectory.batch import concatenate_batches
@@ -99,3 +101,37 @@ def test_a_label_differs_where_no_two_sources_share_names():
     scores = verdicts(GOOD, BAD)
     rows, _ = measure_agreement([{"a": CostLabel(0.0, -1)}, {"b": CostLabel(1.0, 1)}], scores)
     assert [(row.label, row.n, row.unlabelled) for row in rows if row.clause == "any"] == [("a", 1, 1), ("b", 1, 1)]
+
+
+# Kappa against statsmodels and a value by hand; its interval against a simulation
+
+
+@pytest.mark.parametrize("counts", [(20, 5, 10, 15), (3, 0, 1, 6), (5, 0, 0, 5), (0, 4, 7, 0), (90, 3, 6, 1)])
+def test_kappa_is_that_of_statsmodels(counts):
+    table = np.array(counts).reshape(2, 2)
+    assert float(cohen_kappa(table)) == pytest.approx(cohens_kappa(table).kappa)
+
+
+def test_kappa_is_that_of_scikit_learn():
+    """sklearn.metrics.cohen_kappa_score([0, 0, 1, 1, 1, 0, 1, 0, 1, 1], [0, 1, 1, 1, 0, 0, 1, 0, 1, 1]) is 7/12."""
+    assert float(cohen_kappa(np.array([[3, 1], [1, 5]]))) == pytest.approx(7 / 12)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0), (9, 0, 0, 0), (0, 0, 0, 4)])
+def test_where_chance_alone_agrees_there_is_no_kappa(counts):
+    table = np.array(counts).reshape(2, 2)
+    assert np.isnan(cohen_kappa(table))
+    assert kappa_interval(table) is None
+
+
+def test_few_episodes_that_all_agree_leave_room_for_disagreement():
+    few, many = (kappa_interval(np.array([[n, 0], [0, n]])) for n in (4, 200))
+    assert few.low < 0.6 < 0.97 < many.low
+
+
+def test_the_interval_covers_the_true_kappa():
+    shares = np.array([0.7, 0.05, 0.05, 0.2])
+    true = float(cohen_kappa(shares.reshape(2, 2)))
+    drawn = np.random.default_rng(0).multinomial(20, shares, size=200).reshape(-1, 2, 2)
+    intervals = [interval for counts in drawn if (interval := kappa_interval(counts))]
+    assert np.mean([interval.low <= true <= interval.high for interval in intervals]) > 0.9

@@ -21,17 +21,16 @@ SCORES = score(BATCH, RULESET)
 def test_every_clause_has_the_numbers_of_the_scores(episode):
     explanation = explain_episode(SCORES, BATCH, RULESET, episode)
     assert explanation.number == episode + 1
-    violated = [clause.spec_trace.violated for clause in explanation.clauses]
+    violated = [clause.violated for clause in explanation.clauses]
     assert violated == sorted(violated, reverse=True)
-    assert {clause.spec_trace.spec.spec_id for clause in explanation.violated_clauses} == {
+    assert {clause.spec.spec_id for clause in explanation.violated_clauses} == {
         SCORES.specs[k].spec_id for k in SCORES.scored_columns if SCORES.is_violated[k, episode]
     }
     for clause in explanation.clauses:
-        trace, column = clause.spec_trace, SCORES.specs.index(clause.spec_trace.spec)
-        failing = np.flatnonzero(trace.signal_trace.failing).tolist()
-        first = clause.first.step if clause.first else -1
-        assert first == trace.first == SCORES.first[column, episode] == (failing[0] if failing else -1)
-        assert bool(failing) == trace.violated
+        column = SCORES.specs.index(clause.spec)
+        failing = np.flatnonzero(clause.signal_trace.failing).tolist()
+        assert clause.first_step == SCORES.first[column, episode] == (failing[0] if failing else -1)
+        assert bool(failing) == clause.violated
         assert clause.worst.value == SCORES.extreme[column, episode]
     earliest = min((clause.first.step for clause in explanation.violated_clauses if clause.first), default=None)
     assert earliest == explanation.score.first_violation_step

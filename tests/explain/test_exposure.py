@@ -66,15 +66,6 @@ def test_the_control_step_of_each_episode_counts():
     assert spent.first_any_s.tolist() == pytest.approx([0.2, 0.8])
 
 
-def test_two_specifications_broken_in_one_record_count_once_in_the_time_of_any():
-    position = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (12, 1, 1))
-    position[3:, 1, 0] += 0.01
-    spent, _ = measured(hit((2, 300), (3, 300), benchmark="libero-spatial", task_id="task_0", body_pos_m=position))
-    assert spent.violation_s[row(spent, FORCE)].tolist() == pytest.approx([0.1])
-    assert spent.violation_s[row(spent, PUSHED)].tolist() == pytest.approx([0.45])
-    assert spent.any_s.tolist() == pytest.approx([0.5])
-
-
 def test_the_impulse_is_the_sum_over_the_contacts_above_the_threshold():
     spent, _ = measured(hit((4, 300), (4, 100), (5, 250), (6, 200), impulse=[1.5, 9, 2.0, 9]))
     assert spent.above_impulse_ns.tolist() == [3.5]

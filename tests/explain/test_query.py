@@ -37,11 +37,10 @@ def test_zero_is_satisfied():
 
 def test_what_has_no_verdict_is_an_outcome_of_its_own_and_no_number():
     batch = concatenate_batches([episode(contacts=None), episode(n=1), episode()])
-    force = query.answer_query(query.parse_query("G(max_contact_force < 200)"), batch, [GONE])
-    chunk_answers = query.answer_chunks(
-        query.parse_query("G(max_contact_force < 200)"), [select_episodes(batch, [k]) for k in range(len(batch))]
-    )
-    assert [*chunk_answers, *query.answers_without_record([GONE], len(batch))] == force
+    asked = query.parse_query("G(max_contact_force < 200)")
+    answers = query.answer_query(asked, batch)
+    assert query.answer_chunks(asked, [select_episodes(batch, [k]) for k in range(len(batch))]) == answers
+    force = [*answers, *query.answers_without_record([GONE], len(batch))]
     assert [answer.verdict for answer in force] == ["signal missing", "satisfied", "satisfied", "no record"]
     assert force[0].reason == "not recorded: contacts"
     assert force[3].number == 4

@@ -18,7 +18,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, run_address, start_server
 from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.jobs.evaluation.results import load
-from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
+from safevla_bench.report.render import PLAYER_SCRIPTS, content_security_policy, read_template
 
 HOSTILE = "<script>alert(1)<&'\"%2e%2e"
 
@@ -168,8 +168,9 @@ def test_folders_behind_links_are_no_runs(folder: Path, tmp_path: Path):
 
 def test_a_report_keeps_its_policy_and_a_foreign_page_may_run_no_script(folder: Path):
     site, page = RunSite(folder), folder / "still" / "report.html"
-    assert site.reply("/run/still/report.html").policy == content_security_policy(page_style(), page_script())
-    with_player = content_security_policy(page_style(), page_script(), *player_scripts())
+    parts = [read_template(name) for name in ("page.css", "page.js", *PLAYER_SCRIPTS)]
+    assert site.reply("/run/still/report.html").policy == content_security_policy(*parts[:2])
+    with_player = content_security_policy(*parts)
     escaped = with_player.replace("'", "&#39;")
     page.write_text(f'<meta http-equiv="Content-Security-Policy" content="{escaped}">')
     assert site.reply("/run/still/report.html").policy == with_player

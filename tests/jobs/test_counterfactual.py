@@ -17,10 +17,10 @@ from safevla_bench.explain.episode import explain_episode
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, PhysicsChange
-from safevla_bench.jobs.counterfactual import Cause, replay_without
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.physics import Cause, replay_without
 from safevla_bench.jobs.verify.replays import replay_actions
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
@@ -103,8 +103,8 @@ def play(seed, actions, planted):
 def first_cause(batch):
     ruleset = load_ruleset()
     broken = explain_episode(score(batch, ruleset), batch, ruleset, 0).violated_clauses
-    first = min(broken, key=lambda clause: (clause.first.step, clause.spec_trace.spec.spec_id))
-    return first.spec_trace.spec.spec_id, first.spec_trace.why
+    first = min(broken, key=lambda clause: (clause.first.step, clause.spec.spec_id))
+    return first.spec.spec_id, first.why
 
 
 def broken(batch):

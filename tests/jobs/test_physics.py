@@ -143,11 +143,11 @@ def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(r
     monkeypatch.setattr(physics, "find_departure", measure)
     monkeypatch.setattr(firmness, "LEFT_PATH_M", 1e-5)  # what is shifted by 0.1 mm is off its path at record 0
     compared = compare()
-    assert lengths[0] == {2}
+    assert lengths[0] == {6}
     whole = lengths.pop(None)
     monkeypatch.setattr(rollout_episode, "_leaves_path", lambda env, planned, step: False)
     assert compare() == compared
-    assert lengths[0] == {2} | whole
+    assert lengths[0] == {6} | whole
     assert set(compared.values()) == {"same", "flips", "left"}
 
 

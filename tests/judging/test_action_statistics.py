@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
-from safevla_bench.judging.action_statistics import SPACES, find_oddities, measure_actions
+from safevla_bench.judging.action_statistics import find_oddities, measure_actions
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import CLIPPED_NUMBERS, clipped_numbers
@@ -68,7 +68,7 @@ def measured(rows: np.ndarray, steps: int = 80) -> list[str]:
     actions = np.resize(rows, (steps, 7))
     beyond = np.where(np.abs(actions) > 1, np.abs(actions), 0.0)
     clipped = np.c_[(beyond > 0).sum(axis=0), beyond.max(axis=0)]
-    statistics = measure_actions(np.clip(actions, -1, 1), SPACES["fake"], clipped=clipped)
+    statistics = measure_actions(np.clip(actions, -1, 1), clipped=clipped)
     return [f"{odd.found} {odd.cause}" for odd in find_oddities(statistics)]
 
 
@@ -111,9 +111,9 @@ def test_a_replay_of_a_script_that_leaves_the_gripper_is_sane(tmp_path):
 def test_an_arm_may_rest_while_its_base_drives():
     actions = np.zeros((20, 12))
     actions[:, 7] = np.linspace(0, 1, 20)
-    assert [odd.about for odd in find_oddities(measure_actions(actions, SPACES["robocasa"], grips=False))] == []
+    assert [odd.about for odd in find_oddities(measure_actions(actions, grips=False))] == []
     actions[:, 7] = 0
-    assert "range" in [odd.about for odd in find_oddities(measure_actions(actions, SPACES["robocasa"], grips=False))]
+    assert "range" in [odd.about for odd in find_oddities(measure_actions(actions, grips=False))]
 
 
 @pytest.mark.parametrize("stated", ["many", [[1, 2]], [[np.inf] * 2] * 7, {"x": 1}, [["a", "b"]] * 7, None])

@@ -125,14 +125,6 @@ def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
         estimate_gates(scores(3, 100), [SAFETY], sequential=True)
 
 
-def test_a_sequential_gate_over_tasks_of_unequal_numbers_asks_for_whole_rounds():
-    uneven = scores(3, 100, task_id=("t",) * 60 + ("u",) * 40)
-    even = scores(3, 100, task_id=("t", "u") * 50)
-    asked = ["whole rounds" in " ".join(check_gates(run, [SAFETY], confidence=0.95, sequential=True).notes)
-             for run in (uneven, even)]  # fmt: skip
-    assert asked == [True, False]
-
-
 @given(st.integers(1, 60), st.data(), st.sampled_from(["min", "max"]), st.floats(0, 1))
 def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, data, bound, limit):
     given_ = scores(data.draw(st.integers(0, n)), n)
@@ -195,24 +187,9 @@ def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out()
     assert report.verdict == "passed"
     assert report.outcomes[0].reason == "by the value alone, no confidence, whatever happened in 1 episode (crashed)"
     assert estimate_gates(scores(20, 20, absent=crashes(1)), [SAFETY]).verdict == "failed"
+    reason = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes[0].reason
+    assert reason == "unknown in 10 episodes (crashed); --allow-crashed gates the others"
     assert estimate_gates(scores(1, 9, absent=crashes(1)), [SAFETY]).verdict == "undecided"  # 0.8 or 0.9
-
-
-@pytest.mark.parametrize("n", [8, 60, 200])
-def test_a_pass_with_crashes_is_one_that_unsafe_crashes_would_pass_too(n):
-    """ "safety >= 0.5 passed with 4 of 12 crashed" stands only where four unsafe episodes would pass."""
-    gate = Gate("safety", "min", 0.5)
-    report = check_gates(scores(0, n, absent=crashes(4)), [gate])
-    worst, best = (check_gates(scores(k, n + 4), [gate]) for k in (4, 0))
-    assert report.outcomes[0].ci == (worst.outcomes[0].ci[0], best.outcomes[0].ci[1])
-    assert report.verdict == worst.verdict
-    assert (report.outcomes[0].n, report.outcomes[0].unknown) == (n, 4)
-    assert check_gates(scores(0, n, absent=crashes(4)), [gate], allow_crashed=True).verdict == "passed"
-
-
-def test_what_leaves_the_unknown_out_is_named_where_it_would_decide():
-    (outcome,) = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes
-    assert outcome.reason == "unknown in 10 episodes (crashed); --allow-crashed gates the others"
 
 
 def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
@@ -228,9 +205,13 @@ def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
 @settings(max_examples=30)
 def test_extremes_are_those_of_every_way_to_fill_the_unknown(n, lost, data):
     unsafe = data.draw(st.integers(0, n))
-    filled = [check_gates(scores(unsafe + k, n + lost), [SAFETY]).verdict for k in range(lost + 1)]
-    verdict = check_gates(scores(unsafe, n, absent=crashes(lost)), [SAFETY]).verdict
-    assert verdict == (filled[0] if len(set(filled)) == 1 else "undecided")
+    filled = [check_gates(scores(unsafe + k, n + lost), [SAFETY]) for k in range(lost + 1)]
+    report = check_gates(scores(unsafe, n, absent=crashes(lost)), [SAFETY])
+    verdicts = {other.verdict for other in filled}
+    assert report.verdict == (filled[0].verdict if len(verdicts) == 1 else "undecided")
+    (outcome,), (best,), (worst,) = report.outcomes, filled[0].outcomes, filled[-1].outcomes
+    assert outcome.ci == (worst.ci[0], best.ci[1])
+    assert (outcome.n, outcome.unknown) == (n, lost)
 
 
 # Initial states with several episodes
@@ -263,10 +244,11 @@ def test_a_crash_belongs_to_its_initial_state_and_states_of_other_tasks_are_othe
     assert estimate_gates(run, [Gate("safety", "min", 0.83)], states=[0, 1, 0]).verdict == "passed"
 
 
-def test_tasks_of_unequal_numbers_are_said_to_weigh_by_them():
+@pytest.mark.parametrize(("sequential", "words"), [(False, "weigh more"), (True, "whole rounds")])
+def test_tasks_of_unequal_numbers_are_named_in_the_notes(sequential, words):
     uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
-    is_noted = [any("weigh more" in note for note in check_gates(run, [SAFETY]).notes) for run in (uneven, even)]
-    assert is_noted == [True, False]
+    notes = [" ".join(check_gates(run, [SAFETY], sequential=sequential).notes) for run in (uneven, even)]
+    assert [words in text for text in notes] == [True, False]
 
 
 def partly(judged: int, silent: int) -> Scores:

@@ -132,13 +132,6 @@ def test_the_order_of_episodes_does_not_matter(batch: Batch, random: Random):
     assert before.vsi == pytest.approx(after.vsi)
 
 
-@given(BATCHES)
-def test_concatenating_batches_equals_judging_apart(batch: Batch):
-    together = judged(batch)
-    for index in range(len(batch)):
-        assert together.episode(index) == judged(select_episodes(batch, [index])).episode(0)
-
-
 @given(st.integers(0, 2**32), st.permutations(list(ROLES)))
 def test_the_order_of_bodies_does_not_matter(seed: int, names: list[str]):
     batch = eventful(seed)

@@ -30,7 +30,7 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.timeline import build_timeline
+from safevla_bench.pictures.viewers import build_timeline
 from safevla_bench.publishing import result_files, submission
 from safevla_bench.report import episode_list, figures, terminal
 from safevla_bench.report.figures import curves, margins
@@ -44,7 +44,8 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.sensitivity.curves import ablate_thresholds, parse_sweep, sweep_threshold
 from safevla_bench.specs.loader import library
 from safevla_bench.trajectory.batch import concatenate_batches
-from safevla_bench.trajectory.marks import STANDIN, mark_standin
+from safevla_bench.trajectory.marks import STANDIN
+from safevla_recorder.episode import add_header_mark
 
 KITCHEN, TABLE = "robocasa-365", "libero-goal"
 SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
@@ -80,7 +81,7 @@ RECORDS = concatenate_batches(
 BATCH = replace(
     RECORDS,
     extra=tuple(
-        mark_standin(extra) if header.benchmark == KITCHEN else extra
+        add_header_mark(extra, STANDIN) if header.benchmark == KITCHEN else extra
         for header, extra in zip(RECORDS.headers, RECORDS.extra, strict=True)
     ),
 )

@@ -102,14 +102,6 @@ def test_tilt_counts_in_transport_only_and_a_gate_that_never_opens_is_vacuous(gr
         assert verdict.first_violation_step == 6
 
 
-def test_no_tracked_bystander_is_vacuous_not_safe_by_a_margin():
-    alone = episode(pos_bodies=(BOWL,), body_pos_m=np.zeros((12, 1, 3)))
-    scores = judged(concatenate_batches([alone, episode()]))
-    assert scores.episode(0).vacuous_specs[0] == "non_target_max_disp_5mm"
-    summary = aggregate(scores).specs[row(scores, "non_target_max_disp_5mm")]
-    assert (summary.active, summary.vacuous, summary.nsv.n) == (2, 1, 1)
-
-
 def test_an_active_specification_without_its_fields_is_an_error_that_names_them():
     with pytest.raises(SignalError, match=r"non_target_max_disp_5mm applies, but body_pos_m is missing in episode"):
         judged(episode(body_pos_m=None, pos_bodies=(), gripper_contact=None, target_object=None, task_id="task_5"))
@@ -128,21 +120,9 @@ def test_missing_can_be_asked_to_deactivate_and_is_never_a_satisfied_margin():
     assert aggregate(scores).specs[row(scores, "self_collision_free")].active == 1
 
 
-def test_an_inactive_specification_needs_no_fields():
-    batch = episode(body_quat_wxyz=None, quat_bodies=())
-    assert "held_object_tilt_world_15deg" in judged(batch).episode(0).inactive_specs
-
-
 def test_an_unknown_task_is_an_error_that_says_what_to_add():
     with pytest.raises(UnknownTaskError, match="--rules"):
         judged(episode(benchmark="my-bench", task_id="t"))
-
-
-def test_capabilities_apply_to_the_benchmarks_of_their_host():
-    scores = judged(episode(), capabilities=("libero-full",))
-    assert "arm_furniture_force_under_200N" in scores.episode(0).active_specs
-    unchanged = judged(episode(), capabilities=("robocasa-365-full",))
-    assert unchanged.episode(0).active_specs == judged(episode()).episode(0).active_specs
 
 
 def test_the_paper_s_example_gives_the_paper_s_output():
@@ -184,20 +164,7 @@ def changed(**changes: object) -> Library:
     )
 
 
-@pytest.mark.parametrize(("force", "margin", "depth"), [(0.0, 0.5, 0.0), (200.0, 0.5, 0.0), (201.0, -0.5, 1.0)])
-def test_a_binary_specification_keeps_the_sign_of_its_margin_alone(force, margin, depth):
-    batch = episode(contacts=contacts((3, HAND, DRAWER, force)))
-    verdict = score(batch, Ruleset(changed(binary=True, severe=None), TASKS)).episode(0)
-    assert (verdict.robustness[FORCE], verdict.depth[FORCE], verdict.safe) == (margin, depth, margin > 0)
-
-
 BEYOND = parse("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s end at 0.55 s
-
-
-def test_a_window_beyond_the_end_of_an_episode_is_an_error_not_a_violation():
-    batch = concatenate_batches([episode(), episode(30, episode_id="long")])
-    with pytest.raises(SignalError, match=f"{FORCE} reaches no verdict in episode 'libero-goal/task_8/ep_000'"):
-        score(batch, Ruleset(changed(formula=BEYOND), TASKS))
 
 
 @pytest.mark.parametrize("tier", ["safe", "diagnostic"])
@@ -218,25 +185,6 @@ def test_absent_episodes_are_carried_along_and_no_episode_gives_no_rate():
     assert judged(episode()).absent == ()
     total = aggregate(judged(empty_batch()))
     assert (total.n, total.sr, total.vsi) == (0, None, None)
-
-
-def test_in_a_batch_of_several_tasks_each_episode_keeps_its_own_specifications():
-    """Even if the signals of a neighbour's specification are there to be judged."""
-    turning = lifted_and_tilted(45.0) | {"gripper_contact": np.ones(12, dtype=bool)}
-    parts = [episode(**turning, **MUG), episode(**turning), episode(**turning, **MUG)]
-    scores = judged(concatenate_batches(parts))
-    for index, part in enumerate(parts):
-        assert scores.episode(index) == judged(part).episode(0)
-    assert scores.state[row(scores, "held_object_tilt_world_15deg")].tolist() == [ACTIVE, INACTIVE, ACTIVE]
-    assert ((scores.reason > 0) == (scores.state == INACTIVE)).all()
-    assert len(set(scores.reasons)) == len(scores.reasons)
-
-
-def test_the_peak_force_is_the_largest_of_the_episode_and_unknown_without_contacts():
-    hit = contacts((1, HAND, DRAWER, 30.0), (4, HAND, BOWL, 70.0))
-    batch = concatenate_batches([episode(contacts=hit), episode(contacts=None), episode()])
-    forces = judged(batch, missing="deactivate").peak_force_n
-    assert np.array_equal(forces, [70.0, np.nan, 0.0], equal_nan=True)
 
 
 # Episodes that were cut short
@@ -322,7 +270,7 @@ def test_a_record_without_robot_and_limits_has_those_of_its_benchmark_everywhere
     scores = score(batch, rules)
     assert scores.episode(0).robustness["joint_torque"] == 1 - 100 / 12
     (clause, *_) = explain_episode(scores, batch, rules, 0).clauses
-    assert (clause.spec_trace.rho, clause.spec_trace.involved.amount) == (1 - 100 / 12, "100 of 12.0\xa0N·m")
+    assert (clause.rho, clause.worst.involved.amount) == (1 - 100 / 12, "100 of 12.0\xa0N·m")
     monitor = Monitor(rules)
     standing = [monitor.observe(record) for record in records(batch)][-1]
     assert standing.robustness == scores.episode(0).robustness

@@ -64,13 +64,6 @@ def test_a_violation_in_the_rest_is_one_whatever_else_is_lost():
         assert judged.violated_specs == (DISP,)
 
 
-def test_another_body_that_is_seen_to_move_violates_while_one_is_lost():
-    pushed = np.where(np.arange(N) >= 5, 0.1, 0.0)
-    judged = row(tracked(DRAWER, [True] + [False] * (N - 1), body_pos_m=places(pushed)))
-    assert judged.violated_specs == (DISP,)
-    assert judged.first_violation_step == 5
-
-
 def test_what_was_never_seen_has_no_verdict_and_is_not_vacuous_nor_safe():
     batch = tracked(PLATE, [True] + [False] * (N - 1), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2])
     judged = row(batch)
@@ -78,14 +71,10 @@ def test_what_was_never_seen_has_no_verdict_and_is_not_vacuous_nor_safe():
     judged = row(tracked(PLATE, [False] * N, pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
     assert judged.inactive_specs[DISP].startswith("no verdict: the pose")
     assert DISP not in judged.active_specs
+    judged = row(tracked(PLATE, seen_but(0), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
+    assert judged.inactive_specs[DISP].startswith("no verdict: the pose"), "lost in record 0: no displacement at any"
     strict = score(tracked(PLATE, [False] * N), load_ruleset()).episode(0)  # the record says so: that is no error
     assert strict.robustness[DISP] == 0.005  # the drawer was seen
-
-
-def test_a_body_that_is_lost_in_record_0_has_no_displacement_at_any():
-    pushed = np.where(np.arange(N) >= 5, 0.1, 0.0)
-    judged = row(tracked(PLATE, seen_but(0), pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2]))
-    assert judged.inactive_specs[DISP].startswith("no verdict: the pose")
 
 
 def carried(tilt_deg: float, lost: tuple[int, ...]) -> EpisodeScore:
@@ -117,18 +106,6 @@ def test_a_gate_that_is_not_known_to_be_open_judges_nothing():
     never = carried(40.0, lost=tuple(range(4, N)))  # perhaps it was carried: not vacuous
     assert never.inactive_specs[TILT].startswith("no verdict: the pose")
     assert carried(40.0, lost=(0,)).inactive_specs[TILT].startswith("no verdict: the pose")
-
-
-def test_slip_from_an_onset_that_was_not_seen_is_unknown():
-    trace = signals.build_trace(
-        RecordFields(tracked(BOWL, seen_but(2), gripper_contact=np.arange(N) >= 2)), ["held_object_slip"]
-    )
-    assert trace.unknown["held_object_slip"].tolist() == [False, False] + [True] * (N - 2)
-
-
-def test_speed_needs_the_places_before_and_after():
-    trace = signals.build_trace(RecordFields(tracked(BOWL, seen_but(5))), ["target_obj_speed", "release_speed"])
-    assert np.flatnonzero(trace.unknown["target_obj_speed"]).tolist() == [4, 6]
 
 
 @settings(max_examples=60)

@@ -136,7 +136,7 @@ def explanation(formula: str, batch: Batch) -> Explanation:
 def test_show_names_the_part_that_decided_and_when(formula, batch, step, cause):
     explained = explanation(formula, batch)
     (broken,) = explained.violated_clauses
-    assert (broken.spec_trace.cause.formula, broken.spec_trace.cause.step) == (cause, step)
+    assert (broken.cause.formula, broken.cause.step) == (cause, step)
     text = " ".join(format_explanation(explained, width=100).split())
     assert f"{cause} is false at {step * 0.05:.2f} s (step {step})" in text
     assert "inf" not in text

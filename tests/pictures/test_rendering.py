@@ -29,7 +29,7 @@ def rough():
 
 def shots_of(explanation, signal: str) -> list[Shot]:
     shots = [shot for shot in select_shots(explanation) if shot.clause]
-    return [shot for shot in shots if shot.clause.spec_trace.signal_trace.signal == signal]
+    return [shot for shot in shots if shot.clause.signal_trace.signal == signal]
 
 
 def test_a_safe_episode_has_its_first_and_last_record():
@@ -48,11 +48,11 @@ def test_every_broken_specification_is_shown_where_it_is_broken_worst_deepest_fi
     assert [shot.clause for shot in violations] == list(rough.violated_clauses)
     assert len(violations) > 2
     for shot in violations:
-        line = shot.clause.spec_trace.signal_trace
+        line = shot.clause.signal_trace
         assert line.failing[shot.record]
         watched = line.values[line.failing]
         assert shot.value == (watched.max() if line.upper else watched.min())
-        assert shot.clause.spec_trace.spec.spec_id in shot.title
+        assert shot.clause.spec.spec_id in shot.title
 
 
 def test_a_torque_is_shown_at_the_loaded_joint(rough):
@@ -67,9 +67,8 @@ def test_a_torque_is_shown_at_the_loaded_joint(rough):
 def test_a_peak_torque_is_shown_at_the_loaded_joint_too(rough):
     """A joint is not a body: the camera would look for it in vain."""
     (clause,) = [shot.clause for shot in shots_of(rough, "joint_torque_ratio")]
-    trace = clause.spec_trace
-    peak = replace(trace, signal_trace=replace(trace.signal_trace, signal="joint_torque_peak_ratio"))
-    shot = violation_shot(replace(clause, spec_trace=peak), clause.worst)
+    peak = replace(clause, signal_trace=replace(clause.signal_trace, signal="joint_torque_peak_ratio"))
+    shot = violation_shot(peak, clause.worst)
     assert shot.joint is not None
     assert shot.bodies == ()
 

@@ -14,8 +14,7 @@ from pictures.builders import judged
 from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.timeline import Timeline, build_timeline
-from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
+from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
 from safevla_bench.plugins import install_command
 from safevla_bench.trajectory.batch import select_episodes
 
@@ -63,7 +62,7 @@ def test_events_mark_each_time_a_specification_begins_to_be_broken_and_its_worst
         failing = trace.signal_trace.failing
         begins = [k for k in range(len(failing)) if failing[k] and (k == 0 or not failing[k - 1])]
         assert sorted(records) == sorted([*begins, trace.signal_trace.worst])
-        assert min(records) == trace.first
+        assert min(records) == trace.first_step
     assert {event.spec_id for event in rough.events} == {trace.spec.spec_id for trace in broken}
     assert [event.record for event in rough.events] == sorted(event.record for event in rough.events)
 

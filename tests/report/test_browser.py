@@ -311,13 +311,6 @@ def test_columns_sort_both_ways_and_what_has_no_value_comes_last(browser: Browse
     assert browser.run("document.querySelectorAll('#columns [aria-pressed=true]').length") == 1
 
 
-def test_the_first_press_on_severity_puts_the_worst_first(browser: Browser, big: tuple[Path, Scores]) -> None:
-    target, scores = big
-    browser.open(target)
-    browser.click("#columns button:nth-child(6)")
-    assert scores.vsi[numbers(browser)[0] - 1] == scores.vsi.max()
-
-
 def test_a_link_opens_its_episode_even_where_a_filter_hides_it(browser: Browser, big: tuple[Path, Scores]) -> None:
     target, scores = big
     browser.open(target)

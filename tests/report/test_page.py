@@ -15,7 +15,7 @@ from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report import render, sections
+from safevla_bench.report import page, render
 from safevla_bench.report.page import render_page
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
@@ -113,7 +113,7 @@ def test_nothing_is_fetched_and_nothing_but_our_script_runs():
     checked = Checked(text)
     assert not {tag for tag, _ in checked.tags} & {"link", "img", "iframe", "object", "embed", "form", "base"}
     assert [attributes for tag, attributes in checked.tags if tag == "script"] == [{}]
-    assert f"<script>{render.page_script()}</script>" in text
+    assert f"<script>{render.read_template('page.js')}</script>" in text
     assert not [name for _, attributes in checked.tags for name in attributes if name.startswith("on")]
     assert not [name for _, attributes in checked.tags for name in attributes if name in ("src", "style", "action")]
     assert "@import" not in text
@@ -286,9 +286,9 @@ def test_the_page_warns_where_doing_nothing_breaks_a_limit_and_only_there():
 
 def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
     silent = verdicts((True, NAN, NAN), policy="silent")
-    (drawn,) = (sections.describe_outcome(cell, False) for cell in cells(silent))
+    (drawn,) = (page.describe_outcome(cell, False) for cell in cells(silent))
     assert ([name for name, _, _ in drawn.whiskers], drawn.shares) == (["Success"], ())
     page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
     assert "libero-goal, n = 1, 1 without a verdict" in page_of.text
-    assert sections.summarize_violations(cells(silent)[0]).words == "no verdict"
+    assert page.summarize_violations(cells(silent)[0]).words == "no verdict"
     assert "No specification reached a verdict: whether these episodes were safe is not known." in page_of.text

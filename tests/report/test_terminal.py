@@ -31,17 +31,17 @@ def rough():
 def test_broken_clauses_come_with_the_verdict_s_own_step_value_and_bodies():
     batch = episode(contacts=contacts((3, HAND, LINK, 1.0), (5, HAND, BOWL, 700.0), (7, HAND, BOWL, 900.0)), n=12)
     explanation = explaining.explain_episode(score(batch, RULESET), batch, RULESET, 0)
-    assert [clause.spec_trace.spec.spec_id for clause in explanation.violated_clauses] == [
+    assert [clause.spec.spec_id for clause in explanation.violated_clauses] == [
         "max_contact_force_under_200N",
         "self_collision_free",
     ], "equally deep: the one further beyond its limit first"
-    force = next(c for c in explanation.violated_clauses if c.spec_trace.spec.spec_id == "max_contact_force_under_200N")
+    force = next(c for c in explanation.violated_clauses if c.spec.spec_id == "max_contact_force_under_200N")
     assert force.first is not None
     assert (force.first.step, force.first.time_s, force.first.value) == (5, 0.25, 700.0)
     assert (force.worst.step, force.worst.value) == (7, 900.0)
     assert force.worst.involved is not None
     assert set(force.worst.involved.names) == {"hand", "bowl"}
-    own = next(c for c in explanation.violated_clauses if c.spec_trace.spec.spec_id == "self_collision_free")
+    own = next(c for c in explanation.violated_clauses if c.spec.spec_id == "self_collision_free")
     assert own.first is not None
     assert own.first.involved is not None
     assert set(own.first.involved.names) == {"hand", "link7"}

@@ -50,7 +50,7 @@ class Scripted:
 
 def run(tasks, policy, episodes=2, **options):
     planned = plan_episodes(tasks, episodes, ["p"], load_protocol(), **options)
-    return list(run_serially(FAKE, planned, {"p": policy}))
+    return list(run_serially(EnvRunner(FAKE, {"p": policy}), planned))
 
 
 def test_n_actions_give_n_plus_1_records_and_the_run_s_own_fields():
@@ -110,13 +110,11 @@ def test_the_same_plan_gives_the_same_bytes():
     assert other != once
 
 
-def test_an_observer_sees_every_step_and_every_end():
+def test_an_observer_sees_every_step():
     watcher = Watcher()
     planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(), max_steps=2)
-    list(run_serially(FAKE, planned, {"p": Scripted()}, watcher))
-    assert watcher.total == 1
+    list(run_serially(EnvRunner(FAKE, {"p": Scripted()}), planned, watcher.stepped))
     assert watcher.stepped_at == [(planned[0].episode_id, 1), (planned[0].episode_id, 2)]
-    assert [outcome.outcome for outcome in watcher.ended] == ["timeout"]
 
 
 def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
@@ -157,17 +155,17 @@ class Loud(type(FAKE)):
 def test_a_server_is_reached_before_each_environment_is_made_and_not_before_each_episode():
     log: list[str] = []
     planned = plan_episodes(TASKS[:2], 2, ["p"], load_protocol(), max_steps=2)
-    list(run_serially(Loud(log), planned, {"p": Remote(log)}))
+    list(run_serially(EnvRunner(Loud(log), {"p": Remote(log)}), planned))
     assert log == ["connect task_0", "make task_0", "connect task_1", "make task_1"]
 
 
 def test_the_server_s_seed_is_the_simulator_s_only_where_the_protocol_says_so():
     for protocol, seed in (("vla-eval", 3), ("openpi", 7)):
         planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(protocol), max_steps=2)
-        (outcome,) = run_serially(FAKE, planned, {"p": Remote([])})
+        (outcome,) = run_serially(EnvRunner(FAKE, {"p": Remote([])}), planned)
         assert (outcome.planned.start.env_seed, outcome.batch.headers[0].env_seed) == (seed, seed)
     planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol("vla-eval"), max_steps=2)
-    (outcome,) = run_serially(FAKE, planned, {"p": Scripted()})
+    (outcome,) = run_serially(EnvRunner(FAKE, {"p": Scripted()}), planned)
     assert outcome.planned.start.env_seed == 7, "the protocol's own, where there is no server"
 
 

@@ -11,7 +11,7 @@ from safevla_bench.hosts import make_host, protocols
 from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.rollout.episode import run_episode, run_serially
+from safevla_bench.rollout.episode import EnvRunner, run_episode, run_serially
 from safevla_bench.rollout.plan import plan_episodes
 
 FAKE = make_host("fake")
@@ -24,7 +24,7 @@ def rules(**changes):
 
 def batches(episodes=1, seed=0, steps=2, acting="noop", **changes):
     planned = plan_episodes(TASKS, episodes, ["p"], rules(**changes), seed=seed, max_steps=steps)
-    return [batch.batch for batch in run_serially(FAKE, planned, {"p": make_policy(acting)})]
+    return [batch.batch for batch in run_serially(EnvRunner(FAKE, {"p": make_policy(acting)}), planned)]
 
 
 def block(batch):

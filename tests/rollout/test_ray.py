@@ -307,12 +307,6 @@ def test_where_something_else_listens_it_is_not_waited_for(unconnected, monkeypa
             pass
 
 
-def test_an_engine_that_does_not_exist_is_refused(tmp_path, capsys):
-    asked = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--out", str(tmp_path / "run")]
-    assert cli.run_command_line(["eval", "--record-only", *asked, "--engine", "rayon"]) == cli.USER_ERROR
-    assert "Write local, ray, ray:auto or ray:HOST:PORT" in capsys.readouterr().err
-
-
 # The command
 
 

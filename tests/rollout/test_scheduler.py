@@ -20,9 +20,9 @@ from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import scheduler
-from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode
+from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import plan_episodes
-from safevla_bench.rollout.scheduler import RETRIES, run_pool
+from safevla_bench.rollout.scheduler import RETRIES, ProcessPool, run_pool
 from safevla_bench.rollout.worker import (
     ONE_THREAD,
     RENDERER,
@@ -94,7 +94,7 @@ class Stage:
                     number,
                     word
                     if isinstance(word, (WorkerReady, WorkerFailed))
-                    else FinishedEpisode(EpisodeOutcome(word, "timeout", 6, None), b"record"),
+                    else EpisodeOutcome(word, "timeout", 6, b"record"),
                 )
 
 
@@ -105,10 +105,10 @@ def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(dies, c
     pool = Stage(dies, lasts)
     pool.starts = 99
     ended = list(run_pool(pool, EPISODES, count))
-    assert sorted(finished.end.planned.episode_id for finished in ended) == sorted(e.episode_id for e in EPISODES)
-    for finished in ended:
-        end, attempts = finished.end, pool.attempts[finished.end.planned.episode_id]
-        assert (end.outcome == "crashed") == (finished.record is None)
+    assert sorted(end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
+    for end in ended:
+        attempts = pool.attempts[end.planned.episode_id]
+        assert (end.outcome == "crashed") == (end.record is None)
         assert attempts <= 1 + RETRIES
         if end.outcome == "crashed":
             assert attempts == 1 + RETRIES
@@ -194,15 +194,6 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     assert "Segmentation fault" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_policy_that_asks_its_process_to_end_crashes_its_episodes_and_no_worker(tmp_path, lethal, workers):
-    request = replace(LETHAL, arguments={"task": "task_0", "how": "leave"})
-    rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=workers))
-    assert [row.outcome for row in rows] == ["crashed", "crashed", "timeout", "timeout"]
-    assert [row.steps for row in rows[:2]] == [2, 2]
-    assert rows[0].reason.endswith("SystemExit: 0\n")
-
-
 def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_path, lethal):
     with pytest.raises(RunError, match="while it started: it exited with status 3"):
         roll_out(replace(LETHAL, arguments={"at_start": "3"}), tmp_path / "run", running=ExecutionOptions(workers=2))
@@ -212,7 +203,7 @@ def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_
 def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path, monkeypatch):
     cast = WorkerSpec("nonsense", {"noop": {}})
     with pytest.raises(HostError, match="nonsense") as raised:
-        list(scheduler.run_workers(cast, plan_episodes(TASKS, 1, ["noop"], load_protocol()), 1))
+        list(run_pool(ProcessPool(cast), plan_episodes(TASKS, 1, ["noop"], load_protocol()), 1))
     assert "fake" in raised.value.remedy
 
 
@@ -279,7 +270,7 @@ def test_a_later_batch_is_asked_for_when_all_before_have_ended_and_the_same_work
 
     for finished in run_pool(pool, (), count, None, later()):
         ended.append(finished)
-    assert sorted(end.end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
+    assert sorted(end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
     assert all(worker.ended for worker in pool.made)
     if not any(dies):
         assert len(pool.made) == min(count, 5)

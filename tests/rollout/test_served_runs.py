@@ -102,18 +102,6 @@ def test_workers_share_the_servers_of_a_list(tmp_path):
     assert [row.outcome for row in rows] == ["timeout"] * 4
 
 
-def test_no_key_is_written_anywhere_in_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret-key")
-    greetings = openpi(lambda request, number: "ValueError: s3cret-key" if number else chunk(5), WITHOUT_WRIST)
-    with websockets(greetings) as server:
-        rows = roll_out(replace(over(server.url), episodes=2), tmp_path / "run")
-        assert server.headers[0] == "Api-Key s3cret-key"
-    assert rows[0].outcome == "crashed"
-    assert "ValueError: ***" in rows[0].reason
-    for path in (tmp_path / "run").rglob("*"):
-        assert path.is_dir() or b"s3cret-key" not in path.read_bytes()
-
-
 # What servers say of themselves
 
 

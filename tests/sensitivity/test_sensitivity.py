@@ -184,15 +184,6 @@ def test_a_sweep_through_the_default_passes_the_default(scores):
         assert curve.points[0].vsi == cell.means["vsi"]
 
 
-def test_vacuous_and_inactive_stay_what_they_are():
-    still = episode(gripper_contact=np.zeros(12, dtype=np.bool_), benchmark="libero-10", task_id="task_2")
-    before = judged(still)
-    after = apply_variant(before, DEFAULT, paper_variants(DEFAULT)[0][-1])
-    np.testing.assert_array_equal(before.state, after.state)
-    assert after.episode(0).vacuous_specs == before.episode(0).vacuous_specs != ()
-    assert after.episode(0).inactive_specs == before.episode(0).inactive_specs
-
-
 def test_a_cell_without_any_verdict_is_left_out_and_named(scores):
     hasty = np.array([policy == "scripted:hasty" for policy in scores.policy])
     silent = replace(scores, state=np.where(hasty, INACTIVE, scores.state).astype(np.int8))

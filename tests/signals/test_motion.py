@@ -14,16 +14,6 @@ from safevla_bench.signals import derive_signals, missing_fields
 from safevla_bench.trajectory.batch import concatenate_batches
 
 
-def test_the_ratio_is_of_the_joint_nearest_its_limit():
-    torque = np.zeros((2, 7))
-    torque[0] = [-43.5, 0, 0, 0, 0, 0, 3]
-    torque[1] = [43.5, 0, 0, 0, 0, -12, 0]
-    assert derive(episode(2, joint_torque_nm=torque), "joint_torque_ratio").tolist() == [
-        0.5,
-        1.0,
-    ]
-
-
 def test_episodes_of_different_arms_keep_their_own_limits():
     parts = [
         episode(2, joint_torque_nm=np.full((2, 2), 3.0), joint_torque_limit_nm=(6.0, 2.0)),
@@ -33,32 +23,6 @@ def test_episodes_of_different_arms_keep_their_own_limits():
     ]
     signal = derive(parts, "joint_torque_ratio")
     np.testing.assert_allclose(signal, [1.5, 1.5, np.nan, np.nan, np.nan, 0.5, 0.5, 0.1])
-
-
-def test_the_largest_torque_is_of_its_own_record_whatever_the_neighbours_record():
-    arm = np.array([[3.0, -5.0], [0.0, 2.0]])
-    parts = [
-        episode(2, joint_torque_nm=None),
-        episode(2, joint_torque_nm=arm, joint_torque_limit_nm=(6.0, 2.0)),
-        episode(1, joint_torque_nm=None),
-        episode(2, joint_torque_nm=np.array([[0, 0, 0, 0, 0, 0, -9.0], [0, 0, 0, 1.0, 0, 0, 0]])),
-    ]
-    signal = derive(parts, "joint_torque_max")
-    assert np.array_equal(signal, [np.nan, np.nan, 5.0, 2.0, np.nan, 9.0, 1.0], equal_nan=True)
-
-
-def test_without_any_torque_both_torque_signals_are_missing_not_zero():
-    signals = derive_signals(episode(2, joint_torque_nm=None), ["joint_torque_max", "joint_torque_ratio"])
-    assert all(np.isnan(values).all() for values in signals.values())
-
-
-def test_one_joint_is_an_arm_too():
-    batch = episode(2, joint_torque_nm=np.array([[3.0], [-9.0]]), joint_torque_limit_nm=(6.0,))
-    signals = derive_signals(batch, ["joint_torque_max", "joint_torque_ratio"])
-    assert (signals["joint_torque_max"].tolist(), signals["joint_torque_ratio"].tolist()) == (
-        [3.0, 9.0],
-        [0.5, 1.5],
-    )
 
 
 def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_missing_where_these_are():
@@ -93,13 +57,6 @@ def test_derivatives_of_a_polynomial_are_exact_and_flat_to_the_ends(name, power,
     np.testing.assert_allclose(signal, value, rtol=1e-6)
 
 
-def test_the_ends_repeat_the_nearest_interior_value():
-    speed = derive(episode(12, eef_pos_m=along(2, 12)), "eef_speed")
-    assert speed[:4].tolist() == [speed[3]] * 4
-    assert speed[8:].tolist() == [speed[8]] * 4
-    assert speed[4] > speed[3]
-
-
 @pytest.mark.parametrize(("name", "shortest"), [("eef_speed", 7), ("eef_acc", 7), ("eef_jerk", 9)])
 def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_read(name, shortest):
     rng = np.random.default_rng(0)
@@ -109,11 +66,6 @@ def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_rea
     for part, signal in zip(parts, together, strict=True):
         np.testing.assert_array_equal(signal, derive(part, name))
     assert [bool(np.isnan(signal).all()) for signal in together] == [True, False, True, False]
-
-
-def test_every_episode_has_its_own_control_step():
-    parts = [episode(12, eef_pos_m=along(1, 12, dt), dt=dt) for dt in (0.05, 0.1)]
-    np.testing.assert_allclose(derive(parts, "eef_speed"), 1.0, rtol=1e-6)
 
 
 def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
@@ -127,12 +79,6 @@ def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
     np.testing.assert_allclose(signals["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
 
 
-def test_an_episode_without_the_end_effector_has_no_speed_and_its_neighbours_keep_theirs():
-    parts = [episode(12, eef_pos_m=along(1, 12)), episode(9, eef_pos_m=None), episode(12, eef_pos_m=along(1, 12))]
-    speed = derive(parts, "eef_speed")
-    np.testing.assert_allclose(speed, [1.0] * 12 + [np.nan] * 9 + [1.0] * 12, rtol=1e-6)
-
-
 def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndarray:
     """Quaternions wxyz [n, 2, 4] of bowl and plate: the bowl turned about a world axis from record 1 on."""
     x, y, z, w = Rotation.from_euler(axis, degrees, degrees=True).as_quat()
@@ -141,28 +87,10 @@ def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndar
     return quats
 
 
-@pytest.mark.parametrize(("axis", "tilt"), [("x", 20.0), ("y", 20.0), ("z", 0.0), ("x", -110.0), ("y", 180.0)])
-def test_tilt_is_the_drift_of_the_body_z_axis(axis, tilt):
-    signal = derive(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), "held_object_tilt")
-    np.testing.assert_allclose(signal, [0, abs(tilt), abs(tilt)], atol=1e-5)
-
-
-def test_body_frame_drift_also_counts_the_turn_about_the_own_axis():
-    batch = episode(3, body_quat_wxyz=turned("z", 70.0))
-    np.testing.assert_allclose(derive(batch, "held_object_tilt_body"), [0, 70, 70], atol=1e-5)
-
-
 @pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
 def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
     signal = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), "held_object_tilt")
     np.testing.assert_allclose(signal, [0, 40, 40], atol=1e-5)
-
-
-def test_tilt_is_relative_to_where_the_axis_pointed_at_the_start():
-    quats = turned("x", 40.0)
-    quats[0] = quats[1]
-    signal = derive(episode(3, body_quat_wxyz=quats), "held_object_tilt")
-    np.testing.assert_allclose(signal, 0, atol=1e-5)
 
 
 def orientations(turns: Rotation, n: int) -> np.ndarray:
@@ -216,29 +144,12 @@ def test_transport_needs_a_grip_and_more_than_five_centimetres():
     np.testing.assert_allclose(signals["target_height"], heights, atol=1e-15)
 
 
-def test_lowering_what_is_held_is_no_slip():
-    heights = np.linspace(0, -0.18, 6)
-    eef = np.tile([0.5, 0.0, 1.0], (6, 1))
-    eef[:, 2] += heights
-    batch = episode(6, body_pos_m=lifted(heights, 6), eef_pos_m=eef, gripper_contact=np.ones(6, dtype=bool))
-    np.testing.assert_allclose(derive(batch, "held_object_slip"), 0, atol=1e-15)
-
-
-def test_slip_is_the_fall_against_the_gripper_since_the_grip_began():
-    heights = [0.0, 0.0, -0.01, -0.03, -0.03, -0.04]
-    grip = np.array([False, True, True, True, False, True])
-    batch = episode(6, body_pos_m=lifted(heights, 6), gripper_contact=grip)
-    signal = derive(batch, "held_object_slip")
-    np.testing.assert_allclose(signal, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
-
-
-def slip_after_gap(gap: int, fall_m: float, gripped: list[int] | None = None, **channels) -> float:
+def slip_after_gap(gap: int, fall_m: float) -> float:
     """Slip at the first record behind a gap of grip in which the bowl fell, after 1 cm of slip before it."""
     n = gap + 3
     heights = np.array([0.0, -0.01] + [-0.01 - fall_m] * (gap + 1))
     grip = np.array([True, True] + [False] * gap + [True])
-    bodies = {} if gripped is None else {"roles": TWO, "gripped": np.array(gripped)}
-    batch = episode(n, body_pos_m=lifted(heights, n), gripper_contact=grip, **bodies, **channels)
+    batch = episode(n, body_pos_m=lifted(heights, n), gripper_contact=grip)
     return float(derive(batch, "held_object_slip")[-1])
 
 
@@ -256,11 +167,6 @@ def test_a_grip_lasts_across_two_records_without_contact_while_the_body_stays_in
     assert slip_after_gap(gap, fall_m) == pytest.approx(slip, abs=1e-12)
 
 
-def test_a_grip_of_another_body_behind_a_gap_is_a_new_one():
-    assert slip_after_gap(1, 0.005, [BOWL, BOWL, -1, BOWL]) == pytest.approx(-0.015)
-    assert slip_after_gap(1, 0.005, [PLATE, PLATE, -1, BOWL]) == 0.0
-
-
 def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip():
     half = np.tile([1.0, 0.0, 0.0, 0.0], (4, 1))
     half[2:] = [0.0, 1.0, 0.0, 0.0]  # upside down, with the bowl 0.2 m below the wrist and then above it
@@ -274,31 +180,6 @@ def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip(
     )
     slip = derive(batch, "held_object_slip")
     np.testing.assert_allclose(slip, [0, 0, 0, 0.005], atol=1e-12)
-
-
-def test_a_gap_between_two_episodes_bridges_nothing():
-    grip = np.array([False, True, True])
-    parts = [episode(3, body_pos_m=lifted([0, 0, -0.01 * k], 3), gripper_contact=grip) for k in (1, 2)]
-    slip = derive(parts, "held_object_slip")
-    np.testing.assert_allclose(slip, [0, 0, -0.01, 0, 0, -0.02], atol=1e-12)
-
-
-def test_turning_the_hand_with_the_object_is_no_slip():
-    n, offset = 5, np.array([0.0, 0.1, -0.02])
-    turns = Rotation.from_euler("x", np.linspace(0, 80, n)[:, None], degrees=True)
-    pos = lifted(np.zeros(n), n)
-    pos[:, 0] = np.array([0.4, 0.0, 1.0]) + turns.apply(offset)
-    x, y, z, w = turns.as_quat().T
-    batch = episode(
-        n,
-        body_pos_m=pos,
-        eef_pos_m=np.tile([0.4, 0.0, 1.0], (n, 1)),
-        eef_quat_wxyz=np.stack([w, x, y, z], axis=1),
-        gripper_contact=np.ones(n, dtype=bool),
-    )
-    np.testing.assert_allclose(derive(batch, "held_object_slip"), 0, atol=1e-12)
-    without = episode(n, body_pos_m=pos, eef_quat_wxyz=None, gripper_contact=np.ones(n, dtype=bool))
-    assert derive(without, "held_object_slip")[-1] == pytest.approx(pos[-1, 0, 2] - pos[0, 0, 2])
 
 
 def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
@@ -339,28 +220,6 @@ def test_a_scene_without_bodies_has_no_held_target():
 TWO = {**ROLES, "plate": "target"}
 
 
-def test_a_change_of_the_gripped_body_starts_a_new_grip():
-    heights = [0.0, -0.01, -0.02, -0.02]
-    pos = lifted(heights, 4)
-    pos[:, 1, 2] += [0.0, 0.0, -0.5, -0.503]
-    batch = episode(
-        4,
-        roles=TWO,
-        body_pos_m=pos,
-        gripper_contact=np.ones(4, dtype=bool),
-        gripped=np.array([BOWL, BOWL, PLATE, PLATE]),
-    )
-    signals = derive_signals(batch, ["held_object_slip", "target_height"])
-    np.testing.assert_allclose(signals["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
-    np.testing.assert_allclose(signals["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
-
-
-def test_holding_something_that_is_no_target_is_no_grip():
-    batch = episode(3, gripper_contact=np.ones(3, dtype=bool), gripped=np.array([-1, PLATE, BOWL]))
-    assert derive(batch, "grip").tolist() == [True, False, True]
-    assert derive(batch, "gripper_contact").tolist() == [1.0, 1.0, 1.0]
-
-
 def test_the_first_body_is_held_as_any_other_and_the_last_is_not_held_by_nobody():
     """Body 0 is a body, and -1, nothing known to be gripped, is not the last one."""
     robot = episode(2, gripper_contact=np.ones(2, dtype=bool), gripped=np.array([LINK, BOWL]))
@@ -376,11 +235,6 @@ def test_the_first_body_is_held_as_any_other_and_the_last_is_not_held_by_nobody(
     np.testing.assert_allclose(derive(first, "target_height"), [0.0, 0.1], atol=1e-15)
 
 
-def test_without_a_target_there_is_no_grip():
-    batch = episode(3, target_object=None, gripper_contact=np.ones(3, dtype=bool))
-    assert not derive(batch, "grip").any()
-
-
 def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
     partly = episode(
         3, roles=TWO, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)), gripped=np.array([-1, PLATE, -1])
@@ -394,31 +248,6 @@ def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
     assert np.isnan(height).tolist() == [True] * 3 + [False] * 3 + [True] * 3
 
 
-def test_target_speed_is_a_central_difference_repeated_at_the_ends():
-    pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
-    signal = derive(episode(4, body_pos_m=pos), "target_obj_speed")
-    np.testing.assert_allclose(signal, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
-
-
-def test_release_speed_counts_only_what_is_not_held():
-    pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
-    grip = np.array([True, True, False, True])
-    signal = derive(episode(4, body_pos_m=pos, gripper_contact=grip), "release_speed")
-    np.testing.assert_allclose(signal, [0, 0, 0.8, 0.8], rtol=1e-9)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_target_speed_needs_three_records(n):
-    assert np.isnan(derive(episode(n), "target_obj_speed")).all()
-
-
-def test_each_body_is_differenced_before_one_is_selected():
-    pos = lifted(np.zeros(5), 5)  # bowl and plate are 0.14 m apart and both at rest
-    gripped = np.array([BOWL, BOWL, PLATE, PLATE, LINK])
-    batch = episode(5, roles=TWO, body_pos_m=pos, gripped=gripped, gripper_contact=np.ones(5, dtype=bool))
-    assert derive(batch, "target_obj_speed").tolist() == [0.0] * 5
-
-
 HELD_TARGET_NAMES = [
     "target_height",
     "held_object_tilt",
@@ -426,23 +255,6 @@ HELD_TARGET_NAMES = [
     "held_object_slip",
     "target_obj_speed",
 ]
-
-
-def test_each_episode_is_read_at_its_own_place_in_the_batch():
-    rng = np.random.default_rng(4)
-    parts = [
-        episode(
-            n,
-            body_pos_m=rng.normal(size=(n, 3, 3)),
-            body_quat_wxyz=rng.normal(size=(n, 2, 4)),
-            gripper_contact=rng.random(n) < 0.6,
-        )
-        for n in (4, 7, 1, 5)
-    ]
-    together = derive_signals(concatenate_batches(parts), HELD_TARGET_NAMES)
-    for name in HELD_TARGET_NAMES:
-        apart = np.concatenate([derive(part, name) for part in parts])
-        np.testing.assert_array_equal(together[name], apart)
 
 
 def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():

@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, PLATE, episode
+from builders import episode
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import build_trace, derive_signals, parse_formula
+from safevla_bench.signals import derive_signals, parse_formula
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.signals.space import PLACED_FORMS, find_boxes
 from safevla_bench.specs import loader
 from safevla_bench.stl.formula import format_formula, signal_names
 from safevla_bench.tasks import loader as tasks_loader
-from safevla_bench.trajectory.batch import concatenate_batches
 
 HALF_TURN_ABOUT_X = (0.0, 1.0, 0.0, 0.0)
 QUARTER_TURN_ABOUT_Z = (np.sqrt(0.5), 0.0, 0.0, np.sqrt(0.5))
@@ -70,48 +69,11 @@ def test_clearance_is_the_distance_to_the_nearest_point_of_the_box_and_negative_
     assert (clearance < 0).any()
 
 
-def test_rates_are_central_differences_and_the_ends_take_their_neighbours():
-    x = np.array([0.0, 0.01, 0.03, 0.06])
-    angle = np.radians([0.0, 1.0, 3.0, 6.0]) / 2
-    batch = episode(
-        4,
-        eef_pos_m=np.stack([x, 0 * x, 0 * x], axis=1),
-        eef_quat_wxyz=np.stack([np.cos(angle), 0 * x, 0 * x, np.sin(angle)], axis=1),
-    )
-    np.testing.assert_allclose(values_of("speed(eef)", batch), [0.3, 0.3, 0.5, 0.5])
-    np.testing.assert_allclose(values_of("turning_rate(eef)", batch), [30, 30, 50, 50])
-    assert np.isnan(values_of("speed(eef)", episode(2))).all()
-
-
-def test_the_speed_of_what_is_held_is_that_of_the_shipped_signal():
-    rng = np.random.default_rng(1)
-    batch = episode(20, body_pos_m=rng.uniform(0, 0.1, (20, 3, 3)))
-    np.testing.assert_allclose(values_of("speed(held)", batch), values_of("target_obj_speed", batch))
-
-
 def test_tilt_is_the_angle_of_the_z_axis_whatever_the_turn_about_it():
     quats = np.tile([QUARTER_TURN_ABOUT_Z, HALF_TURN_ABOUT_X], (3, 1, 1))
     batch = episode(3, body_quat_wxyz=quats)
     np.testing.assert_allclose(values_of("tilt(bowl)", batch), 0, atol=1e-5)
     np.testing.assert_allclose(values_of('tilt("*")', batch), 180)  # the most tilted of all
-
-
-def test_an_episode_without_the_body_is_undefined_and_others_are_not():
-    alone = episode(3, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)))
-    distances = values_of("distance(eef, plate)", concatenate_batches([alone, episode(3)]))
-    assert np.isnan(distances[:3]).all()
-    assert (distances[3:] > 0).all()
-    assert np.isnan(values_of("distance(plate, bystander)", episode(3))).all()  # only itself
-
-
-def test_a_lost_body_makes_the_value_unknown_there():
-    valid = np.ones((3, 1), dtype=np.bool_)
-    valid[1] = False
-    batch = episode(3, valid_bodies=(PLATE,), pose_valid=valid)
-    fields = RecordFields(batch)
-    trace = build_trace(fields, ["distance(eef, bystander)", "distance(eef, bowl)"])
-    assert trace.unknown["distance(eef, bystander)"].tolist() == [False, True, False]
-    assert "distance(eef, bowl)" not in trace.unknown
 
 
 @pytest.mark.parametrize("form", PLACED_FORMS)
@@ -219,11 +181,6 @@ def test_a_mistake_in_a_signal_s_table_is_named_with_its_file(tmp_path, old, new
     with pytest.raises(SpecError, match=says) as caught:
         loader.library(path)
     assert "mine.toml" in str(caught.value)
-
-
-def test_a_body_of_the_furniture_may_be_named():
-    np.testing.assert_allclose(values_of("distance(bowl, drawer)", episode(2)), np.hypot(0.4, 0.1))
-    assert episode(2).body_label(DRAWER) == "drawer"
 
 
 def test_the_example_of_a_keep_out_box_finds_the_hand_in_it(request):

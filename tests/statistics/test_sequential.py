@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import betaln
 
-from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.statistics.sequential import (
     log_wealth_of_counts,
     sequential_difference,
@@ -45,13 +44,6 @@ def test_it_holds_the_mean_and_mirrors(values):
     result, mirrored = sequential_interval(values), sequential_interval(1 - values)
     assert result.low - 1e-9 <= values.mean() <= result.high + 1e-9
     np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (result.low, result.high), atol=1e-6)
-
-
-def test_it_is_wider_than_the_exact_interval_of_a_fixed_number():
-    for count, n in [(0, 20), (18, 20), (150, 200)]:
-        fixed, result = exact_interval(count, n), sequential_interval(coins(count, n))
-        assert result.low <= fixed.low
-        assert fixed.high <= result.high
 
 
 def test_looks_every_ten_episodes_miss_less_often_than_they_may():

@@ -63,16 +63,6 @@ def test_de_morgan(one: Formula, other: Formula, trace: Trace) -> None:
     assert same(Not(Or(one, other)), And(Not(one), Not(other)), trace)
 
 
-@given(formulas(), traces())
-def test_a_double_negation_changes_nothing(formula: Formula, trace: Trace) -> None:
-    assert same(Not(Not(formula)), formula, trace)
-
-
-@given(formulas(), formulas(), traces())
-def test_an_implication_is_a_disjunction(one: Formula, other: Formula, trace: Trace) -> None:
-    assert same(Implies(one, other), Or(Not(one), other), trace)
-
-
 @given(windows(), formulas(), traces())
 def test_always_is_never_the_contrary(window: Window, formula: Formula, trace: Trace) -> None:
     assert same(Always(window, formula), Not(Eventually(window, Not(formula))), trace)

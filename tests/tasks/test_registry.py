@@ -187,13 +187,6 @@ def test_what_may_spill_is_judged_for_tilt_and_no_entry_says_both():
     assert not any("non_spillable" in e.object_tags for e in TASKS.list_entries("robocasa-365"))
 
 
-def test_a_composite_task_unites_its_components():
-    tags = TASKS.task_tags("libero-10", "task_2")
-    assert TASKS.templates["knob-twist"].tags | TASKS.templates["pnp-basic"].tags <= tags
-    assert {"no_held_target", "held_target"} <= tags
-    assert {SGM, HOT} <= active_ids("libero-10", "task_2")
-
-
 def test_full_capabilities_add_what_the_recorder_measures_and_only_for_their_host():
     assert active_ids("libero-spatial", "task_0", "libero-full") == {AFF, TFF, NT, SGM} | ALWAYS
     assert active_ids("libero-spatial", "task_0", "robocasa-365-full") == active_ids("libero-spatial", "task_0")

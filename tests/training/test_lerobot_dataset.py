@@ -23,9 +23,9 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.pictures.rendering import open_stage
 from safevla_bench.sources.foreign.demonstrations import read_demonstrations
-from safevla_bench.training.export import export_dataset
+from safevla_bench.training.description import CameraChoice
+from safevla_bench.training.export import export_dataset, read_state
 from safevla_bench.training.labels import label_records
-from safevla_bench.training.pictures import CameraChoice, read_state
 from safevla_bench.training.writer import Feature, build_column, join_statistics, summarize_numbers
 from safevla_bench.trajectory.batch import Channel, select_episodes
 
@@ -226,7 +226,7 @@ def darken(monkeypatch):
                 raise HostError("no light", remedy="Make some.")
             return open_stage(folder, host, record)
 
-        monkeypatch.setattr("safevla_bench.training.pictures.open_stage", open_in_the_dark)
+        monkeypatch.setattr("safevla_bench.training.export.open_stage", open_in_the_dark)
 
     return darken_first
 

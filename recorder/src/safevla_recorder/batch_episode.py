@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_recorder.channels import POSES, as_fields
-from safevla_recorder.contacts import NOTHING, ContactFilter, Ints, MeasuredContacts
+from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
-from safevla_recorder.episode_log import GeomMap, assemble_recording
+from safevla_recorder.episode_log import assemble_recording
 from safevla_recorder.errors import HostError
 from safevla_recorder.recorder import SceneMap, Shape
 
@@ -99,11 +99,8 @@ def _probe_filter(
     No pair depends on another, so two episodes show all: in record 0 of the one none touches, of the other each does.
     """
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
-    robot = np.array([role == "robot" for role in geoms.roles.values()])
-    fingers = np.zeros_like(geoms.place) if geoms.fingers is None else geoms.fingers
-    apart, touching = (
-        ContactFilter(geoms.place, robot, fingers, first, fixtures=geoms.fixtures) for first in (none, every)
-    )
+    probed = replace(geoms, apart_substeps=1)
+    apart, touching = (ContactFilter(probed, first) for first in (none, every))
     at_once = np.stack([apart.mark_counted(every), touching.mark_counted(every)])
     touching.mark_counted(none)
     later = np.where(touching.mark_counted(every), geoms.apart_substeps, np.inf)

@@ -7,16 +7,54 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Sequence
+from functools import cached_property
+from typing import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_recorder.channels import FORCES
 from safevla_recorder.episode import Bools, ContactList, Floats
 
 Ints = NDArray[np.integer]
 NOTHING = -1
 _NEVER = -1
+
+
+@dataclass(frozen=True)
+class GeomMap:
+    """The recorded bodies of an episode and the geoms that they own; constant over the episode.
+
+    `place` [G] is the place in `roles` of the body that owns each geom, `fingers` [G] is 0, or 1 and 2 for the geoms of
+    the two finger groups, None = there is no such gripper; `fixtures` [G] is 0, or the number of a geom's fixture.
+    """
+
+    roles: Mapping[str, str]
+    place: Ints
+    fingers: Ints | None
+    fixtures: Ints
+    substep_s: float
+    apart_substeps: int = 1
+    forces: tuple[str, ...] = FORCES
+    """Of `FORCES`: those that the contacts of this episode hold."""
+    torque_source: str | None = None
+    """Where the torques come from, such as `qfrc_actuator`; None = there are none, or that is unknown."""
+
+    @cached_property
+    def robot(self) -> Bools:
+        """True for each recorded body that is robot, [B]."""
+        return np.array([role == "robot" for role in self.roles.values()])
+
+    @cached_property
+    def sides(self) -> Ints:
+        """`fingers`, all 0 without such a gripper, [G]."""
+        return np.zeros_like(self.place) if self.fingers is None else self.fingers
+
+
+def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
+    """Return the number, from 1, of the group that each member is in, 0 = none, [M]."""
+    number = {member: place for place, group in enumerate(groups, start=1) for member in group}
+    return np.array([number.get(member, 0) for member in members], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -111,22 +149,22 @@ def join_contacts(lists: Sequence[ContactList]) -> ContactList:
     return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
-def gripped_bodies(
-    contacts: SubstepContacts, instants: Ints, fingers: Ints, place: Ints, robot: Bools
-) -> NDArray[np.int64]:
+def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
     """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
 
-    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom, `robot`
-    [B] says which bodies are robot: none of them is ever held. Of several bodies, the one with the largest single
-    finger contact is returned; of equals, the one with the lowest place.
+    None that is robot is ever held. Of several bodies, the one with the largest single finger contact is returned; of
+    equals, the one with the lowest place.
     """
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
+    if geoms.fingers is None:
+        return holding
+    fingers, place = geoms.fingers, geoms.place
     instant_of = np.full(contacts.substeps, NOTHING)
     instant_of[instants] = np.arange(len(instants))
     now = np.flatnonzero(instant_of[contacts.substep] != NOTHING)
     first, second = fingers[contacts.geom1[now]], fingers[contacts.geom2[now]]
     other = place[np.where(first > 0, contacts.geom2[now], contacts.geom1[now])]
-    near = (first + second > 0) & ~robot[other]
+    near = (first + second > 0) & ~geoms.robot[other]
     at = instant_of[contacts.substep[now]]
     for instant in np.intersect1d(at[near & (first + second == 1)], at[near & (first + second == 2)]):
         finger = np.flatnonzero(near & (at == instant))
@@ -150,30 +188,17 @@ class ContactFilter:
 
     - Inside one recorded body, or between the parts of one fixture: never counts.
     - The two finger groups of one gripper, and robot links that touch in record 0: mechanical, never count.
-    - Touching in record 0 without a robot geom: resting; counts once it was apart for `apart` substeps in a row.
+    - Touching in record 0 without a robot geom: resting; counts once it was apart for `apart_substeps` in a row.
     - Any other pair counts.
-
-    `place` [G] is the recorded body of each geom, `robot` [B] tells which of these are robot, `fingers` [G] is 0, or
-    1 and 2 for the geoms of the two finger groups, `fixtures` [G] is 0, or the number of a geom's fixture.
     """
 
-    def __init__(
-        self,
-        place: Ints,
-        robot: Bools,
-        fingers: Ints,
-        first: SubstepContacts,
-        apart: int = 1,
-        fixtures: Ints | None = None,
-    ) -> None:
+    def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
         """Sort the geom pairs by the contacts of record 0; `dropped` then has the body pairs that are left out."""
-        geoms = len(place)
-        self._geoms, self._apart = geoms, apart
-        fate = np.zeros((geoms, geoms), dtype=np.int32)
+        place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
+        self._geoms, self._apart = len(place), geoms.apart_substeps
+        fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
         fate[fingers[:, None] * fingers == 2] = _NEVER
-        if fixtures is None:
-            fixtures = np.zeros(geoms, dtype=np.int64)
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
         a, b = place[first.geom1], place[first.geom2]
         both = robot[a] & robot[b]
@@ -183,7 +208,7 @@ class ContactFilter:
         self._fate = fate.reshape(-1)
         free = fate[first.geom1, first.geom2] != _NEVER
         self._resting = self._mark_resting(first, ~(robot[a] | robot[b]) & free)
-        self.dropped = _dropped_pairs(place, fingers, fixtures, a, b, both | ~(robot[a] | robot[b]))
+        self.dropped = _dropped_pairs(geoms, a, b, both | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Number the resting geom pairs from 1 in the table `_fate`, flat over (geom, geom); return their two places
@@ -225,12 +250,11 @@ class ContactFilter:
         return counted
 
 
-def _dropped_pairs(
-    place: Ints, fingers: Ints, fixtures: Ints, a: Ints, b: Ints, listed: Bools
-) -> tuple[tuple[int, int], ...]:
+def _dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, listed: Bools) -> tuple[tuple[int, int], ...]:
     """Return the body pairs left out, as sorted places: those `listed` of record 0, and all pairs of fingers and of one
     fixture's bodies.
     """
+    place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
     pairs |= {(int(x), int(y)) for x in set(place[fingers == 1]) for y in set(place[fingers == 2])}
     for fixture in set(fixtures[fixtures > 0].tolist()):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Callable, Generic, Hashable, Iterable, Mapping, Protocol, Sequence, TypeVar
+from dataclasses import replace
+from typing import Callable, Mapping, Protocol, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import FORCES
 from safevla_recorder.contacts import (
     NOTHING,
     ContactFilter,
-    Ints,
+    GeomMap,
     SubstepContacts,
     contact_peaks,
     gripped_bodies,
@@ -23,7 +22,8 @@ from safevla_recorder.errors import HostError
 
 BLOCK = 32
 """Control steps whose contacts are decoded together; bounds the copies to a few megabytes."""
-Row = TypeVar("Row")
+Row = Mapping[str, Floats]
+"""Arrays that were read at the end of one control step, by name."""
 
 
 class ContactSource(Protocol):
@@ -33,32 +33,6 @@ class ContactSource(Protocol):
 
     def take_contacts(self) -> SubstepContacts:
         """Return the contacts copied since the last call, and empty the source."""
-
-
-@dataclass(frozen=True)
-class GeomMap:
-    """The recorded bodies of an episode and the geoms that they own; constant over the episode.
-
-    `place` [G] is the place in `roles` of the body that owns each geom, `fingers` [G] is 0, or 1 and 2 for the geoms of
-    the two finger groups, None = there is no such gripper; `fixtures` [G] is 0, or the number of a geom's fixture.
-    """
-
-    roles: Mapping[str, str]
-    place: Ints
-    fingers: Ints | None
-    fixtures: Ints
-    substep_s: float
-    apart_substeps: int = 1
-    forces: tuple[str, ...] = FORCES
-    """Of `FORCES`: those that the contacts of this episode hold."""
-    torque_source: str | None = None
-    """Where the torques come from, such as `qfrc_actuator`; None = there are none, or that is unknown."""
-
-
-def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
-    """Return the number, from 1, of the group that each member is in, 0 = none, [M]."""
-    number = {member: place for place, group in enumerate(groups, start=1) for member in group}
-    return np.array([number.get(member, 0) for member in members], dtype=np.int64)
 
 
 def assemble_recording(
@@ -83,7 +57,7 @@ def assemble_recording(
     )
 
 
-class EpisodeLog(Generic[Row]):
+class EpisodeLog:
     """Records of one episode: a row each, whose channels are made when they are asked for.
 
     `source` holds the contacts of record 0 when the log is made, and those of each control step when it ends; None =
@@ -99,7 +73,6 @@ class EpisodeLog(Generic[Row]):
     ) -> None:
         """Begin with record 0, whose row is `first`, and decode its contacts, which empties `source`."""
         self._geoms, self._source, self._build_channels = geoms, source, build_channels
-        self._robot = np.array([role == "robot" for role in geoms.roles.values()])
         self._rows = [first]
         self._actions: list[Action] = []
         self._ends: list[int] = []  # substeps copied until the end of each record that is not decoded yet
@@ -108,18 +81,12 @@ class EpisodeLog(Generic[Row]):
         self._filter: ContactFilter | None = None
         self._torn: int | None = None  # the record whose substeps were decoded, and left out, before its end
         if source is not None:
-            self._decode_first(source.take_contacts())
+            contacts = source.take_contacts()
+            self._filter = ContactFilter(geoms, contacts)
+            self._decode_contacts(contacts, np.array([1]), substep_s=None)
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def _decode_first(self, contacts: SubstepContacts) -> None:
-        geoms = self._geoms
-        fingers = np.zeros_like(geoms.place) if geoms.fingers is None else geoms.fingers
-        self._filter = ContactFilter(
-            geoms.place, self._robot, fingers, contacts, geoms.apart_substeps, fixtures=geoms.fixtures
-        )
-        self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
 
     def add_step(self, action: Action, row: Row) -> None:
         """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
@@ -150,60 +117,45 @@ class EpisodeLog(Generic[Row]):
         called may be lost: `add_step` then raises.
         """
         self.decode_pending()
+        contacts = join_contacts(self._contacts) if self._contacts else None
+        gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
-        if self._source is None:
-            return self._assemble(header, self._rows, None, None, action)
-        return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
+        channels = {**self._build_channels(self._rows), "action": action}
+        return assemble_recording(self._geoms, header, len(self), contacts, gripped, channels)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
         """Return the newest record alone, as an episode of one record without action, see `LogReader`."""
         self.decode_pending()
-        if self._source is None:
-            return self._assemble(header, self._rows[-1:], None, None, None)
-        contacts = self._contacts[-1]
-        is_newest = contacts.record == len(self._rows) - 1
-        newest = ContactList(*(column[is_newest] for column in contacts.columns().values()))
-        newest = replace(newest, record=np.zeros_like(newest.record))
-        return self._assemble(header, self._rows[-1:], newest, self._gripped[-1][-1:], None)
-
-    def _assemble(
-        self,
-        header: Mapping[str, object],
-        rows: Sequence[Row],
-        contacts: ContactList | None,
-        gripped: NDArray[np.int64] | None,
-        action: Floats | None,
-    ) -> Recording:
-        channels = {**self._build_channels(rows), "action": action}
-        return assemble_recording(self._geoms, header, len(rows), contacts, gripped, channels)
+        newest = gripped = None
+        if self._contacts:
+            contacts, gripped = self._contacts[-1], self._gripped[-1][-1:]
+            is_newest = contacts.record == len(self) - 1
+            newest = ContactList(*(column[is_newest] for column in contacts.columns().values()))
+            newest = replace(newest, record=np.zeros_like(newest.record))
+        return assemble_recording(self._geoms, header, 1, newest, gripped, self._build_channels(self._rows[-1:]))
 
     def decode_pending(self) -> None:
         """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
         if self._ends:
             assert self._source is not None
-            assert self._filter is not None
             ends, self._ends = np.array(self._ends), []
-            self._decode_contacts(self._filter, self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
+            self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
-    def _decode_contacts(
-        self, counts: ContactFilter, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None
-    ) -> None:
+    def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
         """Append the counted contacts and gripped bodies of some records to those decoded so far.
 
         `ends` [R] is the number of substeps up to the end of each record; later ones are left out. `substep_s` None =
         an instant.
         """
+        assert self._filter is not None
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._torn = len(self)
         # Substeps after the last end belong to a control step that broke off: there is no record of it.
-        which = np.flatnonzero(counts.mark_counted(contacts) & (contacts.substep < ends[-1]))
+        which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._contacts.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
-        if geoms.fingers is None:
-            self._gripped.append(np.full(len(ends), NOTHING, dtype=np.int64))
-        else:
-            self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
+        self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
 
 
 class RecordedEpisode(Protocol):
@@ -216,12 +168,12 @@ class RecordedEpisode(Protocol):
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
 
 
-class LogReader(Generic[Row]):
+class LogReader:
     """What every recorder tells of its episode so far; each method raises `HostError` if none has begun."""
 
-    _log: EpisodeLog[Row] | None = None
+    _log: EpisodeLog | None = None
 
-    def require_episode(self) -> EpisodeLog[Row]:
+    def require_episode(self) -> EpisodeLog:
         """Return the records so far."""
         if self._log is None:
             raise HostError("no episode has begun", remedy="Call begin first, after settling.")

@@ -21,10 +21,10 @@ from typing import Collection, Hashable, Iterable, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.channels import FORCES
-from safevla_recorder.contacts import MeasuredContacts
-from safevla_recorder.episode import Floats
-from safevla_recorder.episode_log import EpisodeLog, GeomMap, LogReader, group_numbers
+from safevla_recorder.channels import FORCES, as_fields
+from safevla_recorder.contacts import GeomMap, MeasuredContacts, group_numbers
+from safevla_recorder.episode import Floats, Recording
+from safevla_recorder.episode_log import EpisodeLog, LogReader, Row
 from safevla_recorder.errors import HostError
 
 Shape = Hashable
@@ -101,24 +101,7 @@ class SceneMap:
         )
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """Readings at the end of one control step; None = the simulator does not tell it."""
-
-    poses: Mapping[str, tuple[Floats, Floats | None]]
-    eef: tuple[Floats, Floats | None] | None
-    torque_nm: Floats | None
-    torque_peak_nm: Floats | None
-    state: Floats | None
-
-    def families(self) -> dict[str, object]:
-        poses = {f"the pose of {name}": quat is not None for name, (_, quat) in self.poses.items()}
-        eef = {} if self.eef is None else {"the pose of the end effector": self.eef[1] is not None}
-        rest = {"state": self.state, "torques": self.torque_nm}
-        return {**poses, **eef, **{name: np.shape(values) for name, values in rest.items() if values is not None}}
-
-
-class EpisodeRecorder(LogReader[_Reading]):
+class EpisodeRecorder(LogReader):
     """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
@@ -126,6 +109,7 @@ class EpisodeRecorder(LogReader[_Reading]):
         self.scene = scene
         self._contacts = _ContactBuffer(scene)
         self._torques: list[Floats] = []
+        self._bodies: tuple[str, ...] = ()  # with poses, in the order of record 0
         self._families: Mapping[str, object] = {}  # of record 0
         self._has_contacts = False
         self._substeps = 0
@@ -164,8 +148,8 @@ class EpisodeRecorder(LogReader[_Reading]):
         if contacts is not None:
             self._contacts.add_substep(contacts)
         torques = _floats(torques_nm)
-        first = _read(poses, eef, torques, None if torques is None else np.abs(torques), state)
-        self._families = first.families()
+        self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state)
+        first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state)
         source = self._contacts if self._has_contacts else None
         self._log = EpisodeLog(self.scene.map_geoms(), source, first, self._build_channels)
 
@@ -206,12 +190,11 @@ class EpisodeRecorder(LogReader[_Reading]):
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
-        reading = _read(poses, eef, last, peak, state)
-        self._check_families(reading.families(), step=len(log))
-        log.add_step(np.asarray(action), reading)
+        self._check_families(_list_families(poses, eef, last, state), step=len(log))
+        log.add_step(np.asarray(action), self._read(poses, eef, last, peak, state))
         self._torques, self._substeps = [], 0
 
-    def _require_whole(self) -> EpisodeLog[_Reading]:
+    def _require_whole(self) -> EpisodeLog:
         log = self.require_episode()
         if not self._is_whole:
             problem = f"a physics substep of control step {len(log)} was refused, and its contacts are lost"
@@ -225,23 +208,34 @@ class EpisodeRecorder(LogReader[_Reading]):
             problem = f"{differs} after control step {step}: not as in record 0"
             raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
 
-    def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
-        """Return the fields of a `Recording` that hold what was read, one row for each reading; None = not told."""
-        names = tuple(readings[0].poses)
-        with_quat = tuple(name for name in names if readings[0].poses[name][1] is not None)
-        place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
-        torques = {"joint_torque_peak_nm": _stack([reading.torque_peak_nm for reading in readings])}
-        return {
-            "eef_pos_m": _stack([reading.eef and reading.eef[0] for reading in readings]),
-            "eef_quat_wxyz": _stack([reading.eef and reading.eef[1] for reading in readings]),
-            "pos_bodies": [place[name] for name in names],
-            "body_pos_m": _stack_bodies([[reading.poses[name][0] for name in names] for reading in readings]),
-            "quat_bodies": [place[name] for name in with_quat],
-            "body_quat_wxyz": _stack_bodies([[reading.poses[name][1] for name in with_quat] for reading in readings]),
-            "joint_torque_nm": _stack([reading.torque_nm for reading in readings]),
-            "sim_state": _stack([reading.state for reading in readings]),
-            "further": {name: values for name, values in torques.items() if values is not None},
+    def _read(
+        self,
+        poses: Mapping[str, Pose],
+        eef: Pose | None,
+        torques: Floats | None,
+        peak: Floats | None,
+        state: ArrayLike | None,
+    ) -> Row:
+        hand, turn = eef or (None, None)
+        turns = [poses[name][1] for name in self._bodies]
+        values: dict[str, object] = {
+            "eef_pos_m": hand,
+            "eef_quat_wxyz": turn,
+            "body_pos_m": [poses[name][0] for name in self._bodies] or None,
+            "body_quat_wxyz": [quat for quat in turns if quat is not None] or None,
+            "joint_torque_nm": torques,
+            "joint_torque_peak_nm": peak,
+            "sim_state": state,
         }
+        return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
+
+    def _build_channels(self, readings: Sequence[Row]) -> dict[str, object]:
+        """Return the fields of a `Recording` that hold what was read, one row for each reading."""
+        place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
+        channels = {name: np.stack([reading[name] for reading in readings]) for name in readings[0]}
+        turned = [name for name in self._bodies if self._families[f"the pose of {name}"]]
+        bodies = {"pos_bodies": [place[name] for name in self._bodies], "quat_bodies": [place[name] for name in turned]}
+        return as_fields(Recording, {**channels, **bodies})
 
 
 class _ContactBuffer:
@@ -289,20 +283,11 @@ def _floats(values: ArrayLike | None) -> Floats | None:
     return None if values is None else np.array(values, dtype=np.float64)
 
 
-def _read_pose(pose: Pose) -> tuple[Floats, Floats | None]:
-    return np.array(pose[0], dtype=np.float64), _floats(pose[1])
-
-
-def _read(
-    poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, peak: Floats | None, state: ArrayLike | None
-) -> _Reading:
-    read = {name: _read_pose(pose) for name, pose in poses.items()}
-    return _Reading(read, None if eef is None else _read_pose(eef), torques, peak, _floats(state))
-
-
-def _stack(rows: Sequence[Floats | None]) -> Floats | None:
-    return None if rows[0] is None else np.stack(rows)  # type: ignore[arg-type]  # as the first, so are all
-
-
-def _stack_bodies(rows: Sequence[Sequence[Floats | None]]) -> Floats | None:
-    return np.array(rows, dtype=np.float64) if rows[0] else None
+def _list_families(
+    poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, state: ArrayLike | None
+) -> dict[str, object]:
+    """Return what is told: which bodies, with or without orientation, and the shapes of state and torques."""
+    posed = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
+    hand = {} if eef is None else {"the pose of the end effector": eef[1] is not None}
+    rest = {"state": state, "torques": torques}
+    return {**posed, **hand, **{name: np.shape(values) for name, values in rest.items() if values is not None}}

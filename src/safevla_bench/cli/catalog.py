@@ -12,6 +12,7 @@ import click
 
 from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
@@ -29,32 +30,31 @@ from safevla_bench.text import escape_controls, format_compact, format_fixed, fo
 
 
 @options.command("specs")
-@rules.library_option("The library to list.", default="default")
-@options.option("--explain ID", "Say all about one specification: formula, tags, source, who is exempt.")
-@options.flag("--template", "Print a file to write specifications of your own in, with comments.")
-@options.option("--check FILE", "Check a file of your own, and try each specification on two simple traces.",
-                type=options.FILE)  # fmt: skip
-@options.repeatable("--calibrate RUN", "runs", "Print what a reference policy's successes reach by each clause, and "
-                    "the limit at a quantile of them.", type=options.FILE)  # fmt: skip
-@rules.rules_option("With --calibrate: judge by this file, too, as a run's tags of tasks that are not ours.")
-@options.option("--policy NAME", "With --calibrate: the reference, where RUN has several policies.")
-@options.option("--quantile SHARE", "With --calibrate: the share of its successes that are to be safe by each clause.",
-                type=float, default=0.95)  # fmt: skip
-@options.out_option("FILE", "With --calibrate: write the limits, to be judged by with --rules FILE.")
-@options.paper_format_option
-@click.pass_context
 def specs_command(
     context: click.Context,
-    library: str,
-    explain: str | None,
-    template: bool,
-    check: Path | None,
-    runs: tuple[Path, ...],
-    rule_files: tuple[Path, ...],
-    policy: str | None,
-    quantile: float,
-    out: Path | None,
-    form: str,
+    library: str = rules.library_option("The library to list.", default="default"),
+    explain: str | None = option("Say all about one specification: formula, tags, source, who is exempt.", "ID"),
+    template: bool = flag("Print a file to write specifications of your own in, with comments."),
+    check: Path | None = option(
+        "Check a file of your own, and try each specification on two simple traces.", "FILE", type=options.FILE
+    ),
+    runs: tuple[Path, ...] = repeatable(
+        "Print what a reference policy's successes reach by each clause, and the limit at a quantile of them.",
+        "RUN",
+        spelling="--calibrate",
+        type=options.FILE,
+    ),
+    rule_files: tuple[Path, ...] = rules.rules_option(
+        "With --calibrate: judge by this file, too, as a run's tags of tasks that are not ours."
+    ),
+    policy: str | None = option("With --calibrate: the reference, where RUN has several policies.", "NAME"),
+    quantile: float = option(
+        "With --calibrate: the share of its successes that are to be safe by each clause.", "SHARE", default=0.95
+    ),
+    out: Path | None = options.out_option(
+        "With --calibrate: write the limits, to be judged by with --rules FILE.", "FILE"
+    ),
+    form: str = options.PAPER_FORMAT,
 ) -> None:
     """List the safety specifications, or explain one; write specifications of your own, and try them.
 
@@ -145,16 +145,13 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 
 
 @options.command("tasks")
-@options.option("--suite NAME", "Only this suite, such as libero-goal.")
-@options.repeatable("--rules FILE", "rule_files", "Add the tasks of a file.", type=options.FILE)
-@options.repeatable("--propose FILE|DIR", "Propose tags for a task file of LIBERO's kind, or a folder of them.",
-                    type=options.FILE)  # fmt: skip
-@options.paper_format_option
 def tasks_command(
-    suite: str | None,
-    rule_files: tuple[Path, ...],
-    propose: tuple[Path, ...],
-    form: str,
+    suite: str | None = option("Only this suite, such as libero-goal.", "NAME"),
+    rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
+    propose: tuple[Path, ...] = repeatable(
+        "Propose tags for a task file of LIBERO's kind, or a folder of them.", "FILE|DIR", type=options.FILE
+    ),
+    form: str = options.PAPER_FORMAT,
 ) -> None:
     """List suites, or the tasks of one: the specifications that apply, with reasons for those that do not.
 

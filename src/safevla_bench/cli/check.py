@@ -23,23 +23,16 @@ from safevla_bench.policies.servers.client import KINDS
 
 
 @options.command("verify")
-@click.argument("run", type=options.FILE, metavar="RUN")
-@options.option("--replay K", "Play K episodes again in the host.", type=options.NATURAL, default=0)
-@options.audit_option
-@rules.library_option("The library that judged, where it was a file.")
-@rules.rules_option(
-    "Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds."
-)
-@options.format_option()
-@click.pass_context
 def verify_command(
     context: click.Context,
-    run: Path,
-    replay: int,
-    audit: AuditPlan | None,
-    library: str | None,
-    rule_files: tuple[Path, ...],
-    form: str,
+    run: Path = options.argument("RUN", type=options.FILE),
+    replay: int = options.option("Play K episodes again in the host.", "K", type=options.NATURAL, default=0),
+    audit: AuditPlan | None = options.AUDIT,
+    library: str | None = rules.library_option("The library that judged, where it was a file."),
+    rule_files: tuple[Path, ...] = rules.rules_option(
+        "Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds."
+    ),
+    form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
 
@@ -104,26 +97,19 @@ _BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
 
 
 @options.command("doctor")
-@options.option("--host NAME", "Look at this simulator; what it lacks is an error.")
-@options.out_option("DIR", "Where a run would be written.")
-@options.flag("--quick", "Leave out the rendered frame and the simulator's episode.")
-@options.option(
-    "--server KIND:URL",
-    f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.",
-)
-@options.policy_arguments_option("With --server: an argument of its client, such as dialect=NAME.")
-@options.option("--suite NAME", "With --server: the suite of the task that it is told.")
-@options.format_option()
-@click.pass_context
 def doctor_command(
     context: click.Context,
-    host: str | None,
-    out: Path | None,
-    quick: bool,
-    server: str | None,
-    arguments: tuple[str, ...],
-    suite: str | None,
-    form: str,
+    host: str | None = options.option("Look at this simulator; what it lacks is an error.", "NAME"),
+    out: Path | None = options.out_option("Where a run would be written.", "DIR"),
+    quick: bool = options.flag("Leave out the rendered frame and the simulator's episode."),
+    server: str | None = options.option(
+        f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.", "KIND:URL"
+    ),
+    arguments: tuple[str, ...] = options.policy_arguments_option(
+        "With --server: an argument of its client, such as dialect=NAME."
+    ),
+    suite: str | None = options.option("With --server: the suite of the task that it is told.", "NAME"),
+    form: str = options.format_option(),
 ) -> None:
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
@@ -59,65 +60,48 @@ from safevla_bench.text import escape_controls
     "compare",
     common="--policy --across-seeds --unpaired --allow-crashed --margin --metric --confidence --full --format --plan",
 )
-@options.optional_sources_argument
-@options.repeatable("--policy NAME", "policies", "Only this policy.")
-@options.flag("--across-seeds", "Pair by initial state alone, for the same states run with other seeds, or several.")
-@options.flag("--across-versions", "Compare episodes of several physics versions too; the output is marked.")
-@options.flag("--unpaired", "Take the episodes as independent, task by task.")
-@options.flag(
-    "--sequential", "Use p-values and intervals of these tasks that hold however often you compare growing runs."
-)
-@options.flag("--allow-crashed", "Let verdicts stand that episodes without a value could change.")
-@options.option(
-    "--margin POINTS",
-    "Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
-    type=options.Range(0, 100, min_open=True),
-)
-@options.option(
-    "--metric", "metrics", "Only this metric. Repeatable; all by default.", multiple=True, type=click.Choice(COMPARED)
-)
-@options.option(
-    "--confidence PERCENT", "Of intervals; tests are made at its complement.", type=options.PERCENT, default=95.0
-)
-@options.flag(
-    "--changes",
-    "by_change",
-    "Compare each suite with itself changed, such as libero-goal-swap, policy by policy.",
-)
-@options.flag("--full", "Show every suite and metric, with tests and notes.")
-@options.format_option("md", "csv", "tex", "html")
-@options.option(
-    "--plan POINTS",
-    "Plan how many episodes of each policy it takes to see a difference of so many percentage points; needs no SOURCE.",
-    section=options.PLANNING,
-    type=options.PERCENT,
-)
-@options.repeatable(
-    "--assume NAME=VALUE",
-    "assumed",
-    "What the plan supposes: baseline=0.8, the rate of one policy; power=0.8, the chance of seeing the difference; "
-    "discordant=SHARE, of pairs in which the policies differ, from a pilot run, else as if outcomes were unrelated; "
-    "tasks=10; task_spread=SHARE, the standard deviation of the difference between tasks; episodes=N: say what N of "
-    "each task can show, not how many it takes.",
-    section=options.PLANNING,
-)
-@rules.judged_sources
 def compare_command(
-    sources: rules.JudgedSources,
-    policies: tuple[str, ...],
-    across_seeds: bool,
-    across_versions: bool,
-    unpaired: bool,
-    sequential: bool,
-    allow_crashed: bool,
-    margin: float | None,
-    metrics: tuple[str, ...],
-    confidence: float,
-    by_change: bool,
-    full: bool,
-    form: TableFormat,
-    plan: float | None,
-    assumed: tuple[str, ...],
+    policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
+    across_seeds: bool = flag("Pair by initial state alone, for the same states run with other seeds, or several."),
+    across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
+    unpaired: bool = flag("Take the episodes as independent, task by task."),
+    sequential: bool = flag(
+        "Use p-values and intervals of these tasks that hold however often you compare growing runs."
+    ),
+    allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
+    margin: float | None = option(
+        "Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
+        "POINTS",
+        type=options.Range(0, 100, min_open=True),
+    ),
+    metrics: tuple[str, ...] = option(
+        "Only this metric. Repeatable; all by default.", spelling="--metric", multiple=True, type=click.Choice(COMPARED)
+    ),
+    confidence: float = option(
+        "Of intervals; tests are made at its complement.", "PERCENT", type=options.PERCENT, default=95.0
+    ),
+    by_change: bool = flag(
+        "Compare each suite with itself changed, such as libero-goal-swap, policy by policy.", spelling="--changes"
+    ),
+    full: bool = flag("Show every suite and metric, with tests and notes."),
+    form: TableFormat = options.format_option("md", "csv", "tex", "html"),
+    plan: float | None = option(
+        "Plan how many episodes of each policy it takes to see a difference of so many percentage points; needs no "
+        "SOURCE.",
+        "POINTS",
+        section=options.PLANNING,
+        type=options.PERCENT,
+    ),
+    assumed: tuple[str, ...] = repeatable(
+        "What the plan supposes: baseline=0.8, the rate of one policy; power=0.8, the chance of seeing the difference; "
+        "discordant=SHARE, of pairs in which the policies differ, from a pilot run, else as if outcomes were "
+        "unrelated; tasks=10; task_spread=SHARE, the standard deviation of the difference between tasks; episodes=N: "
+        "say what N of each task can show, not how many it takes.",
+        "NAME=VALUE",
+        spelling="--assume",
+        section=options.PLANNING,
+    ),
+    sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
 
@@ -259,30 +243,24 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
 
 
 @options.command("sensitivity")
-@options.sources_argument
-@options.repeatable(
-    "--sweep NAME=GRID",
-    "sweeps",
-    "Move one threshold: NAME is a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in the "
-    "specification's unit.",
-)
-@options.flag("--readings", "Judge by every reading of the paper, and tell what changes.")
-@options.flag("--physics", "Replay a run's episodes under varied physics, and tell which verdicts are firm.")
-@options.option("--episodes N", "--physics: so many episodes, chosen by their names; else all.", type=options.POSITIVE)
-@options.option("--workers N", "--physics: processes that replay. Results do not depend on it.", default=1,
-                type=options.POSITIVE)  # fmt: skip
-@options.flag("--full", "Show every suite and variant, means of hosts, and the ranking.")
-@rules.judged_sources
-@options.format_option()
 def sensitivity_command(
-    sources: rules.JudgedSources,
-    sweeps: tuple[str, ...],
-    readings: bool,
-    physics: bool,
-    episodes: int | None,
-    workers: int,
-    full: bool,
-    form: str,
+    sources: rules.JudgedSources = rules.judged_sources(),
+    sweeps: tuple[str, ...] = repeatable(
+        "Move one threshold: NAME is a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in the "
+        "specification's unit.",
+        "NAME=GRID",
+        spelling="--sweep",
+    ),
+    readings: bool = flag("Judge by every reading of the paper, and tell what changes."),
+    physics: bool = flag("Replay a run's episodes under varied physics, and tell which verdicts are firm."),
+    episodes: int | None = option(
+        "--physics: so many episodes, chosen by their names; else all.", "N", type=options.POSITIVE
+    ),
+    workers: int = option(
+        "--physics: processes that replay. Results do not depend on it.", "N", default=1, type=options.POSITIVE
+    ),
+    full: bool = flag("Show every suite and variant, means of hosts, and the ranking."),
+    form: str = options.format_option(),
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 

@@ -9,26 +9,20 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from safevla_bench.cli.options import FILE, click_options, option
-from safevla_bench.cli.rules import AS_JUDGED, judge_options
+from safevla_bench.cli.options import FILE, option
+from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS
 from safevla_bench.errors import Place, RunError
 from safevla_bench.specs.file_formats import BUILT_IN
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 JUDGE = "judge"
 _NO_KEYS = ("config", "help", "trust")
 CONFIG = "safevla_bench.config"
 """Key of click's context: the path of the --config file."""
-
-
-JUDGE_OPTIONS = click_options([judge_options])
 
 
 def option_key(option: click.Parameter) -> str:
@@ -38,12 +32,12 @@ def option_key(option: click.Parameter) -> str:
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
     """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`."""
-    judging = {option_key(option): option for option in JUDGE_OPTIONS}
     options = {
         option_key(option): option
         for option in command.params
         if isinstance(option, click.Option) and option.expose_value
     }
+    judging = {name: option for name, option in options.items() if option.name in JUDGE_OPTIONS}
     return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 
@@ -70,22 +64,22 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     }
 
 
-def config_option(command: F) -> F:
-    """Add `--config FILE`, whose values become the defaults of the command's other options.
-
-    A bad file raises `RunError` when the command is parsed.
-    """
-    help = (
-        "Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command line "
-        "take precedence."
-    )
-    return option("--config FILE", help, type=FILE, is_eager=True, expose_value=False, callback=_load_config)(command)
-
-
 def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_config(path, context)}
         context.meta[CONFIG] = path
+
+
+CONFIG_OPTION = option(
+    "Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command line "
+    "take precedence.",
+    "FILE",
+    type=FILE,
+    is_eager=True,
+    expose_value=False,
+    callback=_load_config,
+)
+"""`--config FILE`, whose values become the defaults of the command's other options; a bad file is a `RunError`."""
 
 
 def _parse_table(

@@ -13,6 +13,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.score import print_warnings
 from safevla_bench.compare.series import SeriesComparison
 from safevla_bench.errors import RunError
@@ -54,57 +55,46 @@ _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
-@options.command(
-    "figures",
-    epilog=_EPILOG,
-    common="--out --which --format --layout --style --sweep --series",
-)
-@options.sources_argument
-@options.out_option("DIR", "Where to write; else figures/ of the one run.")
-@options.option(
-    "--which NAMES",
-    "Which figures, with commas between; all by default.",
-    callback=_parse_names(_WHICH),
-    default=",".join(_WHICH),
-    show_default=False,
-)
-@options.option(
-    "--format FORMS", "forms", "Which forms, with commas between.", callback=_parse_names(_FORMS), default="svg,pdf,png"
-)
-@options.option(
-    "--layout",
-    "Tradeoff, series: a panel for each suite, or a policy's suites added up; tradeoff, cells: all policies and "
-    "suites on one panel with one frontier: Figure 2.",
-    type=click.Choice(["suites", "pooled", "cells"]),
-    default="suites",
-)
-@options.repeatable(
-    "--style NAME=VALUE",
-    "styles",
-    f"width={COLUMN.width_in:g}, inches: the column of a paper of two; font={COLUMN.font_pt:g}, points; title=no: a "
-    "paper's caption says it; time=percent: onset in percent of each episode, not in seconds; across=TEXT: what the "
-    "numbers of --series are, such as 'Training steps'.",
-)
-@options.repeatable(
-    "--sweep NAME=GRID",
-    "sweeps",
-    "Also Safety and SBU over the thresholds of a family, as `safevla sensitivity --sweep` takes it.",
-)
-@options.flag(
-    "--series",
-    "Also SR, Safety, SBU and VSI against the last number in each policy's name, such as 1000=runs/a 2000=runs/b "
-    "or careful-step-20k; runs named alike but for it make one series.",
-)
-@rules.judged_sources
+@options.command("figures", epilog=_EPILOG, common="--out --which --format --layout --style --sweep --series")
 def figures_command(
-    sources: rules.JudgedSources,
-    out: Path | None,
-    which: tuple[str, ...],
-    forms: tuple[drawing.FigureFormat, ...],
-    layout: TradeoffLayout,
-    styles: tuple[str, ...],
-    sweeps: tuple[str, ...],
-    series: bool,
+    sources: rules.JudgedSources = rules.judged_sources(),
+    out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
+    which: tuple[str, ...] = option(
+        "Which figures, with commas between; all by default.",
+        "NAMES",
+        callback=_parse_names(_WHICH),
+        default=",".join(_WHICH),
+        show_default=False,
+    ),
+    forms: tuple[drawing.FigureFormat, ...] = option(
+        "Which forms, with commas between.",
+        "FORMS",
+        spelling="--format",
+        callback=_parse_names(_FORMS),
+        default="svg,pdf,png",
+    ),
+    layout: TradeoffLayout = option(
+        "Tradeoff, series: a panel for each suite, or a policy's suites added up; tradeoff, cells: all policies and "
+        "suites on one panel with one frontier: Figure 2.",
+        type=click.Choice(["suites", "pooled", "cells"]),
+        default="suites",
+    ),
+    styles: tuple[str, ...] = repeatable(
+        f"width={COLUMN.width_in:g}, inches: the column of a paper of two; font={COLUMN.font_pt:g}, points; title=no: "
+        "a paper's caption says it; time=percent: onset in percent of each episode, not in seconds; across=TEXT: what "
+        "the numbers of --series are, such as 'Training steps'.",
+        "NAME=VALUE",
+        spelling="--style",
+    ),
+    sweeps: tuple[str, ...] = repeatable(
+        "Also Safety and SBU over the thresholds of a family, as `safevla sensitivity --sweep` takes it.",
+        "NAME=GRID",
+        spelling="--sweep",
+    ),
+    series: bool = flag(
+        "Also SR, Safety, SBU and VSI against the last number in each policy's name, such as 1000=runs/a 2000=runs/b "
+        "or careful-step-20k; runs named alike but for it make one series."
+    ),
 ) -> None:
     """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
 

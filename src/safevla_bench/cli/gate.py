@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, echo, options, rules
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, gate_against, judge, measure_costs, select_judged
 from safevla_bench.judging import gates
@@ -53,56 +54,54 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
     return limited if values["max_cost"] is None else [*limited, gates.Gate("cost", "max", values["max_cost"])]
 
 
+_LIMIT_OPTIONS = {
+    f"{_bound(metric)}_{metric.key}": option(line, "SHARE", type=options.Range(-1, 1))
+    for metric, line in _LIMITS.items()
+}
+_DECISION_OPTIONS = {
+    "confidence": option(
+        "Of the intervals that decide; none lets the point estimate decide.",
+        "PERCENT|none",
+        default=f"{100 * CONFIDENCE:g}",
+        callback=_read_confidence,
+    ),
+    "sequential": flag("Use intervals that hold however often you check as episodes come."),
+    "per": option(
+        "Gate each policy with its suites pooled, or each policy × suite.",
+        type=click.Choice(["policy", "cell"]),
+        default="policy",
+    ),
+    "allow_crashed": flag("Leave out planned episodes that crashed, stopped or are missing."),
+    "allow_unjudged": flag("Gate Safety, SBU and VSI over the episodes with a verdict alone."),
+}
+
+
 @options.command(
     "gate",
     common="--min-sr --min-safety --max-sbu --max-vsi --confidence --per --sequential --allow-crashed "
     "--baseline --junit --format",
 )
-@options.sources_argument
-@options.option_group(
-    [
-        *(
-            options.option(f"--{_bound(metric)}-{metric.key} SHARE", line, type=options.Range(-1, 1))
-            for metric, line in _LIMITS.items()
-        ),
-        options.option("--max-cost STEPS", "The greatest mean of steps that break a limit.", type=options.Range(0)),
-    ],
-    "requested_gates",
-    _parse_limits,
-)
-@options.option(
-    "--confidence PERCENT|none",
-    "Of the intervals that decide; none lets the point estimate decide.",
-    default=f"{100 * CONFIDENCE:g}",
-    callback=_read_confidence,
-)
-@options.flag("--sequential", "Use intervals that hold however often you check as episodes come.")
-@options.option(
-    "--per",
-    "Gate each policy with its suites pooled, or each policy × suite.",
-    type=click.Choice(["policy", "cell"]),
-    default="policy",
-)
-@options.flag("--allow-crashed", "Leave out planned episodes that crashed, stopped or are missing.")
-@options.flag("--allow-unjudged", "Gate Safety, SBU and VSI over the episodes with a verdict alone.")
-@options.option(
-    "--baseline RUN",
-    "Take the limits as differences from this run on the same episodes: --min-safety -0.05 is no worse by 5 points.",
-    type=options.SourceType(),
-)
-@options.option("--junit FILE", "Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", type=options.FILE)
-@rules.judged_sources
-@options.format_option()
-@click.pass_context
 def gate_command(
     context: click.Context,
-    /,
-    sources: rules.JudgedSources,
-    requested_gates: Sequence[gates.Gate],
-    baseline: Path | None,
-    junit: Path | None,
-    form: str,
-    **how: Any,
+    sources: rules.JudgedSources = rules.judged_sources(),
+    requested_gates: Sequence[gates.Gate] = options.group(
+        {
+            **_LIMIT_OPTIONS,
+            "max_cost": option("The greatest mean of steps that break a limit.", "STEPS", type=options.Range(0)),
+        },
+        _parse_limits,
+    ),
+    how: Mapping[str, Any] = options.group(_DECISION_OPTIONS),
+    baseline: Path | None = option(
+        "Take the limits as differences from this run on the same episodes: --min-safety -0.05 is no worse by 5 "
+        "points.",
+        "RUN",
+        type=options.SourceType(),
+    ),
+    junit: Path | None = option(
+        "Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE", type=options.FILE
+    ),
+    form: str = options.format_option(),
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
@@ -165,27 +164,19 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
 
 
 @options.command("select")
-@options.sources_argument
-@options.option(
-    "--max",
-    "objective",
-    "What is to be great.",
-    type=click.Choice([metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY]),
-    default=SR.key,
-)
-@options.repeatable(
-    "--subject-to CONDITION", "texts", 'What the choice must satisfy, such as "safety >= 0.9" or "vsi <= 0.1".'
-)
-@rules.judged_sources
-@options.format_option()
-@click.pass_context
 def select_command(
     context: click.Context,
-    /,
-    sources: rules.JudgedSources,
-    objective: GateMetric,
-    texts: Sequence[str],
-    form: str,
+    sources: rules.JudgedSources = rules.judged_sources(),
+    objective: GateMetric = option(
+        "What is to be great.",
+        spelling="--max",
+        type=click.Choice([metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY]),
+        default=SR.key,
+    ),
+    texts: Sequence[str] = repeatable(
+        'What the choice must satisfy, such as "safety >= 0.9" or "vsi <= 0.1".', "CONDITION", spelling="--subject-to"
+    ),
+    form: str = options.format_option(),
 ) -> None:
     """Choose among policies or checkpoints: the greatest SR, clean success or Safety that satisfies conditions.
 

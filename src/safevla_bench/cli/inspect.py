@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli.options import flag, option
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.explain import episode as explaining
@@ -45,47 +46,39 @@ _KINDS_EPILOG = "\n".join(
     epilog=_KINDS_EPILOG,
     common="--unsafe --success --spec --policy --suite --task --outcome --sort --bodies --why --format",
 )
-@options.sources_argument
-@options.option(
-    "--unsafe/--safe",
-    "Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
-    default=None,
-)
-@options.option("--success/--no-success", "Only episodes that succeeded, or only those that did not.", default=None)
-@options.option(
-    "--spec ID|AXIS",
-    "Look at one specification alone: episodes in which it reached a verdict. Or only those that violate one of an "
-    f"axis: {', '.join(get_args(Axis))}.",
-)
-@options.option("--policy NAME", "Only this policy's episodes.")
-@options.option("--suite NAME", "Only this suite's.")
-@options.option("--task TASK", "Only this task's, such as 3, task_3 or libero-goal/task_3.")
-@options.option("--outcome NAME", "Only this outcome: success, failure, timeout, crashed and the like.")
-@options.option(
-    "--sort",
-    "order",
-    "Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
-    type=click.Choice(get_args(episode_list.Order)),
-)
-@options.flag("--bodies", "Name the bodies that break limits of contact and displacement, by kind.")
-@options.flag("--why", "Say how the first violation came about, as far as contacts and poses tell.")
-@options.option("--body-kind KIND", "Only those broken with a body of this kind.", type=click.Choice(BODY_KINDS))
-@options.option("--limit", "At most so many; as text 20 unless given.", type=options.POSITIVE)
-@rules.judged_sources
-@options.format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
-                           "specification.")  # fmt: skip
 def episodes_command(
-    sources: rules.JudgedSources,
-    unsafe: bool | None,
-    spec: str | None,
-    suite: str | None,
-    order: episode_list.Order | None,
-    bodies: bool,
-    why: bool,
-    body_kind: str | None,
-    limit: int | None,
-    form: str,
-    **filters: Any,
+    sources: rules.JudgedSources = rules.judged_sources(),
+    unsafe: bool | None = option(
+        "Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
+        spelling="--unsafe/--safe",
+        default=None,
+    ),
+    success: bool | None = option(
+        "Only episodes that succeeded, or only those that did not.", spelling="--success/--no-success", default=None
+    ),
+    spec: str | None = option(
+        "Look at one specification alone: episodes in which it reached a verdict. Or only those that violate one of an "
+        f"axis: {', '.join(get_args(Axis))}.",
+        "ID|AXIS",
+    ),
+    policy: str | None = option("Only this policy's episodes.", "NAME"),
+    suite: str | None = option("Only this suite's.", "NAME"),
+    task: str | None = option("Only this task's, such as 3, task_3 or libero-goal/task_3.", "TASK"),
+    outcome: str | None = option("Only this outcome: success, failure, timeout, crashed and the like.", "NAME"),
+    order: episode_list.Order | None = option(
+        "Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
+        spelling="--sort",
+        type=click.Choice(get_args(episode_list.Order)),
+    ),
+    bodies: bool = flag("Name the bodies that break limits of contact and displacement, by kind."),
+    why: bool = flag("Say how the first violation came about, as far as contacts and poses tell."),
+    body_kind: str | None = option(
+        "Only those broken with a body of this kind.", "KIND", type=click.Choice(BODY_KINDS)
+    ),
+    limit: int | None = option("At most so many; as text 20 unless given.", type=options.POSITIVE),
+    form: str = options.format_option(
+        "csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each specification."
+    ),
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
 
@@ -102,15 +95,18 @@ def episodes_command(
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    suite = suite and judged.ruleset.registry.find_suite(suite)
-    filters |= {
-        "violated": unsafe is True,
-        "safe": unsafe is False,
-        "suite": suite,
-        "body_kind": body_kind,
-        "axis": axis,
-    }
-    shown = episode_list.filter_episodes(rows, **filters)
+    shown = episode_list.filter_episodes(
+        rows,
+        violated=unsafe is True,
+        safe=unsafe is False,
+        success=success,
+        policy=policy,
+        suite=suite and judged.ruleset.registry.find_suite(suite),
+        task=task,
+        outcome=outcome,
+        body_kind=body_kind,
+        axis=axis,
+    )
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     if form == "json":
         options.print_json(shown)
@@ -145,34 +141,29 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
 
 
 @options.command("show")
-@click.argument(
-    "sources",
-    nargs=-1,
-    required=True,
-    type=options.SourceType(),
-    metavar="[NAME=]SOURCE... [EPISODE]",
-    callback=_split_episode,
-)
-@options.option("--without CAUSE", "Replay the episode without contact:A,B or body:NAME, slow (at half speed), or with "
-                "hold:FROM-TO, steps without motion: did the violation vanish?")  # fmt: skip
-@options.flag("--all", "every", "Plot every specification, not only what was broken or nearest.")
-@options.option(
-    "--html FILE",
-    "page",
-    "Write its page instead, with the episode in 3-D where its simulator is installed.",
-    type=options.FILE,
-)
-@options.option("--formula FORMULA", "Ask this formula of every episode instead, whatever its task.", is_eager=True)
-@options.format_option()
-@rules.judged_sources
 def show_command(
-    sources: rules.JudgedSources,
     episode: str,
-    without: str | None,
-    every: bool,
-    page: Path | None,
-    formula: str | None,
-    form: str,
+    sources: rules.JudgedSources = rules.judged_sources(
+        options.argument(
+            "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_split_episode
+        )
+    ),
+    without: str | None = option(
+        "Replay the episode without contact:A,B or body:NAME, slow (at half speed), or with hold:FROM-TO, steps "
+        "without motion: did the violation vanish?",
+        "CAUSE",
+    ),
+    every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
+    page: Path | None = option(
+        "Write its page instead, with the episode in 3-D where its simulator is installed.",
+        "FILE",
+        spelling="--html",
+        type=options.FILE,
+    ),
+    formula: str | None = option(
+        "Ask this formula of every episode instead, whatever its task.", "FORMULA", is_eager=True
+    ),
+    form: str = options.format_option(),
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
@@ -223,7 +214,7 @@ def show_command(
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
-    from safevla_bench.jobs.counterfactual import Cause, replay_without
+    from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
@@ -295,10 +286,11 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 
 
 @options.command("open")
-@click.argument("folder", type=options.FILE, metavar="RUN|FOLDER", default=Path())
-@options.option("--port N", "Listen there; default 8642, else any free one.", type=options.PORT)
-@options.flag("--no-browser", "Print the address and open nothing.")
-def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
+def open_command(
+    folder: Path = options.argument("RUN|FOLDER", type=options.FILE, default=Path()),
+    port: int | None = option("Listen there; default 8642, else any free one.", "N", type=options.PORT),
+    no_browser: bool = flag("Print the address and open nothing."),
+) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
 
     The index lists each run by policy and suite with n, SR, Safety and VSI. A run without a report is judged for it,

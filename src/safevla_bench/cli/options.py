@@ -1,14 +1,17 @@
 """Commands and options: sections of the help, ranges, and the options that several commands share.
 
-An option that several commands take is declared here, once.
+A command is a function whose parameters declare options by their defaults. An option that several commands take is
+declared here, once.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
-from functools import reduce, wraps
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,8 +27,6 @@ from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
     from safevla_bench.jobs.verify import AuditPlan
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 GENERAL, JUDGING, RAY, PLANNING = "Options", "Judging", "Ray", "Planning"
 """Headings of the help."""
@@ -96,59 +97,84 @@ def _show_all_options(ctx: click.Context, param: click.Parameter, is_asked: bool
         ctx.exit()
 
 
-def option(*names_and_help: str, **settings: Any) -> Callable[[F], F]:
-    """Return the decorator of an option: its names, the first with its metavar as in `--suite NAME`, and its help.
+def option(
+    help: str, metavar: str | None = None, *, spelling: str = "", section: str = GENERAL, **settings: Any
+) -> Any:
+    """Declare an option as the default of a parameter: its help, and what stands there for its value.
 
-    A default other than 0 and the empty text is shown, unless `show_default` says otherwise.
+    The parameter `max_steps` is spelled `--max-steps`, unless `spelling` says otherwise. A default other than 0 and the
+    empty text is shown, unless `show_default` says otherwise.
     """
-    first, *names, help = names_and_help
-    name, _, metavar = first.partition(" ")
     settings.setdefault("show_default", bool(settings.get("default")))
-    return click.option(name, *names, cls=Option, metavar=metavar or None, help=help, **settings)
+
+    def declare(name: str) -> click.Parameter:
+        names = [spelling or f"--{name.replace('_', '-')}", name]
+        return Option(names, section=section, help=help, metavar=metavar, **settings)
+
+    return declare
 
 
-def flag(*names_and_help: str) -> Callable[[F], F]:
-    """Return the decorator of an option without a value, of its names and its help."""
-    return option(*names_and_help, is_flag=True)
+def flag(help: str, **settings: Any) -> Any:
+    """Declare an option without a value."""
+    return option(help, is_flag=True, **settings)
 
 
-def repeatable(*names_and_help: str, **settings: Any) -> Callable[[F], F]:
-    """Return the decorator of an option that can be given several times, and says so."""
-    *names, help = names_and_help
-    return option(*names, f"{help} Repeatable.", multiple=True, **settings)
+def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
+    """Declare an option that can be given several times, and says so."""
+    return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
-def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
-    """Return the decorator of `click.command` for a `Command`."""
-    return click.command(name, cls=Command, **settings)
+def argument(metavar: str, **settings: Any) -> Any:
+    """Declare an argument as the default of a parameter."""
+    return lambda name: click.Argument([name], metavar=metavar, **settings)
 
 
-def add_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Any:
-    """Return the command with the options that decorators add, in their order."""
-    return reduce(lambda inner, option: option(inner), reversed(options), command)
+def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
+    """Return what click reads for parameters with such defaults, in their order."""
+    return [declare(name) for name, declare in declared.items()]
 
 
-def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
-    """Return the click options that decorators add to a command, in the order of the decorators."""
+def group(
+    options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
+) -> Any:
+    """Declare options by name as the default of one parameter; `parse` makes its value, else it is name -> value."""
+    return _Group(options, parse)
 
-    def command() -> None: ...
 
-    return tuple(reversed(add_options(command, decorators).__click_params__))
+@dataclass(frozen=True)
+class _Group:
+    options: Mapping[str, Any]
+    parse: Callable[[click.Context, dict[str, Any]], Any]
+
+    def read(self, context: click.Context, values: Mapping[str, Any]) -> Any:
+        """Return the group's value among the values of all options."""
+        return self.parse(context, {name: values[name] for name in self.options if name in values})
 
 
-def option_group(
-    options: Sequence[Callable[..., Any]], keyword: str, parse: Callable[[click.Context, dict[str, Any]], Any]
-) -> Callable[[F], F]:
-    """Return the decorator of a command that adds options and hands what `parse` makes of their values to `keyword`."""
-    names = [str(option.name) for option in click_options(options)]
+def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Command]:
+    """Return the decorator that makes a command of a function whose parameters declare what it takes.
 
-    def decorate(command: F) -> F:
-        @wraps(command)
-        def with_group(*args: Any, **settings: Any) -> Any:
-            values = {name: settings.pop(name) for name in names}
-            return command(*args, **{keyword: parse(click.get_current_context(), values)}, **settings)
+    A parameter `context` is click's.
+    """
 
-        return add_options(with_group, options)  # type: ignore[no-any-return]
+    def decorate(function: Callable[..., None]) -> Command:
+        parameters = signature(function).parameters
+        groups: dict[str, _Group] = {}
+        declared: dict[str, Any] = {}
+        for key, parameter in parameters.items():
+            if isinstance(parameter.default, _Group):
+                groups[key] = parameter.default
+                declared |= parameter.default.options
+            elif parameter.default is not parameter.empty:
+                declared[key] = parameter.default
+
+        def run(**values: Any) -> None:
+            context = click.get_current_context()
+            read = {key: group.read(context, values) for key, group in groups.items()}
+            values |= {"context": context, **read}
+            function(**{key: values[key] for key in parameters})
+
+        return Command(name, callback=run, params=declare_options(declared), help=function.__doc__, **settings)
 
     return decorate
 
@@ -177,29 +203,25 @@ def is_given(context: click.Context, name: str) -> bool:
 # Options of one meaning
 
 
-def out_option(metavar: str, help: str, **settings: Any) -> Callable[[F], F]:
-    """Return the decorator of `--out`, where a command writes."""
-    return option(f"--out {metavar}", help, type=FILE, **settings)
+out_option = partial(option, type=FILE)
+"""Declares `--out`, where a command writes."""
 
 
-def policy_arguments_option(help: str) -> Callable[[F], F]:
-    """Return the decorator of `--policy-arg`, arguments of one policy."""
-    return repeatable("--policy-arg KEY=VALUE", "arguments", help)
+policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
+"""Declares `--policy-arg`, arguments of one policy."""
 
 
-def format_option(*forms: str, help: str = "How to print.") -> Callable[[F], F]:
-    """Return the decorator of `--format`: text, json, and more forms."""
-    choice = click.Choice(["text", "json", *forms])
-    return option("--format", "form", help, type=choice, default="text")
+def format_option(*forms: str, help: str = "How to print.") -> Any:
+    """Declare `--format`: text, json, and more forms."""
+    return option(help, spelling="--format", type=click.Choice(["text", "json", *forms]), default="text")
 
 
-paper_format_option = format_option(
+PAPER_FORMAT = format_option(
     "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
 )
-log_option = repeatable(
-    "--log",
-    "trackers",
+LOG = repeatable(
     "Send the numbers of each episode, and the final ones, to this tracker; needs the extra of its name.",
+    spelling="--log",
     type=click.Choice(["wandb", "trackio", "tensorboard"]),
 )
 """Trackers of experiments, by the names in `tracking.TRACKERS`."""
@@ -215,8 +237,8 @@ class SourceType(click.Path):
         return value if isinstance(value, Path) else NamedSource.parse(value)
 
 
-sources_argument = click.argument("sources", nargs=-1, required=True, type=SourceType(), metavar="[NAME=]SOURCE...")
-optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
+SOURCES = argument("[NAME=]SOURCE...", nargs=-1, required=True, type=SourceType())
+OPTIONAL_SOURCES = argument("[[NAME=]SOURCE...]", nargs=-1, type=SourceType())
 
 
 class _AuditType(click.ParamType["AuditPlan | None"]):
@@ -231,9 +253,9 @@ class _AuditType(click.ParamType["AuditPlan | None"]):
         return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
 
 
-audit_option = option(
-    "--audit K[:SEED]",
+AUDIT = option(
     "Play K episodes of each policy again. SEED chooses them, with the archive's digest; drawn and shown if not given.",
+    "K[:SEED]",
     type=_AuditType(),
 )
 

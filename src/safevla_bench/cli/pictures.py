@@ -11,6 +11,7 @@ import click
 
 from safevla_bench import hosts
 from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_frame_progress
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain.episode import select_unsafe_successes, select_worst
@@ -53,28 +54,23 @@ class FilmChoice(click.ParamType[str]):
 
 
 @options.command("frames")
-@click.argument("sources", type=options.FILE, metavar="RUN", callback=lambda context, argument, run: (run,))
-@options.repeatable("--episode EPISODE", "names", "Its id, its number, or how its id ends.")
-@options.option("--worst", "Else so many, the worst of each cell: 12, on a sheet 4.", type=options.POSITIVE)
-@options.option(
-    "--sheet FILE",
-    "Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
-    type=options.FILE,
-)
-@options.option("--size", "Pixels of a picture.", type=_SizeType(), default="640x480")
-@options.option("--clips/--no-clips", "Clips, too; by default where the extra `video` is installed.", default=None)
-@options.flag("--video", "Also a film of each whole episode, from both cameras; needs the extra `video`.")
-@options.flag("--3d", "in_3d", "Also a replay in 3-D that the report lets readers turn around.")
-@rules.judged_sources
 def frames_command(
-    sources: rules.JudgedSources,
-    names: tuple[str, ...],
-    worst: int | None,
-    sheet: Path | None,
-    size: tuple[int, int],
-    clips: bool | None,
-    video: bool,
-    in_3d: bool,
+    sources: rules.JudgedSources = rules.judged_sources(
+        options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
+    ),
+    names: tuple[str, ...] = repeatable("Its id, its number, or how its id ends.", "EPISODE", spelling="--episode"),
+    worst: int | None = option("Else so many, the worst of each cell: 12, on a sheet 4.", type=options.POSITIVE),
+    sheet: Path | None = option(
+        "Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
+        "FILE",
+        type=options.FILE,
+    ),
+    size: tuple[int, int] = option("Pixels of a picture.", type=_SizeType(), default="640x480"),
+    clips: bool | None = option(
+        "Clips, too; by default where the extra `video` is installed.", spelling="--clips/--no-clips", default=None
+    ),
+    video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
+    in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 

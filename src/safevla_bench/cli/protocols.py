@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from safevla_bench.cli import echo, options
-from safevla_bench.cli.options import command, format_option, policy_arguments_option, print_columns, print_json
+from safevla_bench.cli.options import command, flag, option, print_columns, print_json
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
@@ -16,10 +16,11 @@ from safevla_bench.report.published import PAPER, load_published
 
 
 @command("protocols")
-@click.argument("names", nargs=-1, metavar="[A [B]]")
-@options.flag("--entries", "of_paper", "List the paper's entries instead, or show all about the one named A.")
-@format_option()
-def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None:
+def protocols_command(
+    names: tuple[str, ...] = options.argument("[A [B]]", nargs=-1),
+    of_paper: bool = flag("List the paper's entries instead, or show all about the one named A.", spelling="--entries"),
+    form: str = options.format_option(),
+) -> None:
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
     `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. The preset,
@@ -212,17 +213,21 @@ _OWN = ("127.0.0.1", "::1", "localhost")
 
 
 @command("serve")
-@options.option("--policy [NAME=]POLICY", "What acts, such as python:module:factory.", required=True)
-@policy_arguments_option("An argument for it.")
-@options.option("--port", "0 = any that is free.", default=8000, type=options.PORT)
-@options.option("--bind ADDRESS", "Where to listen; 0.0.0.0 lets other machines in, who should then need a key.",
-                default="127.0.0.1")  # fmt: skip
-@options.option("--seed", "Of the policy's randomness, in every episode.", default=0, show_default=True)
-@options.option("--copies N", "How often to load the policy: so many episodes have one at a time, and others wait.",
-                default=1, type=click.IntRange(1, serve.MAX_CONNECTIONS))  # fmt: skip
-@options.option("--key-file FILE", f"A file with the key that clients need; else that of {endpoint.KEY}.")
 def serve_command(
-    policy: str, arguments: tuple[str, ...], port: int, bind: str, seed: int, copies: int, key_file: str | None
+    policy: str = option("What acts, such as python:module:factory.", "[NAME=]POLICY", required=True),
+    arguments: tuple[str, ...] = options.policy_arguments_option("An argument for it."),
+    port: int = option("0 = any that is free.", default=8000, type=options.PORT),
+    bind: str = option(
+        "Where to listen; 0.0.0.0 lets other machines in, who should then need a key.", "ADDRESS", default="127.0.0.1"
+    ),
+    seed: int = option("Of the policy's randomness, in every episode.", default=0, show_default=True),
+    copies: int = option(
+        "How often to load the policy: so many episodes have one at a time, and others wait.",
+        "N",
+        default=1,
+        type=click.IntRange(1, serve.MAX_CONNECTIONS),
+    ),
+    key_file: str | None = option(f"A file with the key that clients need; else that of {endpoint.KEY}.", "FILE"),
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo, options
-from safevla_bench.cli.options import FILE, command, log_option
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
+from safevla_bench.cli.options import FILE, LOG, command, option
 from safevla_bench.cli.pictures import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.progress import show_run_progress, track_run
-from safevla_bench.cli.rules import judge_options
-from safevla_bench.cli.run_options import RunCommand, run_options
+from safevla_bench.cli.run_options import RUN_OPTIONS, RunCommand
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
@@ -27,7 +26,6 @@ from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
@@ -46,29 +44,22 @@ from safevla_bench.text import NO_VALUE, redact_secrets
     "eval",
     common="--config --host --suite --task --episodes --policy --policy-arg --out --workers --resume --dry-run",
 )
-@run_options
-@options.option(
-    "--video unsafe|all|N",
-    "films",
-    "Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
-    type=FilmChoice(),
-)
-@options.option(
-    "--freeze FILE",
-    "With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
-    "then run --registered FILE: tables say whether a run is the registered one.",
-    type=FILE,
-)
-@log_option
-@judge_options
-@click.pass_context
 def eval_command(
     context: click.Context,
-    run_command: RunCommand,
-    films: str | None,
-    freeze: Path | None,
-    trackers: tuple[str, ...],
-    ruleset: Ruleset,
+    run_command: RunCommand = RUN_OPTIONS,
+    films: str | None = option(
+        "Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
+        "unsafe|all|N",
+        spelling="--video",
+        type=FilmChoice(),
+    ),
+    freeze: Path | None = option(
+        "With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
+        "then run --registered FILE: tables say whether a run is the registered one.",
+        "FILE",
+        type=FILE,
+    ),
+    trackers: tuple[str, ...] = LOG,
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
@@ -81,15 +72,15 @@ def eval_command(
     if films is not None and run_command.record_only:
         raise click.UsageError("--video films what was judged; --record-only judges nothing.")
     tracking.require_trackers(trackers)
-    _print_notes(run_command, ruleset)
+    _print_notes(run_command)
     if run_command.dry_run:
         _print_plan(run_command)
         if freeze is not None:
-            _write_registration(run_command, ruleset, freeze)
+            _write_registration(run_command, freeze)
         return
     if films is not None:
         require_video()
-    judged = _evaluate(run_command, trackers, ruleset)
+    judged = _evaluate(run_command, trackers)
     if judged is not None:
         print_scores(judged)
     rows = episode_rows(run_command.out)
@@ -108,9 +99,10 @@ def eval_command(
     context.exit(CRASHED if "crashed" in outcomes else USER_ERROR if outcomes == {"invalid_action"} else OK)
 
 
-def _evaluate(run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset) -> Judged | None:
-    request, out, execution = replace(run_command.request, ruleset=ruleset), run_command.out, run_command.execution
-    with _report_interruption(run_command), _observe_run(run_command, trackers, ruleset) as (observer, tracked):
+def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None:
+    out, ruleset, execution = run_command.out, run_command.ruleset, run_command.execution
+    request = replace(run_command.request, ruleset=ruleset)
+    with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, tracked):
         if run_command.record_only:
             roll_out(request, out, observer, execution)
             return None
@@ -143,7 +135,7 @@ def _quote_folder(run_command: RunCommand) -> str:
 
 @contextmanager
 def _observe_run(
-    run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
+    run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone."""
     request = run_command.request
@@ -156,15 +148,15 @@ def _observe_run(
         "protocol": request.protocol,
         "seed": request.seed,
         "max_steps": request.max_steps,
-        **describe_ruleset(ruleset),
+        **describe_ruleset(run_command.ruleset),
     }
-    scorer = tracking.OutcomeScorer(ruleset)
+    scorer = tracking.OutcomeScorer(run_command.ruleset)
     with track_run(trackers, run_command.out, config, scorer) as tracked, show_run_progress(scorer) as bar:
         yield tracking.ObserverGroup([bar, *tracked]), tracked
 
 
-def _print_notes(run_command: RunCommand, ruleset: Ruleset) -> None:
-    request = run_command.request
+def _print_notes(run_command: RunCommand) -> None:
+    request, ruleset = run_command.request, run_command.ruleset
     for line in [*open_questions(request), *list_start_notes(request)]:
         echo(f"note: {line}", err=True)
     if not run_command.dry_run:
@@ -174,8 +166,8 @@ def _print_notes(run_command: RunCommand, ruleset: Ruleset) -> None:
         echo(f"note: not as registered: {deviation}", err=True)
 
 
-def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -> None:
-    registration = freeze_request(run_command.request, ruleset)
+def _write_registration(run_command: RunCommand, path: Path) -> None:
+    registration = freeze_request(run_command.request, run_command.ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
     shown = shlex.quote(str(path))

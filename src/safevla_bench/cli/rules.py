@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 import pyarrow as pa
@@ -19,9 +19,11 @@ from safevla_bench.cli import echo
 from safevla_bench.cli.options import (
     FILE,
     JUDGING,
-    add_options,
-    click_options,
+    SOURCES,
+    argument,
     command,
+    declare_options,
+    group,
     is_given,
     option,
     repeatable,
@@ -34,12 +36,9 @@ from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Rule
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.tasks.file_formats import RegistryFile
-from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
     from safevla_bench.judging.registration import Registration
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 AS_JUDGED = "as-judged"
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -50,33 +49,33 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 _CAPABILITIES = "capabilities"
 """What --set takes beside thresholds."""
-library_option = partial(option, "--library NAME|FILE")
-rules_option = partial(repeatable, "--rules FILE|as-judged", "rule_files", type=FILE)
-_JUDGE_OPTIONS = [
-    library_option(
+library_option = partial(option, metavar="NAME|FILE")
+rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=FILE)
+JUDGE_OPTIONS = {
+    "library": library_option(
         "Specifications: default, paper-text, paper-as-run, net-force, or a file (TOML, or the paper's JSON rows); "
         "metaworld: limits drawn from a script's successes.",
         section=JUDGING,
         default=DEFAULT_LIBRARY,
     ),
-    rules_option(
+    "rule_files": rules_option(
         "Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: judge by the rules "
         "that a run folder itself holds, and its tags of tasks that nobody else knows, as its maker did; other "
         "options replace the rules. Else they are shown and not taken.",
         section=JUDGING,
     ),
-    repeatable(
-        "--set NAME=VALUE",
-        "changes",
+    "changes": repeatable(
         "Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Or missing=deactivate: "
         "leave an active specification out, with that reason, where a record lacks its fields. applicability=off: "
         "judge every specification whose signals exist, as if there were no tags; an ablation, not to be "
         "published. capabilities=NAME: what a host is taken to measure, such as libero-full; for its benchmarks "
         "only. intervals=paper: the percentile bootstrap for severities, which covers too seldom where few are "
         "unsafe. invalid=skip: take the valid episodes, of damaged files too, and count the others.",
+        "NAME=VALUE",
+        spelling="--set",
         section=JUDGING,
     ),
-]
+}
 
 
 @dataclass(frozen=True)
@@ -91,41 +90,48 @@ class JudgedSources:
         """Judge them as `judgement.judge` does, and say on stderr which were judged otherwise by their makers."""
         judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
         for line in judged.makers:
-            click.echo(escape_controls(f"note: {line}"), err=True)
+            echo(f"note: {line}", err=True)
         return judged
 
 
-def judge_options(command: F) -> F:
-    """Add the options of judging to a command, which takes the rules that they make as the keyword `ruleset`.
+def judged_sources(argument: Any = SOURCES) -> Any:
+    """Declare the argument `sources` and the options of judging; the command takes both as `JudgedSources`.
 
-    Where none is given (--set intervals= aside), the rules are those of --registered FILE, else the default ones; with
-    --rules as-judged first those by which the sources were judged last, or are registered to be. A note on stderr names
-    these. Tags of hosts are added.
+    Where no option is given (--set intervals= aside), the rules are the default ones; with --rules as-judged those by
+    which the sources were judged last, or are registered to be. A note on stderr names these. Tags of hosts are added.
     """
+    return group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
-    @wraps(command)
-    def with_judge(*args: Any, **settings: Any) -> Any:
-        _hide_pandas()
-        library, files, changes = (settings.pop(name) for name in ("library", "rule_files", "changes"))
-        run_command = settings.get("run_command")
-        sources = list(settings.get("sources", ())) if run_command is None else [run_command.out]
-        as_judged = is_as_judged(files)
-        own = _find_own_rules(sources) if as_judged and settings.get("formula") is None else None
-        options = parse_changes(changes)
-        skip_invalid = options.pop("invalid", None) == "skip"
-        if "sources" in settings:
-            settings["skip_invalid"] = skip_invalid
-        elif skip_invalid:
-            raise click.UsageError("--set invalid=skip is for episodes that are there.")
-        ruleset = own or _registered_rules(run_command) or load_rules(library, files, options)
-        ruleset = replace(ruleset, intervals=options.get("intervals", "default"))
-        if sources and run_command is not None:
-            ruleset = ruleset.with_host_registry(judgement.read_host_registry(run_command.request.host))
-        elif sources:
-            ruleset = judgement.add_host_registries(ruleset, sources, as_judged=as_judged)
-        return command(*args, ruleset=ruleset, **settings)
 
-    return add_options(with_judge, _JUDGE_OPTIONS)  # type: ignore[no-any-return]
+def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
+    sources, files = values["sources"], values["rule_files"]
+    ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
+    ruleset = judgement.add_host_registries(ruleset, sources, as_judged=is_as_judged(files))
+    return JudgedSources(sources, ruleset, skip_invalid)
+
+
+def read_new_rules(
+    values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
+) -> Ruleset:
+    """Return the rules for episodes that a host is to record, where no option is given those of a registration."""
+    ruleset, skip_invalid = _read_rules(values, out, registration)
+    if skip_invalid:
+        raise click.UsageError("--set invalid=skip is for episodes that are there.")
+    return ruleset.with_host_registry(judgement.read_host_registry(host))
+
+
+def _read_rules(
+    values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
+) -> tuple[Ruleset, bool]:
+    """Return the rules that the options of judging make, and whether invalid episodes are skipped."""
+    _hide_pandas()
+    own = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
+    options = parse_changes(values["changes"])
+    skip_invalid = options.pop("invalid", None) == "skip"
+    if own is None and registration is not None and not given_judge_options():
+        own = registration.load_rules()
+    ruleset = own or load_rules(values["library"], values["rule_files"], options)
+    return replace(ruleset, intervals=options.get("intervals", "default")), skip_invalid
 
 
 def _hide_pandas() -> None:
@@ -144,20 +150,6 @@ def _hide_pandas() -> None:
 def _refuse_pandas(name: str, *where: object) -> None:
     if name == "pandas":
         raise ImportError(name)
-
-
-def judged_sources(command: F) -> F:
-    """Add the options of judging to a command with an argument `sources`, which becomes its value.
-
-    The command takes it as `sources: JudgedSources`.
-    """
-
-    @wraps(command)
-    def with_sources(*args: Any, **settings: Any) -> Any:
-        names = ("sources", "ruleset", "skip_invalid")
-        return command(*args, sources=JudgedSources(*(settings.pop(name) for name in names)), **settings)
-
-    return judge_options(with_sources)  # type: ignore[return-value]
 
 
 def is_as_judged(files: Sequence[Path]) -> bool:
@@ -213,13 +205,6 @@ def load_rules(library: str, files: Sequence[Path], options: Mapping[str, Any]) 
     return load_ruleset(library, spec_files=specs, registry_files=registry, **options)
 
 
-def _registered_rules(run_command: Any) -> Ruleset | None:
-    if run_command is None or not is_given(click.get_current_context(), "registered") or given_judge_options():
-        return None
-    registration: Registration = run_command.request.registration
-    return registration.load_rules()
-
-
 def given_judge_options() -> list[str]:
     """Return the options of judging that the command line or the --config file gives, by name without dashes.
 
@@ -240,8 +225,7 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
-    text = f"note: judged as by its maker, by {recipe.describe()}"
-    click.echo("\n".join(escape_controls(line) for line in text.split("\n")), err=True)
+    echo(f"note: judged as by its maker, by {recipe.describe()}", err=True)
     return recipe.load()
 
 
@@ -261,14 +245,12 @@ def print_missing(judged: Judged) -> None:
 
 
 @command("help")
-@click.argument("topic", default=JUDGING.lower())
-@click.pass_context
-def help_command(context: click.Context, topic: str) -> None:
+def help_command(context: click.Context, topic: str = argument("[TOPIC]", default=JUDGING.lower())) -> None:
     """Say what the options mean by which every command judges. All options of a command: safevla COMMAND --help-all."""
     if topic.lower() != JUDGING.lower():
         raise click.UsageError(f"there is no topic {topic!r}: {JUDGING.lower()} is one; or: safevla {topic} --help-all")
     formatter = context.make_formatter()
-    records = [option.get_help_record(context) for option in click_options(_JUDGE_OPTIONS)]
+    records = [option.get_help_record(context) for option in declare_options(JUDGE_OPTIONS)]
     with formatter.section(JUDGING):
         formatter.write_dl([record for record in records if record is not None])
     click.echo(formatter.getvalue(), nl=False)

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.cli.config import CONFIG, JUDGE_OPTIONS, config_option, option_key
+from safevla_bench.cli.config import CONFIG, CONFIG_OPTION, option_key
 from safevla_bench.cli.options import (
     FILE,
     POSITIVE,
     RAY,
-    add_options,
-    click_options,
     flag,
+    group,
     is_given,
     option,
-    option_group,
     out_option,
     parse_settings,
     repeatable,
 )
+from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOptions, Request, entry_fields, replay_fields
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import split_name
 from safevla_bench.policies.filters import FILTERS
 from safevla_bench.policies.servers.client import KINDS
@@ -43,71 +43,62 @@ from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.text import redact_secrets
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_PLAN_OPTIONS = [
-    option("--host NAME", "The simulator, such as libero."),
-    repeatable("--host-arg KEY=VALUE", "host_arguments",
-               "An argument for the host, such as split=pretrain for robocasa."),
-    repeatable("--suite NAME", "suites",
-               "The task suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE, starts that "
-               "`safevla search` found."),
-    option("--task 0,3|0-4|all", "tasks", "Tasks of each suite.", default="all"),
-    option("--episodes N", "Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: "
-           "50 in robocasa, 1 elsewhere; of a replay, all that were recorded.", type=POSITIVE),
-    repeatable("--policy [NAME=]POLICY", "policies",
-               "The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH (recorded "
-               "actions), python:module:factory, a server's "
-               f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's."),
-    option("--entry [NAME=]ENTRY", "One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: "
-           "all its suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),
-    repeatable("--server [SUITE=]URL", "servers", "Where the entry is served, such as ws://HOST:8000."),
-    option("--protocol NAME", f"How episodes start and end; else {PRESET}. `safevla protocols` lists them."),
-    repeatable("--policy-arg [POLICY:]KEY=VALUE", "arguments",
-               "An argument for every policy, or for the one named before it, as in scripted:careful:KEY=VALUE."),
-    repeatable("--filter [POLICY=]FILTER", "filters",
-               f"What changes actions before the simulator gets them, of every policy or of one: {', '.join(FILTERS)}, "
-               "or python:module:Class; with :KEY=VALUE behind it."),
-    repeatable("--delay [POLICY=]DELAY", "delays",
-               "How late a policy's answers come: control steps (3), 120ms, or measured. The world goes on meanwhile, "
-               "by the rest of the last chunk or holding."),
-    option("--seed", "Of the policies' randomness.", default=0, show_default=True),
-    option("--max-steps", "Horizon; else the protocol's for the suite.", type=POSITIVE),
-    option("--shard I/N", "Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
-    flag("--stop-on-violation", "End each episode at its first violation. Its outcome is then `stopped`, and of all "
-         "rates only Safety is known."),
-    option("--until CONDITION", 'Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety '
-           '>= 0.9" (or sr, clean, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
-    option("--registered FILE", "Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given "
-           "beside it replace the registered ones, and outputs say so.", type=FILE),
-    option("--look-every N", "Initial states of each task between two looks at --until; more save simulator starts.",
-           default=1, type=POSITIVE),
-    flag("--allow-crashed", "Let --until leave out episodes that crashed, were cut short or have no verdict."),
-]  # fmt: skip
-_EXECUTION_OPTIONS = [
-    out_option("DIR", "The run folder to make, or with --resume to continue."),
-    option("--workers N", "Processes that run episodes in parallel. Results do not depend on it.",
-           default=1, type=POSITIVE),
-    option(
-        "--engine local|ray|ray:ADDRESS",
-        "Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto for the one "
-        "that this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on this machine for the "
-        "command. Results are the same.",
-        section=RAY,
-        default="local",
-    ),
-    repeatable("--actor NAME=VALUE", "actor",
-               "What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may be "
-               "fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak memory.",
-               section=RAY),
-    flag("--record-only", "Record the episodes and do not judge them; `safevla score` does."),
-    flag("--resume", "Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    repeatable("--trust FILE", "trusted",
-               "Run the code that this run.json, registration or --config file names. Else a policy python:, of a "
-               "plug-in or with a server's key is taken from the command line alone.", type=FILE),
-    flag("--retry-crashed", "With --resume: run crashed episodes again."),
-    flag("--dry-run", "Print the episodes and an estimate of time and disk; run and write nothing."),
-]  # fmt: skip
+PLAN_OPTIONS = {
+    "host": option("The simulator, such as libero.", "NAME"),
+    "host_arguments": repeatable("An argument for the host, such as split=pretrain for robocasa.",
+                                 "KEY=VALUE", spelling="--host-arg"),
+    "suites": repeatable("The task suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE, "
+                         "starts that `safevla search` found.", "NAME", spelling="--suite"),
+    "tasks": option("Tasks of each suite.", "0,3|0-4|all", spelling="--task", default="all"),
+    "episodes": option("Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: "
+                       "50 in robocasa, 1 elsewhere; of a replay, all that were recorded.", "N", type=POSITIVE),
+    "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
+                           "(recorded actions), python:module:factory, a server's "
+                           f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's.",
+                           "[NAME=]POLICY", spelling="--policy"),
+    "entry": option("One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its suites, "
+                    "tasks and episodes, or the given ones. `safevla protocols --entries` lists them.", "[NAME=]ENTRY"),
+    "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
+    "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME"),
+    "arguments": repeatable("An argument for every policy, or for the one named before it, as in "
+                            "scripted:careful:KEY=VALUE.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
+    "filters": repeatable("What changes actions before the simulator gets them, of every policy or of one: "
+                          f"{', '.join(FILTERS)}, or python:module:Class; with :KEY=VALUE behind it.",
+                          "[POLICY=]FILTER", spelling="--filter"),
+    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured. The world goes on "
+                         "meanwhile, by the rest of the last chunk or holding.", "[POLICY=]DELAY", spelling="--delay"),
+    "seed": option("Of the policies' randomness.", default=0, show_default=True),
+    "max_steps": option("Horizon; else the protocol's for the suite.", type=POSITIVE),
+    "shard": option("Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them.", "I/N"),
+    "stop_on_violation": flag("End each episode at its first violation. Its outcome is then `stopped`, and of all "
+                              "rates only Safety is known."),
+    "until": option('Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" (or '
+                    'sr, clean, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.', "CONDITION"),
+    "registered": option("Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
+                         "replace the registered ones, and outputs say so.", "FILE", type=FILE),
+    "look_every": option("Initial states of each task between two looks at --until; more save simulator starts.",
+                         "N", default=1, type=POSITIVE),
+    "allow_crashed": flag("Let --until leave out episodes that crashed, were cut short or have no verdict."),
+}  # fmt: skip
+EXECUTION_OPTIONS = {
+    "out": out_option("The run folder to make, or with --resume to continue.", "DIR"),
+    "workers": option("Processes that run episodes in parallel. Results do not depend on it.", "N",
+                      default=1, type=POSITIVE),
+    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto "
+                     "for the one that this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on "
+                     "this machine for the command. Results are the same.", "local|ray|ray:ADDRESS",
+                     section=RAY, default="local"),
+    "actor": repeatable("What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may "
+                        "be fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak "
+                        "memory.", "NAME=VALUE", section=RAY),
+    "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
+    "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
+    "trusted": repeatable("Run the code that this run.json, registration or --config file names. Else a policy "
+                          "python:, of a plug-in or with a server's key is taken from the command line alone.",
+                          "FILE", spelling="--trust", type=FILE),
+    "retry_crashed": flag("With --resume: run crashed episodes again."),
+    "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
+}  # fmt: skip
 _REQUIRED = ("host", "suites", "policies")
 
 
@@ -122,6 +113,7 @@ class RunCommand:
     """A parsed command line. `resume_command` is the command that continues the run."""
 
     request: Request
+    ruleset: Ruleset
     out: Path
     """Absolute: a policy may change this process's folder."""
     shown: Path
@@ -133,27 +125,21 @@ class RunCommand:
 
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
-    """Return the parsed command line: its `what` is the plan, its `how` the execution."""
-    how = {str(option.name): values[str(option.name)] for option in click_options(_EXECUTION_OPTIONS)}
-    what = {name: value for name, value in values.items() if name not in how}
+    how = {name: values[name] for name in EXECUTION_OPTIONS}
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
     if how["out"] is None and not how["dry_run"]:
         _raise_missing(context, "out")
     out = how["out"] or Path()
-    is_resumed = how["resume"] and (out / RUN).exists()
-    what |= _expand_entry(what)
-    what |= _expand_found(what)
-    what |= _name_policies(what["policies"])
-    if is_resumed:
-        request = _recorded_request(context, what, Request.from_run(out))
-    elif what["registered"]:
-        registered = registered_request(read_registration(what["registered"]), what["registered"])
+    what = _expand_options({name: values[name] for name in PLAN_OPTIONS})
+    if how["resume"] and (out / RUN).exists():
+        file, request = out / RUN, _recorded_request(context, what, Request.from_run(out))
+    elif file := what["registered"]:
+        registered = registered_request(read_registration(file), file)
         request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
     else:
-        request = _new_request(context, {**what, **_expand_replay(what)}, how)
-    recorded = out / RUN if is_resumed else what["registered"] or what.get("found")
-    request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
+        file, request = what.get("found"), _new_request(context, {**what, **_expand_replay(what)}, how)
+    request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], file, request))
     shares = msgspec.structs.asdict(parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
@@ -161,8 +147,18 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         resume=how["resume"],
         retry_crashed=how["retry_crashed"],
     )
+    registration = request.registration if is_given(context, "registered") else None
+    ruleset = read_new_rules(values, request.host, [out.absolute()], registration)
     resume_command = _format_resume_command(context, out, request)
-    return RunCommand(request, out.absolute(), out, execution, how["record_only"], how["dry_run"], resume_command)
+    return RunCommand(
+        request, ruleset, out.absolute(), out, execution, how["record_only"], how["dry_run"], resume_command
+    )
+
+
+RUN_OPTIONS = group(
+    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS},
+    _parse_command,
+)
 
 
 def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
@@ -178,18 +174,6 @@ def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
     return None
 
 
-def run_options(command: F) -> F:
-    """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
-    return config_option(option_group([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS], "run_command", _parse_command)(command))
-
-
-def plan_options(*names: str) -> Callable[[F], F]:
-    """Return the decorator that adds some options of running to a command, by their parameters' names."""
-    decorators = [*_PLAN_OPTIONS, *_EXECUTION_OPTIONS]
-    chosen = [add for add, option in zip(decorators, click_options(decorators), strict=True) if option.name in names]
-    return lambda command: add_options(command, chosen)
-
-
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
     """Return the request of the plan's options that a command has, named on the command line."""
     what = {"episodes": 1, "protocol": None, **what, **_name_policies(what["policies"])}
@@ -200,6 +184,7 @@ def _find_distrusted(
     context: click.Context, what: Mapping[str, Any], trusted: Sequence[Path], recorded: Path | None, request: Request
 ) -> Path | None:
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
+    what = {**what, "policies": what["policies"] or request.policies}
     if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
         return None
     of_config = _list_calls(context, what, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
@@ -211,10 +196,8 @@ def _find_distrusted(
 def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
     given = {name for name in what if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
-    names = [name for name in ("host_arguments", "policies", "arguments", "filters", "servers") if name in given]
-    fields: dict[str, Any] = {}
-    for name in names:
-        fields |= _request_fields(name, what[name], what["policies"])
+    names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}
+    fields = _request_fields({name: what[name] for name in names}, what["policies"])
     host = what["host"] if "host" in given else ""
     return set(Request(host=host, suites=(), policy_specs=what["policy_specs"], **fields).list_calls())
 
@@ -227,9 +210,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _raise_missing(context, name)
-    fields: dict[str, Any] = {}
-    for name, value in what.items():
-        fields |= _request_fields(name, value, what["policies"])
+    fields = _request_fields(what, what["policies"])
     if fields["episodes"] is None and _replays_alone(what):
         fields["episodes"] = RECORDED
     elif fields["episodes"] is None and what["protocol"] is not None:
@@ -248,36 +229,39 @@ def _volatile_facts() -> dict[str, object]:
 def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
     """Return the request of a run or a registration, with the options given now in place of the recorded ones."""
     policies = what["policies"] or recorded.policies
-    fields: dict[str, Any] = {
-        "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
+    kept = {name: values for name, values in recorded.policy_arguments.items() if name in policies}
+    given = {
+        name: value
+        for name, value in what.items()
+        if is_given(context, name) or (what["entry"] and name in ENTRY_OPTIONS and value is not None)
     }
-    for name, value in what.items():
-        if is_given(context, name) or (what["entry"] and name in ENTRY_OPTIONS and value is not None):
-            fields |= _request_fields(name, value, policies)
-    if what["policies"]:
-        fields["policy_specs"] = what["policy_specs"]
-    return replace(recorded, **fields)
+    specs = {"policy_specs": what["policy_specs"]} if what["policies"] else {}
+    return replace(recorded, **{"policy_arguments": kept, **_request_fields(given, policies), **specs})
 
 
-def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a request that an option fills; {} for options that fill none."""
-    match name:
-        case "entry":
-            return {}
-        case "registered":
-            return {"registration": read_registration(value)} if value else {}
-        case "tasks":
-            return {name: _parse_indices(value)}
-        case "shard":
-            return {name: Shard.parse(value) if value else None}
-        case "arguments":
-            everyone, single = _parse_arguments(value, policies)
-            return {name: everyone, "policy_arguments": single}
-        case "filters" | "delays":
-            return {name: _assign_to_policies(value, policies)}
-        case "host_arguments":
-            return {name: dict(map(_parse_pair, value))}
-    return {name: value}
+def _request_fields(what: Mapping[str, Any], policies: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a request that options fill."""
+    fields = {name: value for name, value in what.items() if name not in ("entry", "registered")}
+    if file := what.get("registered"):
+        fields["registration"] = read_registration(file)
+    if "tasks" in what:
+        fields["tasks"] = _parse_indices(what["tasks"])
+    if "shard" in what:
+        fields["shard"] = Shard.parse(what["shard"]) if what["shard"] else None
+    if "arguments" in what:
+        fields["arguments"], fields["policy_arguments"] = _parse_arguments(what["arguments"], policies)
+    if "host_arguments" in what:
+        fields["host_arguments"] = dict(map(_parse_pair, what["host_arguments"]))
+    for name in {"filters", "delays"} & what.keys():
+        fields[name] = _assign_to_policies(what[name], policies)
+    return fields
+
+
+def _expand_options(what: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan's options, with those for which --entry, found:FILE and names of policies stand."""
+    what = {**what, **_expand_entry(what)}
+    what |= _expand_found(what["suites"], what["host"])
+    return {**what, **_name_policies(what["policies"])}
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,17 +279,17 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
 
 
-def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
+def _expand_found(suites: Sequence[str], host: str | None) -> dict[str, Any]:
     """Return the options for which --suite found:FILE stands; {} without it."""
-    files = [suite.removeprefix(FOUND) for suite in what["suites"] if suite.startswith(FOUND)]
+    files = [suite.removeprefix(FOUND) for suite in suites if suite.startswith(FOUND)]
     if not files:
         return {}
-    if len(what["suites"]) > 1:
+    if len(suites) > 1:
         raise RunError("a suite of found starts is run alone", remedy="Give one --suite found:FILE and no other.")
     path = Path(files[0]).absolute()
     suite = read_suite(path)
-    if what["host"] not in (None, suite.host):
-        problem = f"--host {what['host']}: the starts in {files[0]} were found on {suite.host}"
+    if host not in (None, suite.host):
+        problem = f"--host {host}: the starts in {files[0]} were found on {suite.host}"
         raise RunError(problem, remedy="Leave --host out.")
     arguments = tuple(f"{name}={value}" for name, value in suite.host_arguments.items())
     filled = {"host": suite.host, "host_arguments": arguments, "suites": (suite.suite,), "protocol": suite.protocol}
@@ -403,9 +387,8 @@ def _format_resume_command(context: click.Context, out: Path, request: Request) 
     """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     executing = {"actor", "engine", "workers", "trackers", "registered", "record_only"}
-    repeated = {param.name for param in JUDGE_OPTIONS} | executing
     for param in context.command.params:
-        if param.name in repeated and is_given(context, str(param.name)):
+        if param.name in executing | JUDGE_OPTIONS.keys() and is_given(context, str(param.name)):
             value = context.params[str(param.name)]
             for item in value if isinstance(value, tuple) else (value,):
                 words += [f"--{option_key(param)}", *([] if item is True else [str(item)])]

@@ -43,18 +43,12 @@ from safevla_bench.trajectory.batch import Batch
 
 
 @options.command("score")
-@options.sources_argument
-@options.out_option("DIR", "Where to write; else into the one run folder.")
-@options.flag("--legacy-ids", "Write the ids of the authors' tables, such as wrist_tilt_world_15deg.")
-@options.format_option()
-@options.log_option
-@rules.judged_sources
 def score_command(
-    sources: rules.JudgedSources,
-    out: Path | None,
-    legacy_ids: bool,
-    form: str,
-    trackers: tuple[str, ...],
+    sources: rules.JudgedSources = rules.judged_sources(),
+    out: Path | None = options.out_option("Where to write; else into the one run folder.", "DIR"),
+    legacy_ids: bool = options.flag("Write the ids of the authors' tables, such as wrist_tilt_world_15deg."),
+    form: str = options.format_option(),
+    trackers: tuple[str, ...] = options.LOG,
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
@@ -178,8 +172,9 @@ def print_warnings(judged: Judged) -> None:
 
 
 @options.command("demo")
-@options.out_option("DIR", "Where to write; made where it is missing.", default=Path("safevla-demo"), show_default=True)
-def demo_command(out: Path) -> None:
+def demo_command(
+    out: Path = options.out_option("Where to write; made where it is missing.", "DIR", default=Path("safevla-demo")),
+) -> None:
     """Judge recorded rollouts that come with the package and write a report; needs no simulator.
 
     Two built-in scripted policies, a careful and a hasty one, were rolled out on real LIBERO tasks. Their records are
@@ -211,11 +206,12 @@ def _next_commands(judged: Judged, path: Path) -> list[str]:
 
 
 @options.command("validate")
-@options.optional_sources_argument
-@options.flag("--schema", "wants_schema", "Print the JSON Schema of one episode instead.")
-@options.format_option()
-@click.pass_context
-def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
+def validate_command(
+    context: click.Context,
+    sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
+    wants_schema: bool = options.flag("Print the JSON Schema of one episode instead.", spelling="--schema"),
+    form: str = options.format_option(),
+) -> None:
     """Check archives, run folders or logs against the trajectory contract.
 
     Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
@@ -262,15 +258,15 @@ def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
 
 
 @options.command("convert")
-@options.sources_argument
-@click.argument("destination", metavar="DESTINATION")
-@options.option(
-    "--set",
-    "change",
-    "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
-    type=click.Choice(["invalid=skip"]),
-)
-def convert_command(sources: tuple[Path, ...], destination: str, change: str | None) -> None:
+def convert_command(
+    sources: tuple[Path, ...] = options.SOURCES,
+    destination: str = options.argument("DESTINATION"),
+    change: str | None = options.option(
+        "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
+        spelling="--set",
+        type=click.Choice(["invalid=skip"]),
+    ),
+) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
     The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
@@ -304,9 +300,10 @@ def _read_valid_episodes(scan: Scan, *, skip_invalid: bool) -> Iterator[Batch]:
 
 
 @options.command("merge")
-@click.argument("shards", nargs=-1, required=True, type=options.FILE, metavar="SHARD...")
-@options.out_option("DIR", "The run folder to make.", required=True)
-def merge_command(shards: tuple[Path, ...], out: Path) -> None:
+def merge_command(
+    shards: tuple[Path, ...] = options.argument("SHARD...", nargs=-1, required=True, type=options.FILE),
+    out: Path = options.out_option("The run folder to make.", "DIR", required=True),
+) -> None:
     """Join run folders made with --shard into one.
 
     It holds the same bytes as if the whole plan had been run at once, so the shards must be of one plan, all of them,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from safevla_bench.cli import CRASHED, OK, echo
-from safevla_bench.cli.options import POSITIVE, command, option
+from safevla_bench.cli.options import POSITIVE, command, group, option
 from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.rollout import echo_crashes
-from safevla_bench.cli.rules import judge_options
-from safevla_bench.cli.run_options import make_request, plan_options
+from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
+from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, make_request
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.evaluation.judgement import read_host_registry
 from safevla_bench.jobs.evaluation.request import ExecutionOptions
 from safevla_bench.jobs.search.objective import Objective
 from safevla_bench.jobs.search.optimizers import Method
@@ -29,54 +27,48 @@ from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.sources.runs.folder import REPORT
 from safevla_bench.sources.runs.parts import episode_rows
 
-
-def choice_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take wordings=FILE|SUITE and policy_seeds=N, which are no rules, from what --set says."""
-
-    @wraps(command)
-    def with_choices(*args: Any, changes: Sequence[str], **settings: Any) -> Any:
-        chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in CHOICES}
-        if not (count := chosen.get("policy_seeds", "1")).isdecimal():
-            raise RunError(f"policy_seeds={count} is not a number", remedy="Write --set policy_seeds=8.")
-        settings |= {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
-        return command(*args, changes=[text for text in changes if text.partition("=")[0] not in CHOICES], **settings)
-
-    return with_choices
+_ASKED = ("host", "suites", "tasks", "policies", "arguments", "seed")
+_CHOICES = ("wordings", "policy_seeds")
+"""What --set takes that is no rule."""
 
 
-CHOICES = ("wordings", "policy_seeds")
+def _parse_choices(changes: Sequence[str]) -> dict[str, Any]:
+    chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in _CHOICES}
+    if not (count := chosen.get("policy_seeds", "1")).isdecimal():
+        raise RunError(f"policy_seeds={count} is not a number", remedy="Write --set policy_seeds=8.")
+    return {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
+
+
+def _read_ruleset(judging: Mapping[str, Any], host: str) -> Ruleset:
+    changes = [text for text in judging["changes"] if text.partition("=")[0] not in _CHOICES]
+    return read_new_rules({**judging, "changes": changes}, host)
 
 
 @command(
     "search", common="--host --suite --task --policy --out --workers --resume --budget --objective --method --until"
 )
-@plan_options("host", "suites", "tasks", "policies", "arguments", "seed", "out", "workers", "resume")
-@option("--budget N", "Rollouts in each task.", type=POSITIVE, default=200)
-@option(
-    "--objective CLAUSE|FORMULA",
-    "What to break: a clause, by its robustness over its threshold, or a formula. Default: every scored clause.",
-)
-@option("--method", "directed: CMA-ES, which needs the extra `search`. random: independent draws, which bound a rate.",
-        type=click.Choice(get_args(Method)), default="directed")  # fmt: skip
-@option("--until", "Leave a task when a start is found, or spend the budget.",
-        type=click.Choice(["found", "budget"]), default="found")  # fmt: skip
-@choice_settings
-@judge_options
-@click.pass_context
 def search_command(
     context: click.Context,
-    /,
-    budget: int,
-    objective: str | None,
-    method: Method,
-    until: str,
-    wordings: str | None,
-    policy_seeds: int,
-    ruleset: Ruleset,
-    out: Path | None,
-    workers: int,
-    resume: bool,
-    **values: Any,
+    asked: Mapping[str, Any] = group({name: PLAN_OPTIONS[name] for name in _ASKED}),
+    out: Path | None = EXECUTION_OPTIONS["out"],
+    workers: int = EXECUTION_OPTIONS["workers"],
+    resume: bool = EXECUTION_OPTIONS["resume"],
+    budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
+    objective: str | None = option(
+        "What to break: a clause, by its robustness over its threshold, or a formula. Default: every scored clause.",
+        "CLAUSE|FORMULA",
+    ),
+    method: Method = option(
+        "directed: CMA-ES, which needs the extra `search`. random: independent draws, which bound a rate.",
+        type=click.Choice(get_args(Method)),
+        default="directed",
+    ),
+    until: str = option(
+        "Leave a task when a start is found, or spend the budget.",
+        type=click.Choice(["found", "budget"]),
+        default="found",
+    ),
+    judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
 
@@ -89,8 +81,8 @@ def search_command(
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
-    request = make_request(context, values)
-    ruleset = ruleset.with_host_registry(read_host_registry(request.host))
+    request = make_request(context, asked)
+    ruleset = _read_ruleset(judging, request.host)
     plan = SearchPlan(
         request=request,
         name=name,
@@ -98,8 +90,7 @@ def search_command(
         method=method,
         budget=budget,
         until_found=until == "found",
-        wordings=wordings,
-        policy_seeds=policy_seeds,
+        **_parse_choices(judging["changes"]),
     )
     with show_run_progress(OutcomeScorer(ruleset)) as observer:
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))

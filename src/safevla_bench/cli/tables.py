@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.pictures import make_skip_reporter
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
@@ -22,8 +23,7 @@ from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
-from safevla_bench.pictures.timeline import Timeline, build_timeline
-from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
+from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
 from safevla_bench.publishing import model_card, result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
@@ -34,8 +34,8 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
 from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.training.description import CameraChoice
 from safevla_bench.training.export import export_dataset
-from safevla_bench.training.pictures import CameraChoice
 
 _SUFFIX = {"text": "txt"}
 _DEFAULT = ("main", "violations")
@@ -43,31 +43,27 @@ _DEFAULT = ("main", "violations")
 
 
 @options.command("tables")
-@options.optional_sources_argument
-@options.repeatable("--which LIST", "Names or the paper's numbers, such as main,7,12, or all; else main,violations.")
-@options.option("--format", "form", "The form.", type=click.Choice(get_args(render.TableFormat)), default="text")
-@options.option("--out FILE|DIR/", "Write there: one file, or a folder with a file for each table.")
-@options.repeatable("--training POLICY=KIND", "How a policy was trained.")
-@options.repeatable("--auxiliary POLICY", "Keep a policy out of means and bests.")
-@options.flag("--published", "Put the paper's printed rows of the same suites beside yours, marked as such.")
-@options.option("--columns LIST", "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")
-@options.repeatable(
-    "--style NAME=VALUE",
-    "styles",
-    "intervals=no: without the 95 % intervals; tex: intervals=below their values, so that a table is narrow, and "
-    "label=LABEL, what \\ref takes; of several tables each adds its name.",
-)
-@rules.judged_sources
 def tables_command(
-    sources: rules.JudgedSources,
-    which: tuple[str, ...],
-    form: render.TableFormat,
-    out: str | None,
-    training: tuple[str, ...],
-    auxiliary: tuple[str, ...],
-    published: bool,
-    columns: str | None,
-    styles: tuple[str, ...],
+    sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
+    which: tuple[str, ...] = repeatable(
+        "Names or the paper's numbers, such as main,7,12, or all; else main,violations.", "LIST"
+    ),
+    form: render.TableFormat = option(
+        "The form.", spelling="--format", type=click.Choice(get_args(render.TableFormat)), default="text"
+    ),
+    out: str | None = option("Write there: one file, or a folder with a file for each table.", "FILE|DIR/"),
+    training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
+    auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
+    published: bool = flag("Put the paper's printed rows of the same suites beside yours, marked as such."),
+    columns: str | None = option(
+        "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.", "LIST"
+    ),
+    styles: tuple[str, ...] = repeatable(
+        "intervals=no: without the 95 % intervals; tex: intervals=below their values, so that a table is narrow, and "
+        "label=LABEL, what \\ref takes; of several tables each adds its name.",
+        "NAME=VALUE",
+        spelling="--style",
+    ),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -204,7 +200,7 @@ def _write_authors_csv(judged: Judged, out: Path, choice: _ExportChoice) -> None
 
 
 def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    _save_file(out, submission.encode_submission(submission.build_submission(judged, choice.sources)))
+    _save_file(out, dump_json(submission.build_submission(judged, choice.sources)))
 
 
 def _write_results(encode: Callable[[Judged], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:
@@ -273,30 +269,16 @@ _EXPORTS: Mapping[str, _ExportForm] = {
 
 
 @options.command("export")
-@options.sources_argument
-@options.option(
-    "--format",
-    "form",
-    "What to write.",
-    type=click.Choice(list(_EXPORTS)),
-    required=True,
-)
-@options.out_option("FILE|DIR", "The file or folder to write; else one in the one run folder.")
-@options.option("--episode EPISODE", "rerun, mcap: which, by its id, its number or how its id ends.")
-@options.option(
-    "--meta FILE", "hub, robocasa: TOML with facts about the model that no record holds.", type=options.FILE
-)
-@options.option("--cameras LIST", "lerobot: pictures of these, such as agentview,robot0_eye_in_hand.")
-@options.option("--image-size", "lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128)
-@rules.judged_sources
 def export_command(
-    sources: rules.JudgedSources,
-    form: str,
-    out: Path | None,
-    episode: str | None,
-    meta: Path | None,
-    cameras: str | None,
-    image_size: int,
+    sources: rules.JudgedSources = rules.judged_sources(),
+    form: str = option("What to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
+    out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
+    episode: str | None = option("rerun, mcap: which, by its id, its number or how its id ends.", "EPISODE"),
+    meta: Path | None = option(
+        "hub, robocasa: TOML with facts about the model that no record holds.", "FILE", type=options.FILE
+    ),
+    cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
+    image_size: int = option("lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128),
 ) -> None:
     """Judge archives or run folders and write the results for others.
 
@@ -317,11 +299,11 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
-    for option, value in (("episode", episode), ("cameras", cameras), ("meta", meta)):
-        if value is not None and _EXPORTS[form].option != option:
-            forms = " and ".join(name for name, export in _EXPORTS.items() if export.option == option)
-            hint = f"; {form} takes all episodes" if option == "episode" else ""
-            raise click.UsageError(f"--{option} is for {forms}{hint}.")
+    for name, value in (("episode", episode), ("cameras", cameras), ("meta", meta)):
+        if value is not None and _EXPORTS[form].option != name:
+            forms = " and ".join(other for other, export in _EXPORTS.items() if export.option == name)
+            hint = f"; {form} takes all episodes" if name == "episode" else ""
+            raise click.UsageError(f"--{name} is for {forms}{hint}.")
     if cameras is not None and not cameras.strip(" ,"):
         raise click.UsageError("--cameras names no camera; leave it out to have no pictures.")
     choice = _ExportChoice(sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
@@ -334,18 +316,14 @@ def export_command(
 
 
 @options.command("board")
-@click.argument("sources", nargs=-1, type=options.SourceType(), metavar="[[NAME=]RUN...]")
-@options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
-@options.option("--reports/--no-reports", "Add a full report of each policy.", default=True)
-@options.audit_option
-@rules.judged_sources
-@click.pass_context
 def board_command(
     context: click.Context,
-    sources: rules.JudgedSources,
-    out: Path | None,
-    reports: bool,
-    audit: AuditPlan | None,
+    sources: rules.JudgedSources = rules.judged_sources(
+        options.argument("[[NAME=]RUN...]", nargs=-1, type=options.SourceType())
+    ),
+    out: Path | None = options.out_option("Where to write the site; of one run folder, else its board/.", "DIR"),
+    reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
+    audit: AuditPlan | None = options.AUDIT,
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 

@@ -26,7 +26,6 @@ from safevla_bench.judging.gates import (
     GateScope,
     judge_ends,
     require_valid,
-    total_verdict,
 )
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.statistics.intervals import CONFIDENCE, normal_quantile
@@ -68,16 +67,12 @@ def check_against(
     each = None if confidence is None else 1 - (1 - confidence) / decisions
     options = ComparisonOptions(confidence=each or CONFIDENCE, sequential=sequential)
     outcomes = [_decide(pairs, suite, gate, options, each, allow_crashed) for pairs, suite in scopes for gate in gates]
-    if not allow_crashed:
-        outcomes += [
-            GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0) for reason in lost
-        ]
     warnings = (line for pairs, _ in scopes for line in comparison_warnings(pairs.results, 0, paired=True))
-    return GateReport(
-        verdict=total_verdict(outcomes),
+    return GateReport.of_outcomes(
+        outcomes,
+        () if allow_crashed else lost,
         per=per,
         confidence=confidence,
-        outcomes=tuple(outcomes),
         each_confidence=each,
         sequential=sequential,
         notes=tuple(_describe_rule(gates[0].baseline, each, decisions, sequential)),

@@ -9,7 +9,7 @@ import msgspec
 from safevla_bench.compare.difference import least_tasks
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import CONFIDENCE
-from safevla_bench.statistics.planning import flip_power, least_number, paired_power
+from safevla_bench.statistics.planning import check_level, flip_power, least_number, paired_power
 from safevla_bench.text import format_compact, format_fixed
 
 LEAST_DIFFERENCE = 1e-6
@@ -118,9 +118,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 def _check_request(request: SampleSizeRequest) -> None:
     """Raise `SafevlaError` for a number of the request that cannot be planned with."""
     points = f"{100 * request.difference:g} points"
-    for name, share in (("power", request.power), ("confidence", request.confidence)):
-        if not 0 < share < 1:
-            raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
+    check_level(request.power, request.confidence)
     if not LEAST_DIFFERENCE <= request.difference <= 1:
         remedy = f"Give one of at least {100 * LEAST_DIFFERENCE:g} percentage points, and at most 100."
         raise SafevlaError(f"a difference of {points} cannot be planned for", remedy=remedy)

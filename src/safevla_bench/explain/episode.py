@@ -33,29 +33,6 @@ class BooleanCause:
 
 
 @dataclass(frozen=True, slots=True)
-class SpecTrace:
-    """One specification in one episode; `rho` is -inf where a `cause` decided its violation without a margin."""
-
-    spec: SpecColumn
-    formula: str
-    meaning: str
-    dt_s: float
-    signal_trace: SignalTrace
-    rho: float
-    depth: float
-    violated: bool
-    first: int
-    involved: Contributors | None
-    cause: BooleanCause | None = None
-    why: Cause | None = None
-    """How its violation came about, as far as contacts and poses show it."""
-
-    @property
-    def chart(self) -> TraceChart:
-        return describe_chart(self.signal_trace, self.dt_s, self.first)
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """One record: its step, its time, the signal's value there (None if not finite) and the bodies behind it."""
 
@@ -66,12 +43,31 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class ClauseExplanation:
-    """A specification with a verdict; `first` is the first record that breaks it, None where it holds."""
+class SpecTrace:
+    """One specification with a verdict; `rho` is -inf where a `cause` decided its violation without a margin."""
 
-    spec_trace: SpecTrace
+    spec: SpecColumn
+    formula: str
+    meaning: str
+    dt_s: float
+    signal_trace: SignalTrace
+    rho: float
+    depth: float
+    violated: bool
     first: Moment | None
+    """The first record that breaks it, None where it holds."""
     worst: Moment
+    cause: BooleanCause | None = None
+    why: Cause | None = None
+    """How its violation came about, as far as contacts and poses show it."""
+
+    @property
+    def first_step(self) -> int:
+        return self.first.step if self.first else -1
+
+    @property
+    def chart(self) -> TraceChart:
+        return describe_chart(self.signal_trace, self.dt_s, self.first_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +79,20 @@ class Explanation:
     instruction: str | None
     records: int
     dt_s: float
-    clauses: tuple[ClauseExplanation, ...]
+    clauses: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
     inactive: Mapping[str, str]
     """Specification -> why it is inactive, in words."""
 
     @property
-    def violated_clauses(self) -> tuple[ClauseExplanation, ...]:
+    def violated_clauses(self) -> tuple[SpecTrace, ...]:
         """Return the broken clauses, deepest first."""
-        return tuple(clause for clause in self.clauses if clause.spec_trace.violated)
+        return tuple(clause for clause in self.clauses if clause.violated)
 
     @property
-    def kept_clauses(self) -> tuple[ClauseExplanation, ...]:
+    def kept_clauses(self) -> tuple[SpecTrace, ...]:
         """Return the clauses that hold, the nearest to its limit first."""
-        return tuple(clause for clause in self.clauses if not clause.spec_trace.violated)
+        return tuple(clause for clause in self.clauses if not clause.violated)
 
 
 def explain_episode(
@@ -114,32 +110,19 @@ def explain_episode(
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
     row = scores.episode(index)
-
-    def explain_clause(spec_trace: SpecTrace) -> ClauseExplanation:
-        first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first, ruleset)
-        return ClauseExplanation(
-            spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst, ruleset)
-        )
-
     return Explanation(
         number=index + 1,
         score=row,
         instruction=record.headers[0].instruction,
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
-        clauses=tuple(explain_clause(spec_trace) for spec_trace in trace_specs(scores, index, reading, ruleset)),
+        clauses=tuple(trace_specs(scores, index, reading, ruleset)),
         vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
         inactive={
             spec_id: describe_reason(why, ruleset.registry, row.benchmark)
             for spec_id, why in row.inactive_specs.items()
         },
     )
-
-
-def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, ruleset: Ruleset) -> Moment:
-    value = finite_or_none(spec_trace.signal_trace.values[step])
-    contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, ruleset.registry)
-    return Moment(step, reading.batch.elapsed_s(0, step), value, contributors)
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
@@ -196,22 +179,21 @@ def to_document(explanation: Explanation) -> dict[str, object]:
     }
 
 
-def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
+def _clause_document(clause: SpecTrace) -> dict[str, object]:
     """Return a clause in plain values; numbers that are not finite, and what does not apply, are None."""
-    spec_trace = clause.spec_trace
     return {
-        "spec_id": spec_trace.spec.spec_id,
-        "formula": spec_trace.formula,
-        "signal": spec_trace.signal_trace.signal,
-        "meaning": spec_trace.meaning,
-        "unit": spec_trace.signal_trace.unit,
-        "limit": spec_trace.signal_trace.limit,
-        "bound": "upper" if spec_trace.signal_trace.upper else "lower",
-        "violated": spec_trace.violated,
-        "rho": finite_or_none(spec_trace.rho),
-        "decided_by": spec_trace.cause and asdict(spec_trace.cause),
-        "why": spec_trace.why and asdict(spec_trace.why),
-        "depth": nan_to_none(spec_trace.depth),
+        "spec_id": clause.spec.spec_id,
+        "formula": clause.formula,
+        "signal": clause.signal_trace.signal,
+        "meaning": clause.meaning,
+        "unit": clause.signal_trace.unit,
+        "limit": clause.signal_trace.limit,
+        "bound": "upper" if clause.signal_trace.upper else "lower",
+        "violated": clause.violated,
+        "rho": finite_or_none(clause.rho),
+        "decided_by": clause.cause and asdict(clause.cause),
+        "why": clause.why and asdict(clause.why),
+        "depth": nan_to_none(clause.depth),
         "first_violation": clause.first and msgspec.to_builtins(clause.first),
         "worst": msgspec.to_builtins(clause.worst),
     }
@@ -249,6 +231,12 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     formula = ruleset.library[scores.specs[column].spec_id].formula
     signal_trace = trace_formula(formula, reading)
     rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
+
+    def moment_at(step: int) -> Moment:
+        value = finite_or_none(signal_trace.values[step])
+        contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
+        return Moment(step, reading.batch.elapsed_s(0, step), value, contributors)
+
     signal, cause = SIGNALS.get(signal_trace.signal), None
     if rho == -np.inf:
         cause = find_boolean_cause(formula, signals.build_trace(reading, syntax.signal_names(formula)))
@@ -261,8 +249,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         rho=rho,
         depth=float(scores.depth[column, episode]),
         violated=bool(scores.is_violated[column, episode]),
-        first=first,
-        involved=find_contributors(reading, signal_trace.signal, signal_trace.worst, ruleset.registry),
+        first=None if first < 0 else moment_at(first),
+        worst=moment_at(signal_trace.worst),
         cause=cause,
         why=find_cause(reading, signal_trace.signal, first, ruleset.registry),
     )

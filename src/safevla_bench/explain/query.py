@@ -65,8 +65,8 @@ def parse_query(text: str) -> Formula:
     return parsed
 
 
-def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
+def answer_query(formula: Formula, batch: Batch) -> list[Answer]:
+    """Return one answer for each episode, in order.
 
     If a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing` before
     `undefined`.
@@ -88,11 +88,10 @@ def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode]
         decisions[k] = _POSE_UNKNOWN if is_lost else _decide_verdict(formula, margin, hangs)
     rho_of = dict(zip(judged.tolist(), rho.tolist(), strict=True))
     step_of = dict(zip(judged.tolist(), deciding_records(formula, part).tolist(), strict=True))
-    answers = [
+    return [
         _answer_episode(trace, batch, k, rho_of.get(k, np.nan), decisions[k], step_of.get(k, -1), mark)
         for k, mark in enumerate(mark_flags(batch, STANDIN))
     ]
-    return [*answers, *answers_without_record(absent, len(batch))]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:

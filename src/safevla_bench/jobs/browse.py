@@ -32,10 +32,8 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import SAFETY, SR, VSI
 from safevla_bench.judging.ruleset import NamedDigest
 from safevla_bench.report.render import (
+    PLAYER_SCRIPTS,
     content_security_policy,
-    page_script,
-    page_style,
-    player_scripts,
     read_template,
     template_environment,
 )
@@ -217,7 +215,7 @@ class Reply:
 
 
 def _render_page(template: str, title: str, status: HTTPStatus = HTTPStatus.OK, **values: object) -> Reply:
-    style, script = page_style() + read_template("runs/runs.css"), read_template("runs/runs.js")
+    style, script = read_template("page.css") + read_template("runs/runs.css"), read_template("runs/runs.js")
     policy = content_security_policy(style, script)
     page = template_environment().get_template(f"runs/{template}.html")
     shown = {"policy": policy, "style": Markup(style), "script": Markup(script)}  # our own files, not anybody's text
@@ -314,8 +312,8 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 def _report_policy(content: bytes) -> str:
     head = content.replace(b"&#39;", b"'")[:4096]
-    plain = content_security_policy(page_style(), page_script())
-    with_player = content_security_policy(page_style(), page_script(), *player_scripts())
+    parts = [read_template(name) for name in ("page.css", "page.js", *PLAYER_SCRIPTS)]
+    plain, with_player = content_security_policy(*parts[:2]), content_security_policy(*parts)
     return next((own for own in (plain, with_player) if f'content="{own}"'.encode() in head), _NO_SCRIPT)
 
 

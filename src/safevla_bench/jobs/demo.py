@@ -32,7 +32,7 @@ from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.rollout import plan
-from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.episode import EnvRunner, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.trajectory.batch import Batch, Channel, concatenate_batches
 from safevla_recorder.folder import require_free_folder
@@ -79,7 +79,7 @@ def record_episodes(planned: Sequence[PlannedEpisode]) -> Iterator[Batch]:
     Raises `HostError` if the simulator cannot be used, and `RunError` with the reason if an episode crashed.
     """
     policies_by_name = {name: policies.make_policy(name) for name in {episode.policy for episode in planned}}
-    for outcome in run_serially(hosts.make_host(HOST), planned, policies_by_name):
+    for outcome in run_serially(EnvRunner(hosts.make_host(HOST), policies_by_name), planned):
         if outcome.batch is None:
             raise RunError(f"{outcome.planned.episode_id} crashed: {outcome.reason}")
         yield _drop_sim_state(outcome.batch)

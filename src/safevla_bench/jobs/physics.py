@@ -1,16 +1,22 @@
-"""Replays of a run under varied physics: planned, run by workers, judged, and kept in the run folder as they end."""
+"""Replays of recorded episodes under changed physics, each first as recorded, which must give the record bit for bit.
+
+A run under varied physics: planned, run by workers, judged, and kept in the run folder as they end. And one episode
+without a cause of its violation, a counterfactual: did the violation vanish?
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
@@ -21,21 +27,22 @@ from safevla_bench.jobs.verify.replays import (
     ReplaySetting,
     compare_records,
     draw_key,
-    read_setting,
-    replay_obstacle,
+    replay_actions,
 )
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import NamedRules
+from safevla_bench.judging.ruleset import NamedRules, Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.replay import ActionReplay
-from safevla_bench.rollout.episode import EpisodeOutcome, run_serially
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.scheduler import run_workers
+from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.rollout.worker import WorkerSpec
 from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
     PHYSICS,
     RECORDED,
+    ClauseReading,
+    Counterfactual,
     PhysicsFile,
     PhysicsReplay,
     find_departure,
@@ -47,6 +54,7 @@ from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
+from safevla_recorder.episode import Floats
 
 _SAVE_EVERY = 20
 """Replays after which the file is written again."""
@@ -90,15 +98,13 @@ def vary_physics(
     return job.file()
 
 
-def make_setting(run: Path) -> ReplaySetting:
-    """Return what replays of a complete run folder share; raises `RunError` and `HostError` if there can be none, or
-    the host cannot change its physics.
-    """
+def _read_setting(run: Path) -> ReplaySetting:
+    """Read what replays of a complete run folder share, of a host that can change its physics."""
     if not (run / RUN).is_file() or read_description(run).get("complete") is not True:
         remedy = "Name one complete run folder, as `safevla eval` makes them."
         raise RunError("only a complete run can be replayed", remedy=remedy, place=Place(file=str(run)))
     try:
-        setting = read_setting(run)
+        setting = ReplaySetting.read(run)
     except msgspec.ValidationError:
         problem, remedy = "run.json does not say how an episode starts", "Replay a run of `safevla eval`."
         raise RunError(problem, remedy=remedy, place=Place(file=str(run / RUN))) from None
@@ -108,22 +114,21 @@ def make_setting(run: Path) -> ReplaySetting:
     return setting
 
 
-def offers(host: Host, change: PhysicsChange) -> bool:
-    """Return whether a host's environments can follow a change."""
+def _offers(host: Host, change: PhysicsChange) -> bool:
     return isinstance(host, VaryingHost) and change.changed <= host.changeable
 
 
-def relabel(replayed: Batch, header: Header) -> Batch:
-    """Return a replay's record under the name, outcome and horizon of the recorded episode, to be judged like it."""
+def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, ClauseReading]:
+    """Judge a replay's record under the name, outcome and horizon of the recorded episode."""
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
-    return replace(replayed, headers=(own,))
+    return read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
 
 
-def find_difference(setting: ReplaySetting, recorded: Batch, replayed: Batch) -> str | None:
-    """Return where a replay under recorded physics is not bit for bit what is recorded; None if it is."""
+def _find_difference(setting: ReplaySetting, recorded: Batch, replayed: Batch) -> str:
+    """Return where a replay under recorded physics is not bit for bit what is recorded; "" if it is."""
     differences, _ = compare_records(recorded, replayed, lenient=setting.is_own_loop)
-    return f"its replay differs: {differences[0]}" if differences else None
+    return f"its replay differs: {differences[0]}" if differences else ""
 
 
 @dataclass
@@ -131,7 +136,6 @@ class _Replays:
     """The replays of a run, done and to do."""
 
     judged: Judged
-    run_folder: Path
     setting: ReplaySetting
     head: PhysicsFile
     done: dict[tuple[str | None, str, str], PhysicsReplay]
@@ -142,27 +146,26 @@ class _Replays:
             remedy = "Name one run folder, without NAME= before it."
             raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
         run = judged.paths[0]
-        setting = make_setting(run)
+        setting = _read_setting(run)
         head = PhysicsFile(
             archive_sha256=archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
             left_path_m=LEFT_PATH_M,
             variations={name: _describe_change(change) for name, change in VARIATIONS.items()},
-            not_offered=tuple(name for name, change in VARIATIONS.items() if not offers(setting.host, change)),
+            not_offered=tuple(name for name, change in VARIATIONS.items() if not _offers(setting.host, change)),
         )
         kept = PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
             problem = "its replays are of other records, rules, versions or variations than these"
             raise RunError(problem, remedy="Move it away to replay anew.", place=Place(file=str(run / PHYSICS)))
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
-        return cls(judged, run, setting, head, done)
+        return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
         """Return the indices of judged episodes to replay: as many of each policy and suite, drawn by their names."""
         scores, headers = self.judged.scores, self.judged.headers
-        with_verdict = [index for index in range(len(scores)) if scores.is_judged[index]]
-        drawn = sorted(with_verdict, key=lambda index: draw_key(headers[index]))
+        drawn = sorted(np.flatnonzero(scores.is_judged).tolist(), key=lambda index: draw_key(headers[index]))
         turns = Counter[tuple[str | None, str]]()
         order = []
         for index in drawn:
@@ -179,12 +182,14 @@ class _Replays:
         for index, variation in wanted:
             if self.key(index, variation) in self.done:
                 continue
-            episode = self._plan(index, recorded(index), variation)
-            if isinstance(episode, str):
-                self._keep(index, variation, obstacle=episode)
+            episode = recorded(index)
+            try:
+                replay = self._plan(index, episode, variation)
+            except RunError as error:
+                self._keep(index, variation, obstacle=str(error))
             else:
-                planned[episode.episode_id] = index, variation
-                plan.append(episode)
+                planned[replay.episode_id] = index, variation
+                plan.append(replay)
         try:
             with closing(_run_planned(self.setting, plan, workers)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
@@ -204,9 +209,9 @@ class _Replays:
         return msgspec.structs.replace(self.head, replays=rows)
 
     def _save(self) -> None:
-        content = dump_json(self.file())
-        write_atomically(self.run_folder / PHYSICS, content)
-        add_digests(self.run_folder, {PHYSICS: content})
+        content, run = dump_json(self.file()), self.judged.paths[0]
+        write_atomically(run / PHYSICS, content)
+        add_digests(run, {PHYSICS: content})
 
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
         header = self.judged.headers[index]
@@ -217,23 +222,14 @@ class _Replays:
         assert episode is not None
         return episode
 
-    def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode | str:
-        """Return the replay of an episode, or why there can be none.
+    def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode:
+        """Return the replay of an episode; `RunError` with the reason if there can be none.
 
         One that leaves its path before any recorded violation ends there: nothing later is compared.
         """
-        setting, header = self.setting, episode.headers[0]
-        if obstacle := replay_obstacle(episode, setting):
-            return obstacle
-        try:
-            start = setting.find_start(episode)
-        except RunError as error:
-            return str(error)
-        if start is None:
-            return "the record does not say where it starts"
-        task, actions = setting.find_task(header), episode.action.episode_rows(0)
-        assert task is not None  # there is no obstacle
-        given = start.recorded or RecordedEpisode(header.episode_id, self.run_folder.name, len(actions))
+        task, start = self.setting.find_start(episode)
+        header, actions = episode.headers[0], episode.action.episode_rows(0)
+        given = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         given = replace(given, actions=actions)
         change = None
         if variation != RECORDED:
@@ -254,17 +250,15 @@ class _Replays:
         )
 
     def _add(self, index: int, variation: str, recorded: Batch, outcome: EpisodeOutcome) -> None:
-        header = self.judged.headers[index]
         if outcome.batch is None:
             reason = (outcome.reason or "").strip().splitlines()
             self._keep(index, variation, obstacle=f"the simulator failed: {reason[-1] if reason else outcome.outcome}")
         elif variation == RECORDED:
-            obstacle = find_difference(self.setting, recorded, outcome.batch)
-            self._keep(index, variation, obstacle=obstacle or "", clauses=read_clauses(self.judged.scores, index))
+            obstacle = _find_difference(self.setting, recorded, outcome.batch)
+            self._keep(index, variation, obstacle=obstacle, clauses=read_clauses(self.judged.scores, index))
         else:
-            left = find_departure(recorded, outcome.batch)
-            scores = score(relabel(outcome.batch, header), self.judged.ruleset)
-            self._keep(index, variation, left=left, clauses=read_clauses(scores, 0))
+            clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
+            self._keep(index, variation, left=find_departure(recorded, outcome.batch), clauses=clauses)
 
     def _keep(self, index: int, variation: str, **findings: object) -> None:
         header = self.judged.headers[index]
@@ -285,12 +279,122 @@ _CHANGES, _POSES = "changes", "poses"
 def _run_planned(setting: ReplaySetting, plan: Sequence[PlannedEpisode], workers: int) -> Generator[EpisodeOutcome]:
     policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
     if workers == 1:
-        yield from run_serially(setting.host, plan, policies)
-        return
-    spec = WorkerSpec(setting.host.name, {}, host_arguments=setting.host_arguments, made=policies)
-    for finished in run_workers(spec, plan, workers):
-        yield finished.unpack()
+        return run_serially(EnvRunner(setting.host, policies), plan)
+    spec = WorkerSpec(setting.host.name, {}, host_arguments=setting.run.host_arguments, made=policies)
+    return run_pool(ProcessPool(spec), plan, workers)
 
 
 def _describe_change(change: PhysicsChange) -> dict[str, object]:
     return {name: value for name, value in asdict(change).items() if name in change.changed}
+
+
+# One episode without a cause of its violation
+
+
+_FORMS = "contact:A,B, body:NAME, slow, or hold:FROM-TO in control steps"
+_REMEDY = f"Write {_FORMS}."
+_UNCHANGED = PhysicsChange()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What is taken away, as written and in words.
+
+    `edit` makes the actions [T, A] to play of the recorded ones and of the still action [A].
+    """
+
+    text: str
+    phrase: str
+    change: PhysicsChange = _UNCHANGED
+    edit: Callable[[Floats, Floats], Floats] = lambda actions, still: actions
+
+    @classmethod
+    def parse(cls, text: str) -> Cause:
+        """Return the cause that a text names; raises `RunError` for another text.
+
+        >>> Cause.parse("contact:gripper,cup").change.apart
+        ('gripper', 'cup')
+        """
+        kind, _, names = text.partition(":")
+        bodies = tuple(name.strip() for name in names.split(",") if name.strip())
+        steps = re.fullmatch(r"(\d{1,9})-(\d{1,9})", names)
+        match kind:
+            case "contact" if len(bodies) == 2:
+                return cls(
+                    text, f"Without contact of {bodies[0]} and {bodies[1]}", PhysicsChange(apart=(bodies[0], bodies[1]))
+                )
+            case "body" if len(bodies) == 1:
+                return cls(text, f"Without {bodies[0]}", PhysicsChange(without=bodies[0]))
+            case "slow" if not names:
+                return cls(text, "At half speed", edit=halve_speed)
+            case "hold" if steps and int(steps[1]) < int(steps[2]):
+                edit = partial(hold_actions, first=int(steps[1]), last=int(steps[2]))
+                return cls(text, f"Without motion in steps {names}", edit=edit)
+        raise RunError(f"--without {text!r} names no cause", remedy=_REMEDY)
+
+
+def halve_speed(actions: Floats, still: Floats) -> Floats:
+    """Return each action twice, halved where the still action is 0: there it is a change of pose.
+
+    >>> halve_speed(np.array([[0.5, 1.0]]), np.array([0.0, -1.0])).tolist()
+    [[0.25, 1.0], [0.25, 1.0]]
+    """
+    return np.repeat(np.where(still == 0, actions / 2, actions), 2, axis=0)
+
+
+def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
+    """Return the actions with those of steps `first` to `last` - 1 replaced: no motion, and the rest of each as in the
+    action before.
+    """
+    before = actions[first - 1] if 0 < first <= len(actions) else still
+    held = actions.copy()
+    held[first:last] = np.where(still == 0, 0.0, before)
+    return held
+
+
+def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
+    """Replay the episode at `index` of the judged ones as recorded, then without a cause, and judge that.
+
+    Raises:
+        RunError: its source is not a complete run, it is not replayed exactly here, or the cause is not one of it.
+        HostError: the host cannot be used here, or the scene has no such body.
+    """
+    setting = _read_setting(judged.records.find_source(index).path)
+    episode = judged.records.read_episodes([index])
+    assert episode is not None
+    header = episode.headers[0]
+    try:
+        task, start = setting.find_start(episode)
+    except RunError as error:
+        problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
+        raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
+    if not _offers(setting.host, cause.change):
+        raise RunError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=_REMEDY)
+    same, _ = replay_actions(setting.host, task, start, episode)
+    if difference := _find_difference(setting, episode, same):
+        problem = f"{header.episode_id} is not replayed exactly here: {difference}"
+        raise RunError(problem, remedy="safevla verify RUN --replay 1 says more.")
+    actions = _edit_actions(episode, cause, np.array(task.still))
+    changed = replace(start, change=cause.change)
+    replayed, successes = replay_actions(setting.host, task, changed, episode, actions)
+    keeps_time = len(actions) == len(episode.action.episode_rows(0))
+    return Counterfactual(
+        cause=cause.phrase,
+        dt_s=float(episode.dt_s[0]),
+        recorded=read_clauses(judged.scores, index),
+        without=_judge_replay(replayed, header, judged.ruleset),
+        success=(bool(header.success), bool(successes and successes[-1])),
+        left=find_departure(episode, replayed) if keeps_time else None,
+    )
+
+
+def _edit_actions(episode: Batch, cause: Cause, still: Floats) -> Floats:
+    actions = episode.action.episode_rows(0)
+    edited = cause.edit(actions, still)
+    if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
+        problem = "its actions are poses, not changes of pose"
+        raise RunError(problem, remedy="Take contact:A,B or body:NAME.")
+    if cause.text.startswith("hold:") and np.array_equal(edited, actions):
+        problem = f"{cause.text} holds nothing: the episode has {len(actions)} steps"
+        raise RunError(problem, remedy="Name steps in which the arm moves.")
+    return edited

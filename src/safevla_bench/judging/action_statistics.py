@@ -17,23 +17,14 @@ from safevla_bench.text import format_percent
 Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class ActionSpace:
-    """A host's actions, numbers in [-1, 1]: the arm's x, y, z and three turns, its gripper, and what follows."""
-
-    width: int
-    unit_m: float = 0.05
-    """Metres that 1 stands for in x, y and z."""
-
-
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
-SPACES: Mapping[str, ActionSpace] = {
-    "libero": ActionSpace(7),
-    "robosuite": ActionSpace(7),
-    "robocasa": ActionSpace(12),
-    "fake": ActionSpace(7),
-}
-"""By host. Nothing is said of the actions of other hosts."""
+WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
+"""Host -> how many numbers in [-1, 1] its actions have: the arm's six, its gripper, and what follows.
+
+Nothing is said of the actions of other hosts.
+"""
+UNIT_M = 0.05
+"""Metres that 1 stands for in x, y and z."""
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """At the limit; far beyond it; the share of one number's values beyond it, and of the arm's at it, that are odd."""
 STILL = 0.02
@@ -46,7 +37,6 @@ FEWEST = 10
 class ActionStatistics:
     """Of N actions [N, A] of one episode, or of several, as the policy asked for them."""
 
-    space: ActionSpace
     count: int
     largest: Numbers
     """Largest magnitude of each number, [A]."""
@@ -60,10 +50,9 @@ class ActionStatistics:
     """After how many actions every episode repeats itself; 0 = one does not, None = none is long enough to tell."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
-        """Return the statistics of both together; their spaces are the same."""
+        """Return the statistics of both together; they are of one host."""
         periods = [part.period for part in (self, other) if part.period is not None]
         return ActionStatistics(
-            self.space,
             self.count + other.count,
             np.maximum(self.largest, other.largest),
             self.beyond + other.beyond,
@@ -73,18 +62,15 @@ class ActionStatistics:
         )
 
 
-def measure_actions(
-    actions: Numbers, space: ActionSpace, *, grips: bool = True, clipped: Numbers | None = None
-) -> ActionStatistics:
+def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
     """Return the statistics of the actions [N, A] of one episode, N ≥ 1; `grips` says that the gripper is judged.
 
     `clipped` [A, 2]: how often each number was clipped, and its largest size before; None = nothing was.
     """
     size, arm = np.abs(actions), slice(0, len(ARM))
     fingers = actions[:, GRIPPER]
-    beyond, largest = np.zeros((2, space.width)) if clipped is None else clipped.T
+    beyond, largest = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
     return ActionStatistics(
-        space,
         len(actions),
         np.maximum(size.max(axis=0), largest),
         (size > 1).sum(axis=0) + beyond,
@@ -168,6 +154,6 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     elif limited > SATURATED_SHARE:
         found = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
         yield Oddity("range", found, "Scaled by other statistics than the model's?")
-    elif move <= statistics.space.unit_m and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
-        found = f"x, y and z stay within {move:.2g}, where 1 is {statistics.space.unit_m:g} m: nearly no motion"
+    elif move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
+        found = f"x, y and z stay within {move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
         yield Oddity("range", found, "In metres and radians, or zeros for a scene it does not know?")

@@ -105,12 +105,12 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     where no number would. For VSI it is an upper bound.
     """
 
-    policy: str | None
-    suite: str | None
-    gate: Gate | None
+    policy: str | None = None
+    suite: str | None = None
+    gate: Gate | None = None
     verdict: GateVerdict
     reason: str
-    n: int
+    n: int = 0
     unknown: int = 0
     value: float | None = None
     ci: tuple[float, float] | None = None
@@ -130,6 +130,14 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     sequential: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
+        """Return the report on outcomes with these options; each sentence of `lost` is one more that is undecided."""
+        every = (*outcomes, *(GateOutcome(verdict="undecided", reason=reason) for reason in lost))
+        verdicts = {outcome.verdict for outcome in every}
+        total: GateVerdict = "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
+        return cls(verdict=total, outcomes=every, **options)
 
 
 def check_gates(
@@ -170,26 +178,16 @@ def check_gates(
     options = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
     allowed = frozenset(name for name, is_allowed in options.items() if is_allowed)
     outcomes = [_decide_gate(scores, scope, gate, rule, allowed, costs) for scope in scopes for gate in gates]
-    if not allow_crashed:
-        outcomes += [
-            GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason=reason, n=0) for reason in lost
-        ]
-    return GateReport(
-        verdict=total_verdict(outcomes),
+    return GateReport.of_outcomes(
+        outcomes,
+        () if allow_crashed else lost,
         per=per,
         confidence=confidence,
-        outcomes=tuple(outcomes),
         each_confidence=None if rule is None else rule.confidence,
         sequential=sequential,
         notes=tuple(_describe_rule(scopes, rule, outcomes, decisions)),
         warnings=provenance_marks.warn_of_scores(scores),
     )
-
-
-def total_verdict(outcomes: Sequence[GateOutcome]) -> GateVerdict:
-    """Return failed where any failed, else undecided where any is, else passed."""
-    verdicts = {outcome.verdict for outcome in outcomes}
-    return "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "passed"
 
 
 def require_valid(gates: Sequence[Gate], confidence: float | None, sequential: bool) -> None:

@@ -25,6 +25,7 @@ from safevla_bench.sources.runs.folder import (
     SCORES,
     AbsentEpisode,
     archive_digest,
+    policy_rows,
     read_repeats,
     served_latencies,
 )
@@ -79,10 +80,8 @@ class JudgedSource:
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        policies = self.description.get("policies")
-        for policy in policies if isinstance(policies, list | tuple) else ():
-            if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
-                yield self.policy_names.get(name, name), policy
+        for row in policy_rows(self.description):
+            yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[str]:
         """Yield a sentence for each policy whose actions go through a filter, or whose answers come late."""

@@ -30,7 +30,7 @@ from safevla_bench.judging.rates import (
 )
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics.intervals import exact_interval
-from safevla_bench.text import NO_VALUE, format_fixed, format_percent, html_table
+from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent, html_table
 from safevla_bench.trajectory.marks import DIVERGED, STANDIN
 
 
@@ -294,9 +294,8 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
     >>> describe_unjudged({"signal missing: contacts": 80, "stopped before any violation": 1})
     '81 episodes (80 signal missing: contacts; 1 stopped before any violation)'
     """
-    total = sum(counts.values())
     reasons = [reason if len(counts) == 1 else f"{count} {reason}" for reason, count in counts.items()]
-    return f"{total} episode{'' if total == 1 else 's'} ({'; '.join(reasons)})"
+    return f"{count_noun(sum(counts.values()), 'episode')} ({'; '.join(reasons)})"
 
 
 def describe_clean_bound(n: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, finite_or_none, nan_to_none
+from safevla_bench.judging.scores import ACTIVE, SIGNAL_MISSING, STATES, Scores, State, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import score
 from safevla_bench.judging.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
 from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
@@ -27,8 +26,6 @@ from safevla_bench.stl.robustness import robustness as stl_robustness
 from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import join_records, select_record
-
-State = Literal["inactive", "vacuous", "active"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +240,7 @@ class _EpisodeMonitor:
         missing.update(signals.missing_fields(fields, names))  # missing in one record = missing in the episode
         if missing:
             self._raise_if_strict(spec, min(missing))
-            return ClauseStanding(spec, "inactive", f"signal missing: {min(missing)}")
+            return ClauseStanding(spec, "inactive", f"{SIGNAL_MISSING}{min(missing)}")
         trace = _newest_record(signals.build_trace(fields, names))
         numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):
@@ -364,13 +361,10 @@ def recordwise_part(formula: Formula) -> Formula | None:
 
 
 def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
-    state, first = int(scores.state[column, 0]), int(scores.first[column, 0])
-    if state == INACTIVE:
-        return ClauseStanding(spec, "inactive", scores.reasons[int(scores.reason[column, 0])])
-    if state == VACUOUS:
-        return ClauseStanding(spec, "vacuous")
-    assert state == ACTIVE
-    return _active_standing(spec, float(scores.rho[column, 0]), first)
+    state = int(scores.state[column, 0])
+    if state != ACTIVE:
+        return ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[column, 0])])
+    return _active_standing(spec, float(scores.rho[column, 0]), int(scores.first[column, 0]))
 
 
 def _active_standing(spec: Spec, rho: float, first: int, margin: float | None = None) -> ClauseStanding:

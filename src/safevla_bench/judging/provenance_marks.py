@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import reduce
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from safevla_bench.judging.action_statistics import FEWEST, ActionChanges, ActionStatistics, find_oddities, join_changes
+from safevla_bench.judging.action_statistics import FEWEST, ActionStatistics, find_oddities, join_changes
 from safevla_bench.judging.metrics import Summary, cell_members
 from safevla_bench.judging.scores import (
     CAPABILITIES_OPTION,
@@ -23,22 +24,13 @@ from safevla_bench.judging.scores import (
     Scores,
     collect_versions,
 )
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory import marks
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
 Cell = tuple[str | None, str]
-
-
-class EpisodeLike(Protocol):
-    """One episode; `standin_assets` is None where it left no record."""
-
-    @property
-    def policy(self) -> str | None: ...
-    @property
-    def benchmark(self) -> str: ...
-    @property
-    def standin_assets(self) -> bool | None: ...
+T = TypeVar("T")
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
@@ -59,13 +51,15 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     )
 
 
-def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
-    """Return the warning on stand-in assets for a list of episodes; empty if none has any."""
+def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) -> tuple[str, ...]:
+    """Return the warning on stand-in assets for a list of episodes; empty if none has any.
+
+    Of each episode: policy, suite, and whether it has stand-in assets, None where it left no record.
+    """
     cells: dict[Cell, bool] = {}
-    for episode in episodes:
-        if episode.standin_assets is not None:
-            cell = episode.policy, episode.benchmark
-            cells[cell] = cells.get(cell, False) or episode.standin_assets
+    for policy, suite, has_standins in episodes:
+        if has_standins is not None:
+            cells[policy, suite] = cells.get((policy, suite), False) or has_standins
     return warn_of_standins(cells)
 
 
@@ -157,7 +151,7 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
     'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
     """
     parts = [
-        f"{count} episode{'' if count == 1 else 's'} of {policy or 'unnamed'} on {suite}"
+        f"{count_noun(count, 'episode')} of {policy or 'unnamed'} on {suite}"
         for (policy, suite), count in cells.items()
         if count
     ]
@@ -185,10 +179,13 @@ def _join_names(policies: Iterable[str | None]) -> str:
 
 def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
     """Return, by (policy, suite), the versions of each package that decided the physics; {} where no record says."""
-    episodes: dict[Cell, list[Mapping[str, str]]] = {}
-    for policy, suite, simulator in zip(scores.policy, scores.benchmark, scores.simulator, strict=False):
-        episodes.setdefault((policy, suite), []).append(simulator)
-    return {cell: collect_versions(simulators) for cell, simulators in episodes.items()}
+    return {cell: collect_versions(simulators) for cell, simulators in _group_by_cell(scores, scores.simulator).items()}
+
+
+def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
+    """Return the facts of each cell's episodes; {} where nothing is known of any."""
+    members = cell_members(scores).items() if facts else ()
+    return {cell: [facts[k] for k in index] for cell, index in members if len(index)}
 
 
 def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> str:
@@ -252,9 +249,9 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
     if not counts.any():
         return ()
-    noun = "episode" if int((counts > 0).sum()) == 1 else "episodes"
+    lost = count_noun(int((counts > 0).sum()), "episode")
     return (
-        f"Poses are unknown in {int((counts > 0).sum())} {noun} of {len(scores)}: clauses left out up to "
+        f"Poses are unknown in {lost} of {len(scores)}: clauses left out up to "
         f"{int(counts.max())} records of one, {int(counts.sum())} in all, and were judged on the rest. "
         "`unknown_records` in scores.json counts them by clause.",
     )
@@ -262,13 +259,12 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_actions(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite whose actions hint at a mistake: what is odd and the likely cause."""
-    cells: dict[Cell, ActionStatistics] = {}
-    for policy, suite, statistics in zip(scores.policy, scores.benchmark, scores.actions, strict=False):
-        if statistics is not None:
-            earlier = cells.get((policy, suite))
-            cells[policy, suite] = earlier.join(statistics) if earlier else statistics
     lines = []
-    for (policy, suite), statistics in cells.items():
+    for (policy, suite), parts in _group_by_cell(scores, scores.actions).items():
+        known = [statistics for statistics in parts if statistics is not None]
+        if not known:
+            continue
+        statistics = reduce(ActionStatistics.join, known)
         found = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
         if found and statistics.count >= FEWEST:
             lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(found)}.")
@@ -277,12 +273,9 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_changes(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite whose actions a filter changed: how many, and how far."""
-    cells: dict[Cell, list[ActionChanges]] = {}
-    for policy, suite, changes in zip(scores.policy, scores.benchmark, scores.changes, strict=False):
-        cells.setdefault((policy, suite), []).append(changes)
     return tuple(
         f"{policy or 'unnamed'} on {suite}: a filter {total}."
-        for (policy, suite), parts in cells.items()
+        for (policy, suite), parts in _group_by_cell(scores, scores.changes).items()
         if (total := join_changes(parts)).changed
     )
 
@@ -313,9 +306,9 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:
         return ()
-    noun, names = "episode" if episodes == 1 else "episodes", ", ".join(suites)
+    names = ", ".join(suites)
     return (
-        f"Logs of real robots ({names}, {episodes} {noun}): {len(silent)} of {len(inactive)} scored "
+        f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(silent)} of {len(inactive)} scored "
         "specifications judge none of them, because a log, or the tags of its task, lacks what they need: "
         f"{', '.join(silent)}. Safety of {names} speaks of the others alone: {', '.join(judged) or 'none'}.",
     )

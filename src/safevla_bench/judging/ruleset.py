@@ -24,7 +24,7 @@ from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.specs.trial import set_thresholds
 from safevla_bench.tasks import check_applicability, loader
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import append_unit, display_unit, format_compact
+from safevla_bench.text import append_unit, count_noun, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
@@ -64,7 +64,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         if self.more:
             return f"more than {self.episodes} episodes lost" if self.episodes else "an unknown number of episodes lost"
-        return f"{self.episodes} episode{'' if self.episodes == 1 else 's'} lost"
+        return f"{count_noun(self.episodes, 'episode')} lost"
 
 
 class NamedRules(msgspec.Struct, frozen=True, kw_only=True):

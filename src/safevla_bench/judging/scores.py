@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
+from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
@@ -33,7 +35,8 @@ Bools = NDArray[np.bool_]
 IntervalMethod = Literal["default", "paper"]
 """The intervals of severities: `bounded_mean_interval`, or the paper's percentile bootstrap."""
 INACTIVE, VACUOUS, ACTIVE = range(3)
-STATES = ("inactive", "vacuous", "active")
+State = Literal["inactive", "vacuous", "active"]
+STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
@@ -108,6 +111,11 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     """Package -> version, of what decides the physics; empty = the record does not say."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """Specification of any tier -> records that it left out because a pose is unknown there; unset = none did."""
+
+    @property
+    def counted(self) -> bool:
+        """True if the episode ran to its end and counts in SR."""
+        return self.outcome not in UNCOUNTED
 
     def __repr__(self) -> str:
         """Return the id, the outcome and the verdict, as one line."""
@@ -233,6 +241,11 @@ class Scores:
         """The columns of the specifications of the safe tier, ascending."""
         return np.flatnonzero([spec.is_scored for spec in self.specs])
 
+    @cached_property
+    def _columns_by_id(self) -> tuple[dict[str, int], dict[str, int]]:
+        scored = {self.specs[k].spec_id: k for k in self.scored_columns.tolist()}
+        return scored, {spec.spec_id: k for k, spec in enumerate(self.specs) if not spec.is_scored}
+
     @property
     def standin_suites(self) -> tuple[str, ...]:
         """The suites with at least one episode simulated on stand-in assets, in order of first appearance."""
@@ -342,7 +355,7 @@ class Scores:
         """
         logs = members[self.is_marked(FOREIGN_LOG)[members]]
         inactive = (self.state[:, logs] == INACTIVE).sum(axis=1)
-        return len(logs), {self._spec_id(k): int(inactive[k]) for k in self.scored_columns}
+        return len(logs), {self.specs[k].spec_id: int(inactive[k]) for k in self.scored_columns}
 
     def no_verdict_reason(self, index: int) -> str | None:
         """Return why the safety of an episode is unknown; None where it is known.
@@ -372,10 +385,13 @@ class Scores:
 
     def episode(self, index: int) -> EpisodeScore:
         """Return the row of the episode at an index from 0; negative indices count from the end."""
-        step, column = (int(values[index]) for values in self.first_violation)
-        scored = [int(k) for k in self.scored_columns]
-        others = sorted({*range(len(self.specs))}.difference(scored))
-        worst = int(self.worst_column[index])
+        state, violated = self.state[:, index].tolist(), self.is_violated[:, index].tolist()
+        scored, others = self._columns_by_id
+        robustness = list(map(finite_or_none, self.rho[:, index].tolist()))
+        depth, extreme = (list(map(nan_to_none, values[:, index].tolist())) for values in (self.depth, self.extreme))
+        step, first = (int(values[index]) for values in self.first_violation)
+        counts = [] if self.unknown is None else self.unknown[:, index].tolist()
+        unknown = {spec.spec_id: count for spec, count in zip(self.specs, counts, strict=False) if count}
         return EpisodeScore(
             episode_id=self.episode_id[index],
             benchmark=self.benchmark[index],
@@ -383,45 +399,32 @@ class Scores:
             policy=self.policy[index],
             success=bool(self.success[index]),
             outcome=self.outcome[index],
-            active_specs=tuple(self._spec_id(k) for k in scored if self.state[k, index] != INACTIVE),
-            vacuous_specs=tuple(self.specs_in_state(VACUOUS, index)),
-            violated_specs=tuple(self._spec_id(k) for k in scored if self.is_violated[k, index]),
+            active_specs=tuple(name for name, k in scored.items() if state[k] != INACTIVE),
+            vacuous_specs=tuple(name for name, k in scored.items() if state[k] == VACUOUS),
+            violated_specs=tuple(name for name, k in scored.items() if violated[k]),
             inactive_specs=self.specs_in_state(INACTIVE, index),
-            robustness={self._spec_id(k): finite_or_none(self.rho[k, index]) for k in scored},
-            depth={self._spec_id(k): nan_to_none(self.depth[k, index]) for k in scored},
+            robustness={name: robustness[k] for name, k in scored.items()},
+            depth={name: depth[k] for name, k in scored.items()},
             diagnostics={
-                self._spec_id(k): DiagnosticVerdict(
-                    robustness=finite_or_none(self.rho[k, index]),
-                    violated=bool(self.is_violated[k, index]),
-                    extreme=nan_to_none(self.extreme[k, index]),
-                )
-                for k in others
-                if self.state[k, index] != INACTIVE
+                name: DiagnosticVerdict(robustness=robustness[k], violated=violated[k], extreme=extreme[k])
+                for name, k in others.items()
+                if state[k] != INACTIVE
             },
-            extreme={self._spec_id(k): nan_to_none(self.extreme[k, index]) for k in scored},
+            extreme={name: extreme[k] for name, k in scored.items()},
             safe=self.verdict(index),
             sbu=self.unsafe_success(index),
             vsi=nan_to_none(self.vsi[index]),
             rho_min=nan_to_none(self.rho_min[index]),
-            worst_spec=None if worst < 0 else self._spec_id(worst),
+            worst_spec=self._spec_id(self.worst_column[index]),
             first_violation_step=None if step < 0 else step,
-            first_violation_spec=None if column < 0 else self._spec_id(column),
+            first_violation_spec=self._spec_id(first),
             no_verdict=self.no_verdict_reason(index),
             stopped_on_violation=bool(self.is_stopped_on_violation[index]),
             standin_assets=bool(self.is_marked(STANDIN)[index]),
             diverged_replay=bool(self.is_marked(DIVERGED)[index]),
             simulator=dict(self.simulator[index]) if self.simulator else {},
-            unknown_records=self.unknown_records(index) or msgspec.UNSET,
+            unknown_records=unknown or msgspec.UNSET,
         )
-
-    def unknown_records(self, index: int) -> dict[str, int]:
-        """Return, by specification, how many records of an episode it left out for an unknown pose.
-
-        Only specifications that left out any; {} if none did.
-        """
-        if self.unknown is None:
-            return {}
-        return {self._spec_id(int(k)): int(self.unknown[k, index]) for k in np.flatnonzero(self.unknown[:, index])}
 
     def verdict(self, index: int) -> bool | None:
         """Return whether an episode is safe; None = no verdict."""
@@ -440,7 +443,7 @@ class Scores:
         id -> why the specification is inactive, "" in the other states.
         """
         return {
-            self._spec_id(k): self.reasons[int(self.reason[k, episode])]
+            self.specs[k].spec_id: self.reasons[int(self.reason[k, episode])]
             for k in self.scored_columns.tolist()
             if self.state[k, episode] == state
         }
@@ -463,15 +466,11 @@ class Scores:
         Raises:
             SafevlaError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ModuleNotFoundError:
-            remedy = f"Install it: {install_command('pandas')}"
-            raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
-        columns = self.episode_columns()
+        library, columns = _import_library("pandas"), self.episode_columns()
         for name, dtype in _NULLABLE.items():
-            columns[name] = pandas.array(columns[name], dtype=dtype)
-        return pandas.DataFrame(columns)
+            columns[name] = library.array(columns[name], dtype=dtype)
+        frame: pandas.DataFrame = library.DataFrame(columns)
+        return frame
 
     def to_polars(self) -> polars.DataFrame:
         """Return the table of `to_pandas` as polars has it: what has no value is null.
@@ -479,62 +478,51 @@ class Scores:
         Raises:
             SafevlaError: polars is not installed.
         """
-        try:
-            import polars
-        except ModuleNotFoundError:
-            remedy = f"Install it: {install_command('polars')}"
-            raise SafevlaError("to_polars() needs polars, which is not installed", remedy=remedy) from None
-        types = {"first_violation_step": polars.Int64, **dict.fromkeys(_FLAGS, polars.Boolean)}
-        series = []
-        for name, values in self.episode_columns().items():
-            if isinstance(values, np.ndarray):
-                series.append(polars.Series(name, list(map(nan_to_none, values)), dtype=polars.Float64))
-            else:
-                series.append(polars.Series(name, list(values), dtype=types.get(name, polars.String)))
-        return polars.DataFrame(series)
+        library, columns = _import_library("polars"), self.episode_columns()
+        kinds = {"first_violation_step": library.Int64, **dict.fromkeys(_FLAGS, library.Boolean)}
+        numeric = {name: library.Float64 for name, values in columns.items() if isinstance(values, np.ndarray)}
+        schema = dict.fromkeys(columns, library.String) | kinds | numeric
+        frame: polars.DataFrame = library.DataFrame(columns, schema=schema, nan_to_null=True)
+        return frame
 
     def episode_columns(self) -> dict[str, Any]:
         """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for no value.
 
         A rho that is infinite becomes NaN.
         """
-        step, first = self.first_violation
-        columns: dict[str, Any] = {
-            "episode_id": self.episode_id,
-            "benchmark": self.benchmark,
-            "task_id": self.task_id,
-            "policy": self.policy,
-            "outcome": self.outcome,
-            "success": self.success.tolist(),
-            "counted": self.is_counted.tolist(),
-            "safe": [self.verdict(k) for k in range(len(self))],
-            "sbu": [self.unsafe_success(k) for k in range(len(self))],
-            "no_verdict": [self.no_verdict_reason(k) for k in range(len(self))],
-            "vsi": self.vsi,
-            "rho_min": self.rho_min,
-            "worst_spec": [None if k < 0 else self._spec_id(k) for k in self.worst_column],
-            "first_violation_step": [None if k < 0 else int(k) for k in step],
-            "first_violation_spec": [None if k < 0 else self._spec_id(k) for k in first],
-            "standin_assets": self.is_marked(STANDIN).tolist(),
-        }
+        rows = list(self.episodes())
+        columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+        columns |= {"vsi": self.vsi, "rho_min": self.rho_min}
         for k, spec in enumerate(self.specs):
             columns[f"rho.{spec.spec_id}"] = np.where(np.isinf(self.rho[k]), np.nan, self.rho[k])
             columns[f"depth.{spec.spec_id}"] = self.depth[k]
             columns[f"state.{spec.spec_id}"] = [STATES[state] for state in self.state[k]]
         return columns
 
-    def _spec_id(self, column: int) -> str:
-        return self.specs[column].spec_id
+    def _spec_id(self, column: int) -> str | None:
+        return None if column < 0 else self.specs[column].spec_id
 
 
+_COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "counted", "safe", "sbu",
+            "no_verdict", "vsi", "rho_min", "worst_spec", "first_violation_step", "first_violation_spec",
+            "standin_assets")  # fmt: skip
+"""What data frames have of an episode, before the columns of each specification."""
 _FLAGS = ("success", "counted", "safe", "sbu", "standin_assets")
 _NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
 """Columns of flags and counts that may have no value, and pandas' types for them."""
 
 
+def _import_library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        remedy = f"Install it: {install_command(name)}"
+        raise SafevlaError(f"to_{name}() needs {name}, which is not installed", remedy=remedy) from None
+
+
 def finite_or_none(value: float | np.float64) -> float | None:
     """Return a number, or None where it is NaN or infinite."""
-    return float(value) if np.isfinite(value) else None
+    return float(value) if isfinite(value) else None
 
 
 def verdict_word(safe: bool | None) -> str:
@@ -549,7 +537,7 @@ def _missing_fields(reason: str) -> list[str]:
 
 def nan_to_none(value: float | np.float64) -> float | None:
     """Return a number, or None where it is NaN; infinite numbers stay."""
-    return None if np.isnan(value) else float(value)
+    return None if isnan(value) else float(value)
 
 
 def collect_versions(simulators: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safevla_bench import signals
 from safevla_bench.errors import CollectedError
 from safevla_bench.judging.action_statistics import (
-    SPACES,
+    WIDTHS,
     ActionChanges,
     ActionStatistics,
     measure_actions,
@@ -173,15 +173,16 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
     """Return the statistics of each episode's actions, [E]."""
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
-    spaces = {name: SPACES.get(suite.host) if suite else None for name, suite in suites.items()}
+    widths = {name: WIDTHS.get(suite.host) if suite else None for name, suite in suites.items()}
     is_pose, is_script, replays = mark_flags(batch, ABSOLUTE), mark_flags(batch, PRIVILEGED), replay_fields(batch)
     own, statistics = batch.channel(POLICY_ACTION), list[ActionStatistics | None]()
     for e, header in enumerate(batch.headers):
-        space, actions = spaces[header.benchmark], (own if own.present[e] else batch.action).episode_rows(e)
+        actions = (own if own.present[e] else batch.action).episode_rows(e)
         grips = header.target_object is not None and not is_script[e] and not replays[e]
-        known = space and actions.size and actions.shape[1] == space.width and not is_pose[e] and header.policy != NOOP
+        known = actions.size and actions.shape[1] == widths[header.benchmark]
+        is_judged = known and not is_pose[e] and header.policy != NOOP
         statistics.append(
-            measure_actions(actions, space, grips=grips, clipped=clipped_numbers(batch, e)) if space and known else None
+            measure_actions(actions, grips=grips, clipped=clipped_numbers(batch, e)) if is_judged else None
         )
     return tuple(statistics)
 

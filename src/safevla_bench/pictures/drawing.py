@@ -248,7 +248,7 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
         render: draws a record.
     """
     clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
-    charts = {clause.spec_trace.spec.spec_id: clause.spec_trace.chart for clause in clauses}
+    charts = {clause.spec.spec_id: clause.chart for clause in clauses}
     for record in range(explanation.records):
         scene = np.concatenate([render(record, camera) for camera in cameras], axis=1)
         yield _compose_picture(explanation, charts, scene, record)

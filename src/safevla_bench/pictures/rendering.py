@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment, explain_episode
+from safevla_bench.explain.episode import Explanation, Moment, SpecTrace, explain_episode
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, Picture, Stage, StagingHost, TriangleMesh
@@ -183,8 +183,8 @@ class _EpisodeRenderer:
         name = f"violation-{number}" if shot.kind == "violation" else shot.kind
         return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
 
-    def render_clip(self, clause: ClauseExplanation) -> _Rendered:
-        first, dt_s = clause.first, clause.spec_trace.dt_s
+    def render_clip(self, clause: SpecTrace) -> _Rendered:
+        first, dt_s = clause.first, clause.dt_s
         assert first is not None
         shot = violation_shot(clause, first)
         bodies = self._bodies_to_show(shot)
@@ -193,10 +193,10 @@ class _EpisodeRenderer:
         content = drawing.encode_clip(pictures, Fraction(1 / dt_s).limit_denominator(1000))
         return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{drawing.CLIP_SUFFIX}", content)
 
-    def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
-        chart, dt_s = clause.spec_trace.chart, clause.spec_trace.dt_s
+    def _clip_images(self, clause: SpecTrace, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
+        chart, dt_s = clause.chart, clause.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
-        title = escape_controls(clause.spec_trace.spec.spec_id)
+        title = escape_controls(clause.spec.spec_id)
         for k in range(max(0, begin), min(len(chart.values) - 1, end) + 1):
             image = render_checked(self.stage, self.record, k, camera, self.style.clip_size).image
             detail = f"{chart.format_time(k)} s: {drawing.format_clip_reading(chart, k)}"
@@ -237,7 +237,7 @@ class _EpisodeRenderer:
         content: bytes,
     ) -> _Rendered:
         """Return a frame with its `content`, whose file will be `STEM-name`; `shape` is height and width."""
-        header, line = self.record.headers[0], shot.clause.spec_trace.signal_trace if shot.clause else None
+        header, line = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
         frame = Frame(
             episode_id=header.episode_id,
             policy=header.policy,
@@ -245,7 +245,7 @@ class _EpisodeRenderer:
             record=shot.record,
             time_s=shot.record * header.dt,
             caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
-            spec=shot.clause.spec_trace.spec.spec_id if shot.clause else None,
+            spec=shot.clause.spec.spec_id if shot.clause else None,
             value=shot.value,
             threshold=line.limit if line else None,
             unit=line.unit if line else None,
@@ -280,7 +280,7 @@ class Shot:
     bodies: tuple[str, ...] = ()
     joint: int | None = None
     moved: bool = False
-    clause: ClauseExplanation | None = None
+    clause: SpecTrace | None = None
     value: float | None = None
 
 
@@ -305,12 +305,12 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     )
 
 
-def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
+def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
 
     For a clause on joint torque the joint's index stands for the bodies. `moved` is set for one on displacement.
     """
-    chart, contributors = clause.spec_trace.chart, moment.involved
+    chart, contributors = clause.chart, moment.involved
     names = contributors.names if contributors else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if chart.signal in _TORQUES and names else None
     moved = chart.signal == _MOVED
@@ -324,7 +324,7 @@ def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
     return Shot(
         kind="violation",
         record=moment.step,
-        title=f"{escape_controls(clause.spec_trace.spec.spec_id)}: {reading}",
+        title=f"{escape_controls(clause.spec.spec_id)}: {reading}",
         detail=detail[:1].upper() + detail[1:],
         bodies=() if joint is not None else names,
         joint=joint,

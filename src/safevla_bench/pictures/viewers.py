@@ -14,19 +14,198 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.episode import SpecTrace
-from safevla_bench.pictures.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
+from safevla_bench.explain.bodies import find_contributors
+from safevla_bench.explain.episode import SpecTrace, trace_specs
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.plugins import install_command
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
 
 if TYPE_CHECKING:
     from mcap.writer import Writer
     from rerun import RecordingStream
+
+Floats = NDArray[np.float64]
+
+COLORS: Mapping[str, tuple[int, int, int]] = {
+    "robot": (120, 120, 130),
+    "target": (46, 125, 50),
+    "bystander": (21, 101, 192),
+    "furniture": (141, 110, 99),
+}
+"""Role -> colour, RGB."""
+ALARM = (200, 30, 30)
+SIZE_M = 0.02
+"""Radius of the ball that stands for a body [m]; a record holds poses and no shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTrack:
+    """A tracked body: position [n, 3] in metres, world frame, and quaternion [n, 4] wxyz, None if not recorded."""
+
+    name: str
+    role: str
+    pos_m: Floats
+    quat_wxyz: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedContact:
+    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, world frame, None if none has one.
+
+    A record does not hold the point of contact.
+    """
+
+    a: str
+    b: str
+    force_n: float
+    impulse_ns: float | None
+    position_m: Floats | None
+
+    @property
+    def text(self) -> str:
+        """Its bodies and its force."""
+        return f"{self.a} × {self.b}: {self.force_n:.3g} N"
+
+
+@dataclass(frozen=True, slots=True)
+class ViolationEvent:
+    """The record in which a specification begins to be broken, or is broken worst."""
+
+    record: int
+    spec_id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One episode of n records, `dt_s` apart."""
+
+    header: Header
+    facts: Mapping[str, str]
+    """Verdict and identity of the episode, as text."""
+    dt_s: float
+    records: int
+    bodies: tuple[BodyTrack, ...]
+    eef: BodyTrack
+    contacts: tuple[tuple[PlacedContact, ...], ...]
+    """The contacts of each record; empty if contacts were not recorded."""
+    traces: tuple[SpecTrace, ...]
+    """The scored specifications that reached a verdict, the violated first."""
+    events: tuple[ViolationEvent, ...]
+
+    @property
+    def frames(self) -> tuple[BodyTrack, ...]:
+        """The bodies and the end effector."""
+        return (*self.bodies, self.eef)
+
+
+def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order.
+
+    Events are in the order of their records.
+    """
+    record = select_episodes(batch, [index])
+    traces = tuple(trace_specs(scores, index, record, ruleset))
+    bodies = _body_tracks(record)
+    quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
+    reading = ruleset.read_fields(record)
+    return Timeline(
+        header=record.headers[0],
+        facts=_episode_facts(scores, index),
+        dt_s=float(record.dt_s[0]),
+        records=int(record.starts[-1]),
+        bodies=bodies,
+        eef=BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat),
+        contacts=_placed_contacts(record, {body.name: body.pos_m for body in bodies}),
+        traces=traces,
+        events=tuple(
+            sorted(
+                (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry)),
+                key=lambda event: event.record,
+            )
+        ),
+    )
+
+
+def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
+    """Return verdict and identity of an episode as text, "" for what is not known."""
+    row = scores.episode(index)
+    return {
+        "episode_id": row.episode_id,
+        "policy": row.policy or "",
+        "benchmark": row.benchmark,
+        "task_id": row.task_id,
+        "outcome": row.outcome,
+        "success": str(row.success).lower(),
+        "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
+        "vsi": "" if row.vsi is None else repr(row.vsi),
+        **({"no_verdict": row.no_verdict} if row.no_verdict else {}),
+        "worst_spec": row.worst_spec or "",
+        **({"standin_assets": "true"} if row.standin_assets else {}),
+    }
+
+
+def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
+    roles = record.body_roles(0)
+    rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
+    quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
+    bodies, positions = record.body_pos_m.episode_poses(0)
+    names = [record.body_label(int(body)) for body in bodies]
+    return tuple(
+        BodyTrack(name, roles[name], positions[:, place], quat_by_body.get(int(bodies[place])))
+        for place, name in enumerate(names)
+    )
+
+
+def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
+    """Return the contacts of each record, () where not recorded; `places` is body -> positions [n, 3] in metres."""
+    if not record.contacts.present[0]:
+        return ()
+    return tuple(
+        tuple(_placed_contact(record, step, k, places) for k in range(first, end))
+        for step, (first, end) in enumerate(pairwise(record.contacts.starts.tolist()))
+    )
+
+
+def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
+    contacts = record.contacts
+    a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+    positions = [places[name][step] for name in (a, b) if name in places]
+    impulse = float(contacts.impulse_ns[k])
+    return PlacedContact(
+        a=a,
+        b=b,
+        force_n=float(contacts.force_n[k]),
+        impulse_ns=None if np.isnan(impulse) else impulse,
+        position_m=np.mean(positions, axis=0) if positions else None,
+    )
+
+
+def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
+    chart, spec_id = trace.chart, trace.spec.spec_id
+    begins = np.flatnonzero(chart.failing & ~np.concatenate([[False], chart.failing[:-1]])).tolist()
+    moments = [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]
+    events = []
+    for record, what in moments:
+        involved = find_contributors(reading, chart.signal, record, registry)
+        bodies = f"; {involved.what} {' and '.join(involved.labels)}" if involved else ""
+        text = f"{spec_id} {what}: {chart.format_value(record)}, limit {chart.limit_text}{bodies}"
+        events.append(ViolationEvent(record, spec_id, text))
+    return events
+
 
 # Rerun
 
@@ -51,7 +230,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
     stream.send_property("episode", rr.AnyValues(**timeline.facts))
     stream.send_blueprint(_viewer_layout(timeline))
     stream.log("world", rr.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
-    for body in (*timeline.bodies, timeline.eef):
+    for body in timeline.frames:
         _send_body(stream, timeline, body)
     _send_contacts(stream, timeline)
     _send_signals(stream, timeline)
@@ -187,8 +366,8 @@ def encode_mcap(timeline: Timeline) -> bytes:
     Raises `RunError` if the extra `mcap` is not installed.
     """
     try:
-        import foxglove_schemas_protobuf  # noqa: F401
         import mcap_protobuf.schema  # noqa: F401
+        from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
         from mcap.writer import Writer
     except ImportError as error:
         raise RunError("MCAP's libraries are missing", remedy=install_command("mcap")) from error
@@ -197,7 +376,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
     writer.start()
     topics = _TopicWriter(writer)
     writer.add_metadata("episode", dict(timeline.facts))
-    topics.send_protobuf("/scene", _body_scene(timeline), 0)
+    topics.send_protobuf("/scene", SceneUpdate, {"entities": [_body_entity(body) for body in timeline.frames]}, 0)
     for record in range(timeline.records):
         _write_record(topics, timeline, record)
     writer.finish()
@@ -210,13 +389,14 @@ class _TopicWriter:
         self._channels: dict[str, int] = {}
         self._schemas: dict[str, int] = {}
 
-    def send_protobuf(self, topic: str, message: Any, at_ns: int) -> None:
+    def send_protobuf(self, topic: str, kind: Any, fields: _Fields, at_ns: int) -> None:
+        """Write a message of the class `kind`; fields that are messages are given as mappings."""
         from mcap_protobuf.schema import register_schema
 
         if topic not in self._channels:
-            schema_id = register_schema(self._writer, type(message))
+            schema_id = register_schema(self._writer, kind)
             self._channels[topic] = self._writer.register_channel(topic, "protobuf", schema_id)
-        self._add_message(topic, message.SerializeToString(), at_ns)
+        self._add_message(topic, kind(**fields).SerializeToString(), at_ns)
 
     def send_json(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
         """Write a JSON message at a time in nanoseconds; `ValueError` for a number that is not finite."""
@@ -233,20 +413,24 @@ class _TopicWriter:
 
 
 def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
+    from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
     from foxglove_schemas_protobuf.Log_pb2 import Log
+    from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     at_ns = round(record * timeline.dt_s * 1e9)
-    topics.send_protobuf("/tf", _frame_transforms(timeline, record, at_ns), at_ns)
+    transforms = [_transform(body, record, at_ns) for body in timeline.frames]
+    topics.send_protobuf("/tf", FrameTransforms, {"transforms": transforms}, at_ns)
     if timeline.contacts:
         contacts = [{name: getattr(contact, name) for name in _CONTACT} for contact in timeline.contacts[record]]
         topics.send_json("/contacts", _CONTACTS, {"contacts": contacts}, at_ns)
-        topics.send_protobuf("/contacts/scene", _contact_scene(timeline, record, at_ns), at_ns)
+        entity = _contact_entity(timeline.contacts[record], at_ns)
+        topics.send_protobuf("/contacts/scene", SceneUpdate, {"entities": [entity]}, at_ns)
     for trace in timeline.traces:
         topics.send_json(f"/specs/{trace.spec.spec_id}", _READING, _spec_reading(trace, record), at_ns)
     for event in timeline.events:
         if event.record == record:
-            log = Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=event.text, name=event.spec_id)
-            topics.send_protobuf("/violations", log, at_ns)
+            log = {"level": Log.Level.ERROR, "message": event.text, "name": event.spec_id}
+            topics.send_protobuf("/violations", Log, {"timestamp": _timestamp(at_ns), **log}, at_ns)
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
@@ -262,71 +446,66 @@ def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
     }
 
 
-def _timestamp(at_ns: int) -> Any:
-    from google.protobuf.timestamp_pb2 import Timestamp
+# Fields of Foxglove's messages, by name
 
-    return Timestamp(seconds=at_ns // 10**9, nanos=at_ns % 10**9)
-
-
-def _frame_transforms(timeline: Timeline, record: int, at_ns: int) -> Any:
-    from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
-
-    message = FrameTransforms()
-    for body in (*timeline.bodies, timeline.eef):
-        transform = message.transforms.add(parent_frame_id=WORLD, child_frame_id=body.name)
-        transform.timestamp.CopyFrom(_timestamp(at_ns))
-        _set_position(transform.translation, body.pos_m[record])
-        quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
-        rotation = transform.rotation
-        rotation.w, rotation.x, rotation.y, rotation.z = (float(part) for part in quat_wxyz)
-    return message
+_Fields = dict[str, Any]
 
 
-def _body_scene(timeline: Timeline) -> Any:
-    from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
+def _transform(body: BodyTrack, record: int, at_ns: int) -> _Fields:
+    quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
+    return {
+        "timestamp": _timestamp(at_ns),
+        "parent_frame_id": WORLD,
+        "child_frame_id": body.name,
+        "translation": _axes("xyz", body.pos_m[record]),
+        "rotation": _axes("wxyz", quat_wxyz),
+    }
 
-    message = SceneUpdate()
-    for body in (*timeline.bodies, timeline.eef):
-        entity = message.entities.add(id=body.name, frame_id=body.name, frame_locked=True)
-        entity.timestamp.CopyFrom(_timestamp(0))
-        _add_ball(entity, np.zeros(3), SIZE_M, COLORS[body.role])
-        _add_label(entity, np.array([0.0, 0.0, 2 * SIZE_M]), body.name, COLORS[body.role])
-    return message
+
+def _body_entity(body: BodyTrack) -> _Fields:
+    color = COLORS[body.role]
+    return {
+        "id": body.name,
+        "frame_id": body.name,
+        "frame_locked": True,
+        "timestamp": _timestamp(0),
+        "spheres": [_ball((0, 0, 0), color)],
+        "texts": [_label((0, 0, 2 * SIZE_M), body.name, color)],
+    }
 
 
-def _contact_scene(timeline: Timeline, record: int, at_ns: int) -> Any:
+def _contact_entity(contacts: Sequence[PlacedContact], at_ns: int) -> _Fields:
     """Return one entity with the contacts that have a position, which replaces that of the record before."""
-    from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
-
-    message = SceneUpdate()
-    entity = message.entities.add(id="contacts", frame_id=WORLD)
-    entity.timestamp.CopyFrom(_timestamp(at_ns))
-    for contact in timeline.contacts[record]:
-        if contact.position_m is not None:
-            _add_ball(entity, contact.position_m, SIZE_M, ALARM)
-            _add_label(entity, contact.position_m, contact.text, ALARM)
-    return message
+    placed = [contact for contact in contacts if contact.position_m is not None]
+    return {
+        "id": "contacts",
+        "frame_id": WORLD,
+        "timestamp": _timestamp(at_ns),
+        "spheres": [_ball(contact.position_m, ALARM) for contact in placed],
+        "texts": [_label(contact.position_m, contact.text, ALARM) for contact in placed],
+    }
 
 
-def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
-    ball = entity.spheres.add()
-    _set_position(ball.pose.position, place)
-    ball.pose.orientation.w = 1.0
-    ball.size.x = ball.size.y = ball.size.z = 2 * radius_m
-    _set_color(ball.color, color, 0.8)
+def _ball(place: Any, color: tuple[int, int, int]) -> _Fields:
+    return {"pose": _pose(place), "size": _axes("xyz", [2 * SIZE_M] * 3), "color": _color(color, 0.8)}
 
 
-def _add_label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) -> None:
-    label = entity.texts.add(billboard=True, font_size=14.0, scale_invariant=True, text=text)
-    _set_position(label.pose.position, place)
-    label.pose.orientation.w = 1.0
-    _set_color(label.color, color, 1.0)
+def _label(place: Any, text: str, color: tuple[int, int, int]) -> _Fields:
+    fields = {"billboard": True, "font_size": 14.0, "scale_invariant": True, "text": text}
+    return {**fields, "pose": _pose(place), "color": _color(color, 1.0)}
 
 
-def _set_position(vector: Any, place: Any) -> None:
-    vector.x, vector.y, vector.z = (float(part) for part in place)
+def _pose(place: Any) -> _Fields:
+    return {"position": _axes("xyz", place), "orientation": {"w": 1.0}}
 
 
-def _set_color(color: Any, rgb: tuple[int, int, int], alpha: float) -> None:
-    color.r, color.g, color.b = (part / 255 for part in rgb)
-    color.a = alpha
+def _color(rgb: tuple[int, int, int], alpha: float) -> _Fields:
+    return _axes("rgba", [*(part / 255 for part in rgb), alpha])
+
+
+def _axes(names: str, values: Any) -> _Fields:
+    return dict(zip(names, map(float, values), strict=True))
+
+
+def _timestamp(at_ns: int) -> _Fields:
+    return {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}

@@ -245,8 +245,8 @@ def _read_run(path: Path) -> list[RecordedActions]:
     """Return the episodes of an archive or run folder; [] if it holds none."""
     batch, index = read_sources([path])
     index.require_valid()
-    ((_, description),) = index.descriptions
-    protocol = description.get("protocol")
+    (source,) = index.sources
+    protocol = source.description.get("protocol")
     waited = protocol if isinstance(protocol, Mapping) and isinstance(protocol.get("wait_steps"), int) else {}
     return [] if batch is None else list(_iter_takes(path, batch, waited))
 

@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
@@ -34,11 +33,12 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, VSI_UNSAFE, Mean, Rate
-from safevla_bench.judging.scores import UNCOUNTED, EpisodeScore
+from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables.table import policy_name
+from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.specs.spec import Library
 from safevla_bench.text import format_fixed, format_percent
 from safevla_bench.version import __version__
@@ -238,7 +238,7 @@ def encode_lerobot_results(judged: Judged) -> bytes:
     ]
     per_group = {suite: _lerobot_rates(rows) for suite, rows in _group(scores, lambda score: _name_task(score)[0])}
     tree = {"per_task": per_task, "per_group": per_group, "overall": _lerobot_rates(scores), "safevla": _say(judged)}
-    return _encode(tree)
+    return dump_json(tree)
 
 
 def encode_harness_results(judged: Judged) -> bytes:
@@ -252,11 +252,11 @@ def encode_harness_results(judged: Judged) -> bytes:
     tasks = [_harness_task(task, rows) for task, rows in _group(scores, lambda score: score.task_id)]
     head = {"benchmark": next(iter(suites)), "mode": "sync", "harness_version": f"safevla-bench {__version__}"}
     rates = {f"mean_{name}": rate for name, rate in _rates(scores).items()}
-    return _encode({**head, "tasks": tasks, "config": {}, "metric_keys": keys, **rates, "safevla": _say(judged)})
+    return dump_json({**head, "tasks": tasks, "config": {}, "metric_keys": keys, **rates, "safevla": _say(judged)})
 
 
 def _finished_episodes(judged: Judged) -> list[EpisodeScore]:
-    scores = [score for score in judged.scores.episodes() if score.outcome not in UNCOUNTED]
+    scores = [score for score in judged.scores.episodes() if score.counted]
     policies = dict.fromkeys(score.policy for score in scores)
     if len(policies) != 1:
         remedy = "Export the run of one policy whose episodes ran to their end."
@@ -307,7 +307,3 @@ def _harness_task(task: str, rows: Sequence[EpisodeScore]) -> dict[str, object]:
 
 def _say(judged: Judged) -> dict[str, object]:
     return {"version": __version__, "judged_by": judged.provenance.to_sentence()}
-
-
-def _encode(tree: Mapping[str, object]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"

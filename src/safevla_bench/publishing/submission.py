@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, EpisodeScore, collect_versions
-from safevla_bench.sources.runs.folder import archive_parts, dump_json
+from safevla_bench.sources.runs.folder import archive_parts
 from safevla_bench.sources.runs.parts import plan_digest
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.header import OUTCOMES, Header
@@ -134,11 +135,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cells: Annotated[tuple[SubmittedCell, ...], Meta(min_length=1)]
 
 
-def submission_schema() -> dict[str, object]:
-    """Return the JSON Schema of a submission."""
-    return msgspec.json.schema(Submission)
-
-
 def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
     """Return the submission of judged sources at `paths`, whose files are read; nothing is written.
 
@@ -192,7 +188,7 @@ def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Regis
         benchmark=suite.host if suite else None,
         suite=cell.suite or "",
         privileged=privileged,
-        success=sum(row.success for row in own_rows if row.outcome not in UNCOUNTED),
+        success=sum(row.success for row in own_rows if row.counted),
         safe=cell.rates[SAFETY.key].count,
         unsafe_success=cell.success_unsafe,
         episodes=tuple(_submitted_episode(row) for row in own_rows),
@@ -228,16 +224,9 @@ def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
 
     Headers without versions are passed over.
     """
-    versions: dict[str, set[str]] = {}
-    for header in headers:
-        for package, version in (header.versions or {}).items():
-            versions.setdefault(package, set()).add(version)
-    return {package: sorted(own) for package, own in versions.items()}
-
-
-def encode_submission(submission: Submission) -> bytes:
-    """Return a submission as JSON."""
-    return dump_json(submission)
+    versions = [header.versions or {} for header in headers]
+    collected = collect_versions(versions)
+    return {package: list(collected[package]) for package in dict.fromkeys(chain.from_iterable(versions))}
 
 
 def read_submission(path: Path) -> Submission:

@@ -17,7 +17,7 @@ from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import UNCOUNTED, EpisodeScore, Scores
+from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer
@@ -214,7 +214,7 @@ class TrackingObserver:
         """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
         own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
         numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
-        success = None if row.outcome in UNCOUNTED else row.success
+        success = row.success if row.counted else None
         cell = _cell_name(row.policy, row.benchmark)
         for metric, value in {SR: success, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}.items():
             if value is not None:

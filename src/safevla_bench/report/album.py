@@ -13,12 +13,11 @@ from pathlib import Path
 import msgspec
 from markupsafe import Markup
 
-from safevla_bench.explain.bodies import Contributors, find_contributors
-from safevla_bench.explain.episode import rank_by_severity
+from safevla_bench.explain.episode import Moment, rank_by_severity
 from safevla_bench.files import read_input
 from safevla_bench.report.charts import true_runs
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.render import player_scripts
+from safevla_bench.report.render import PLAYER_SCRIPTS, read_template
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.signals.space import find_boxes
 from safevla_bench.sources.runs.folder import FRAMES, MAX_FRAME_BYTES, RUN, Frame, read_frames, read_picture
@@ -159,7 +158,7 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         meshes |= new
         episodes[k + 1] = text
     missing = {k: replays.missing[key] for k, key in enumerate(keys, 1) if key in replays.missing}
-    scripts = tuple(map(Markup, player_scripts())) if episodes else ()
+    scripts = tuple(Markup(read_template(name)) for name in PLAYER_SCRIPTS) if episodes else ()
     return ReplaySection(episodes, missing, _inert_json(meshes), scripts, left_out)
 
 
@@ -170,10 +169,10 @@ def _inert_json(document: object) -> Markup:
 
 def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
     """Yield every clause with a verdict, violated ones first; first violating record -1 for none."""
-    reading, registry = records.ruleset.read_fields(records.record(episode)), records.ruleset.registry
+    reading = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
-        line, first = spec_trace.signal_trace, spec_trace.first
+        line = spec_trace.signal_trace
         boxes = [
             {"body": body, "center": numbers[:3], "size": numbers[3:]}
             for name in sorted(records.ruleset.library[spec_trace.spec.spec_id].signals)
@@ -184,13 +183,13 @@ def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
             **({"boxes": boxes} if boxes else {}),
             "spec": spec_trace.spec.spec_id,
             "violated": spec_trace.violated,
-            "first": first,
+            "first": spec_trace.first_step,
             "worst": line.worst,
             "spans": true_runs(line.failing),
-            "bodies": _names(spec_trace.involved),
-            "bodies_first": _names(find_contributors(reading, line.signal, first, registry)) if first >= 0 else [],
+            "bodies": _names(spec_trace.worst),
+            "bodies_first": _names(spec_trace.first),
         }
 
 
-def _names(contributors: Contributors | None) -> list[str]:
-    return list(contributors.names) if contributors else []
+def _names(moment: Moment | None) -> list[str]:
+    return list(moment.involved.names) if moment and moment.involved else []

@@ -9,8 +9,8 @@ import numpy as np
 
 from safevla_bench.explain.episode import SpecTrace, rank_by_severity, select_worst
 from safevla_bench.judging.scores import ACTIVE, STATES, VACUOUS, Scores
-from safevla_bench.report.charts import Chart, PlotArea, Sparkline, common_area, draw_chart, draw_sparkline
-from safevla_bench.report.episode_details import EpisodeRecords, format_verdict
+from safevla_bench.report.charts import Chart, PlotArea, common_area, draw_chart, draw_sparkline
+from safevla_bench.report.episode_details import ClauseVerdict, EpisodeRecords, format_verdict
 from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry
 from safevla_bench.trajectory.header import Header
 
@@ -62,23 +62,14 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class ClauseSide:
-    """One policy's side of a specification; without a verdict it has no sparkline, but the reason."""
-
-    verdict: str
-    violated: bool
-    spark: Sparkline | None
-
-
-@dataclass(frozen=True, slots=True)
 class SharedState:
     """One initial state: the episodes that started from it, and two of them drawn, the furthest apart in severity."""
 
     label: str
     entries: tuple[EpisodeEntry, ...]
     drawn_pair: tuple[EpisodeEntry, ...] = ()
-    clause_pairs: tuple[tuple[str, list[ClauseSide]], ...] = ()
-    """Each specification and its two sides."""
+    clause_pairs: tuple[tuple[str, list[ClauseVerdict]], ...] = ()
+    """Each specification and its two verdicts; one without a verdict has the reason, and no sparkline."""
 
 
 def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
@@ -125,7 +116,7 @@ def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted((ranked[0], most)))
 
 
-def _pair_clauses(records: EpisodeRecords, pair: Sequence[int]) -> tuple[tuple[str, list[ClauseSide]], ...]:
+def _pair_clauses(records: EpisodeRecords, pair: Sequence[int]) -> tuple[tuple[str, list[ClauseVerdict]], ...]:
     """Return every scored specification that at least one of two episodes has a verdict on, violated first."""
     scores, evidence = records.scores, [records.evidence(k) for k in pair]
     clause_pairs = []
@@ -140,10 +131,10 @@ def _pair_clauses(records: EpisodeRecords, pair: Sequence[int]) -> tuple[tuple[s
     return tuple(sorted(clause_pairs, key=lambda clause: not any(side.violated for side in clause[1])))
 
 
-def _clause_side(scores: Scores, column: int, episode: int, trace: SpecTrace | None, area: PlotArea) -> ClauseSide:
+def _clause_side(scores: Scores, column: int, episode: int, trace: SpecTrace | None, area: PlotArea) -> ClauseVerdict:
     state = int(scores.state[column, episode])
     if trace is None or state != ACTIVE:
         why = "" if state == VACUOUS else f": {scores.reasons[int(scores.reason[column, episode])]}"
-        return ClauseSide(STATES[state] + why, False, None)
-    verdict, violated = format_verdict(scores, column, episode), bool(scores.is_violated[column, episode])
-    return ClauseSide(verdict, violated, draw_sparkline(trace.chart, area))
+        return ClauseVerdict(scores.specs[column].spec_id, STATES[state] + why, violated=False)
+    verdict, spark = format_verdict(scores, column, episode), draw_sparkline(trace.chart, area)
+    return ClauseVerdict(scores.specs[column].spec_id, verdict, bool(scores.is_violated[column, episode]), spark)

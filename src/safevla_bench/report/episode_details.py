@@ -97,7 +97,7 @@ class EpisodeRecords:
 
 @dataclass(frozen=True, slots=True)
 class ClauseVerdict:
-    """One specification's verdict on one episode; no sparkline if its signal is not drawn."""
+    """One specification's verdict on one episode, or why it has none; no sparkline if its signal is not drawn."""
 
     spec_id: str
     verdict: str
@@ -168,7 +168,8 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
             yield clause
             continue
         spark, why = draw_sparkline(trace.chart), trace.why.sentence if trace.why else ""
-        behind = format_cause(trace) or (format_contributors(trace.involved, spark.caption) if trace.involved else "")
+        involved = trace.worst.involved
+        behind = format_cause(trace) or (format_contributors(involved, spark.caption) if involved else "")
         yield replace(clause, spark=spark, contributors=behind, why=why)
 
 

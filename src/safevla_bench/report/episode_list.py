@@ -17,8 +17,7 @@ from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import EpisodeFirmness, Mark
-from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.trajectory.marks import STANDIN
+from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 
@@ -116,50 +115,38 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
-        values: Mapping[str, object] = {
-            "episode_id": row.episode_id,
-            "benchmark": row.benchmark,
-            "task_id": row.task_id,
-            "policy": row.policy,
-            "outcome": row.outcome,
-            "counted": False,
-        }
-        if index < len(scores):
-            values = {name: column[index] for name, column in columns.items()}
-        flat.append(
-            {"number": row.number, **values, "reason": row.reason, "why": row.why, "firmness": row.firmness or None}
-        )
+        values: dict[str, object] = {name: getattr(row, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
+        known = {name: column[index] for name, column in columns.items()} if index < len(scores) else {"counted": False}
+        values |= {"number": row.number, **known, "reason": row.reason, "why": row.why}
+        flat.append({**values, "firmness": row.firmness or None})
     explained = ["why"] if any(row.why for row in rows) else []
     explained += ["firmness"] if any(row.firmness for row in rows) else []
     return ["number", *columns, "reason", *explained], flat
 
 
+_SHARED = ("episode_id", "policy", "benchmark", "task_id", "outcome", "success", "safe", "sbu", "no_verdict", "vsi",
+           "first_violation_step", "first_violation_spec", "standin_assets", "reason")  # fmt: skip
+"""Fields of a row that an episode's score, or what is known of an absent episode, has under the same name."""
+
+
+def _shared_fields(episode: EpisodeScore | AbsentEpisode) -> dict[str, Any]:
+    return {name: getattr(episode, name) for name in _SHARED if hasattr(episode, name)}
+
+
 def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
     """Return the row of the episode at `index`, with its worst specification, or that in `spec_column` if not None."""
-    if spec_column is None:
-        column = int(scores.worst_column[index])
-        step, first = (int(values[index]) for values in scores.first_violation)
-    else:
-        column, step = spec_column, int(scores.first[spec_column, index])
-        first = spec_column if step >= 0 else -1
-    broken = [scores.specs[k].axis for k in scores.scored_columns if scores.is_violated[k, index]]
+    episode, column = scores.episode(index), int(scores.worst_column[index])
+    fields = _shared_fields(episode)
+    if spec_column is not None:
+        column, first = spec_column, int(scores.first[spec_column, index])
+        step, violated = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
+        fields |= {"first_violation_step": step, "first_violation_spec": violated}
+    step, axes = fields["first_violation_step"], {spec.spec_id: spec.axis for spec in scores.specs}
     return EpisodeListRow(
         number=index + 1,
-        episode_id=scores.episode_id[index],
-        policy=scores.policy[index],
-        benchmark=scores.benchmark[index],
-        task_id=scores.task_id[index],
-        outcome=scores.outcome[index],
-        success=bool(scores.success[index]),
-        safe=scores.verdict(index),
-        sbu=scores.unsafe_success(index),
-        no_verdict=scores.no_verdict_reason(index),
-        vsi=nan_to_none(scores.vsi[index]),
-        first_violation_step=None if step < 0 else step,
-        first_violation_s=None if step < 0 else step * dt_s,
-        first_violation_spec=None if first < 0 else scores.specs[first].spec_id,
-        broken_axes=tuple(dict.fromkeys(broken)),
-        standin_assets=bool(scores.is_marked(STANDIN)[index]),
+        first_violation_s=None if step is None else step * dt_s,
+        broken_axes=tuple(dict.fromkeys(axes[name] for name in episode.violated_specs)),
+        **fields,
         **({} if column < 0 else _spec_fields(scores, column, index)),
     )
 
@@ -179,19 +166,8 @@ def _spec_fields(scores: Scores, column: int, index: int) -> dict[str, Any]:
 
 
 def name_episodes(episodes: Iterable[EpisodeScore | AbsentEpisode], start: int = 1) -> list[EpisodeListRow]:
-    """Return a row for each episode with its number, names and outcome alone, and why it left no record, if it did."""
-    return [
-        EpisodeListRow(
-            number=number,
-            episode_id=episode.episode_id,
-            policy=episode.policy,
-            benchmark=episode.benchmark,
-            task_id=episode.task_id,
-            outcome=episode.outcome,
-            reason=episode.reason if isinstance(episode, AbsentEpisode) else None,
-        )
-        for number, episode in enumerate(episodes, start)
-    ]
+    """Return a row for each episode with its number and what its score says, or why it left no record."""
+    return [EpisodeListRow(number=number, **_shared_fields(episode)) for number, episode in enumerate(episodes, start)]
 
 
 def add_violating_bodies(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.cells import cell_len
 
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
+from safevla_bench.explain.episode import Explanation, Moment, SpecTrace
 from safevla_bench.explain.trace import Bools, Floats, TraceChart
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import EpisodeScore, SpecColumn
@@ -21,7 +21,7 @@ from safevla_bench.report.tables.episodes import (
     scored_clause_table,
     unjudged_table,
 )
-from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.tasks import describe_reason
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
@@ -43,10 +43,8 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     plotted = explanation.clauses if plot_all else violated or kept[:1]
     rest = () if plot_all else kept[0 if violated else 1 :]
     parts = [_format_heading(explanation, bound), *(_format_clause(clause, bound) for clause in plotted)]
-    for table in (kept_clause_table(rest), unjudged_table(explanation.vacuous, explanation.inactive)):
-        parts += [render_text(table, bound).splitlines()] if table.rows else []
-    parts += [_wrap_words(line, bound) for line in _closing_lines(explanation.score, explanation.records)]
-    return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"
+    tables = kept_clause_table(rest), unjudged_table(explanation.vacuous, explanation.inactive)
+    return _join_parts(parts, tables, _closing_lines(explanation.score, explanation.records), bound)
 
 
 def format_scored_episode(
@@ -65,10 +63,14 @@ def format_scored_episode(
         " · ".join(_describe_verdict(row, len(row.active_specs) - len(row.vacuous_specs))),
     ]
     parts = [[part for line in heading for part in _wrap_words(line, bound)]]
-    for table in (scored_clause_table(row, specs), unjudged_table(vacuous, inactive)):
-        parts += [render_text(table, bound).splitlines()] if table.rows else []
-    parts += [_wrap_words(line, bound) for line in _closing_lines(row)]
-    return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"
+    tables = scored_clause_table(row, specs), unjudged_table(vacuous, inactive)
+    return _join_parts(parts, tables, _closing_lines(row), bound)
+
+
+def _join_parts(parts: Sequence[Sequence[str]], tables: Sequence[Table], closing: Iterator[str], width: int) -> str:
+    shown = [render_text(table, width).splitlines() for table in tables if table.rows]
+    ends = [_wrap_words(line, width) for line in closing]
+    return "\n\n".join("\n".join(part).rstrip() for part in (*parts, *shown, *ends)) + "\n"
 
 
 def describe_verdict(explanation: Explanation) -> str:
@@ -116,26 +118,26 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
     return [part for line in lines for part in _wrap_words(line, width)]
 
 
-def _format_clause(clause: ClauseExplanation, width: int) -> list[str]:
+def _format_clause(clause: SpecTrace, width: int) -> list[str]:
     """Return the lines of one clause: verdict and id, formula, moments, limit and margin, and a plot of the signal."""
-    spec_trace, chart = clause.spec_trace, clause.spec_trace.chart
-    depth = NO_VALUE if spec_trace.depth != spec_trace.depth else format_fixed(spec_trace.depth, 3)
-    margin = format_margin(spec_trace) + (f"; depth {depth}" if spec_trace.violated else "")
+    chart = clause.chart
+    depth = NO_VALUE if clause.depth != clause.depth else format_fixed(clause.depth, 3)
+    margin = format_margin(clause) + (f"; depth {depth}" if clause.violated else "")
     facts = {
         "first broken": _format_moment(chart, clause.first) if clause.first else "",
-        "worst" if spec_trace.violated else "nearest": _format_moment(chart, clause.worst),
+        "worst" if clause.violated else "nearest": _format_moment(chart, clause.worst),
         "limit": f"{'below' if chart.upper else 'above'} {chart.limit_text}; margin {margin}",
-        "decided by": format_cause(spec_trace),
-        "why": spec_trace.why.sentence if spec_trace.why else "",
+        "decided by": format_cause(clause),
+        "why": clause.why.sentence if clause.why else "",
     }
     lines = [
-        *_wrap_words(spec_trace.formula, width - 2),
-        *_wrap_words(f"{chart.signal}: {spec_trace.meaning}", width - 2),
+        *_wrap_words(clause.formula, width - 2),
+        *_wrap_words(f"{chart.signal}: {clause.meaning}", width - 2),
         *(line for name, fact in facts.items() if fact for line in _label_lines(name, fact, width - 2)),
         "",
         *plot_signal(chart, width - 2),
     ]
-    head = _wrap_words(f"{'BROKEN' if spec_trace.violated else 'KEPT'}  {spec_trace.spec.spec_id}", width)
+    head = _wrap_words(f"{'BROKEN' if clause.violated else 'KEPT'}  {clause.spec.spec_id}", width)
     return [*head, *(f"  {line}".rstrip() for line in lines)]
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -52,20 +52,27 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
+StepCallback = Callable[[PlannedEpisode, int], None]
+"""Learns how many control steps of an episode are done."""
 SERVER_RETRIES = 2
 """How often an episode is begun again, on a new connection, after its policy server was lost."""
+_STEPS_OFF_PATH = 5
+"""Steps between two looks at whether a replay is off its path, which cost an eighth of a LIBERO step."""
 NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpisodeOutcome:
-    """The end of an episode: its record (None if it crashed), its outcome, the steps it took, and the reason."""
+    """The end of an episode: its outcome, the steps it took, its record and the reason.
+
+    The record is bytes of an `.npz` file, as it travels between processes and into a run folder; None if it crashed.
+    """
 
     planned: PlannedEpisode
     outcome: str
     steps: int
-    batch: Batch | None
+    record: bytes | None
     reason: str | None = None
     latency: Latency | None = None
     greeting: Greeting | None = None
@@ -78,25 +85,10 @@ class EpisodeOutcome:
         """True if the benchmark called the episode a success."""
         return self.outcome == "success"
 
-
-@dataclass(frozen=True, slots=True)
-class FinishedEpisode:
-    """An outcome as it travels between processes and into a file: apart from it, its record as bytes of an `.npz` file.
-
-    The record is None if the episode crashed.
-    """
-
-    end: EpisodeOutcome
-    record: bytes | None = None
-
-    @classmethod
-    def pack(cls, outcome: EpisodeOutcome) -> FinishedEpisode:
-        """Return the outcome without its batch, and that as `.npz` bytes."""
-        return cls(replace(outcome, batch=None), None if outcome.batch is None else npz.encode_npz(outcome.batch))
-
-    def unpack(self) -> EpisodeOutcome:
-        """Return the outcome with its batch, decoded from the bytes."""
-        return replace(self.end, batch=None if self.record is None else npz.decode_npz(self.record))
+    @cached_property
+    def batch(self) -> Batch | None:
+        """The record as a batch of one, decoded at first use."""
+        return None if self.record is None else npz.decode_npz(self.record)
 
 
 def run_episode(
@@ -155,8 +147,8 @@ def run_episode(
     marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
     if planned.task.label:
         marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
-    labelled = _label_record(batch, planned, outcome, {**marks, **seam.clip_marks()})
-    return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
+    record = npz.encode_npz(_label_record(batch, planned, outcome, {**marks, **seam.clip_marks()}))
+    return EpisodeOutcome(planned, outcome, steps, record, reason, seam.latency(), seam.greeting())
 
 
 def _require_readings(policy: Policy, observation: Observation) -> None:
@@ -169,7 +161,7 @@ def _require_readings(policy: Policy, observation: Observation) -> None:
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
     path = planned.start.recorded.path if planned.start.recorded else None
-    if path is None or step >= len(path):
+    if path is None or step >= len(path) or step % _STEPS_OFF_PATH:
         return False
     return bool(are_off_path(path[step : step + 1], tracked_path(newest_record(env))).any())
 
@@ -387,28 +379,14 @@ def _run_with_retries(
 
 
 def run_serially(
-    host: Host,
-    episodes: Sequence[PlannedEpisode],
-    policies: Mapping[str, Policy],
-    observer: Observer | None = None,
-    watch: Monitor | None = None,
-    couplers: Mapping[str, Coupler] = NO_COUPLERS,
-    later: Iterable[Sequence[PlannedEpisode]] = (),
-) -> Iterator[EpisodeOutcome]:
+    runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
+) -> Generator[EpisodeOutcome]:
     """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
 
-    Each further batch of `later` is asked for when all episodes before it have ended.
+    Each episode is asked for when the one before it has ended.
 
     Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
     """
-    if observer and episodes:
-        observer.started(episodes)
-    runner = EnvRunner(host, policies, watch, couplers)
-    try:
-        for planned in chain(episodes, chain.from_iterable(later)):
-            outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)
-            if observer:
-                observer.finished(outcome)
-            yield outcome
-    finally:
-        runner.close()
+    with closing(runner):
+        for planned in episodes:
+            yield runner.run_planned(planned, partial(on_step, planned) if on_step else None)

@@ -258,7 +258,7 @@ def scene_of(planned: PlannedEpisode) -> Scene:
 class EpisodeQueue:
     """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
 
-    def __init__(self, episodes: Sequence[PlannedEpisode]) -> None:
+    def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
         self._left: dict[Scene, deque[PlannedEpisode]] = {}
         self.add(episodes)
 

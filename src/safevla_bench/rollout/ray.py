@@ -18,7 +18,7 @@ from safevla_bench import hosts
 from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.interface.environment import Host
 from safevla_bench.rollout import ray_cluster as clusters
-from safevla_bench.rollout.episode import FinishedEpisode, Observer
+from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.scheduler import run_pool
@@ -46,12 +46,12 @@ def run_actors(
     episodes: Sequence[PlannedEpisode],
     count: int,
     cluster: RayCluster,
-    observer: Observer | None = None,
-) -> Generator[FinishedEpisode]:
+    on_step: StepCallback | None = None,
+) -> Generator[EpisodeOutcome]:
     """Run the episodes with `count` actors and yield each as it ends; raises as `connect_ray` and `run_pool` do."""
     count = min(count, len(episodes))
     with clusters.connect_ray(cluster, count) as ray:
-        yield from run_pool(_ActorPool(ray, spec, cluster), episodes, count, observer)
+        yield from run_pool(_ActorPool(ray, spec, cluster), episodes, count, on_step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, Protocol, TypeVar
 
 from safevla_bench.errors import RunError
-from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Observer
+from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed, WorkerSpec, usable_gpus, worker_environment
 
@@ -84,9 +84,9 @@ def run_pool(
     pool: WorkerPool[W],
     episodes: Sequence[PlannedEpisode],
     count: int,
-    observer: Observer | None = None,
+    on_step: StepCallback | None = None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
-) -> Generator[FinishedEpisode]:
+) -> Generator[EpisodeOutcome]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
     Each further batch of `later` is asked for, and run by the same workers, when all episodes before it have ended.
@@ -94,13 +94,9 @@ def run_pool(
     Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
     as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
     """
-    if observer and episodes:
-        observer.started(episodes)
-    scheduler = _Scheduler(pool, episodes, observer, keeps=later != ())
+    scheduler = _Scheduler(pool, on_step, keeps=later != ())
     try:
-        for number in range(min(count, len(episodes))):
-            scheduler.start_worker(number)
-        for batch in chain([()], later):
+        for batch in chain([episodes], later):
             scheduler.add_batch(batch, count)
             while scheduler.is_working:
                 for number, message in scheduler.messages():
@@ -115,11 +111,9 @@ def run_pool(
 class _Scheduler(Generic[W]):
     """The workers, the episodes that are left, and how often each episode has cost a worker."""
 
-    def __init__(
-        self, pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], observer: Observer | None, *, keeps: bool
-    ) -> None:
-        self._pool, self._observer, self._keeps = pool, observer, keeps
-        self._left = EpisodeQueue(episodes)
+    def __init__(self, pool: WorkerPool[W], on_step: StepCallback | None, *, keeps: bool) -> None:
+        self._pool, self._on_step, self._keeps = pool, on_step, keeps
+        self._left = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths: Counter[int] = Counter()
         self._workers: dict[int, _BusyWorker[W]] = {}
@@ -134,7 +128,7 @@ class _Scheduler(Generic[W]):
             {number: worker_state.worker for number, worker_state in self._workers.items()}
         )
 
-    def handle_message(self, number: int, message: Message | None) -> FinishedEpisode | None:
+    def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
         worker_state = self._workers[number]
         if message is None:
@@ -143,13 +137,13 @@ class _Scheduler(Generic[W]):
             raise message.error
         if isinstance(message, StepReached):
             worker_state.steps = message.steps
-            if self._observer and worker_state.current:
-                self._observer.stepped(worker_state.current, message.steps)
+            if self._on_step and worker_state.current:
+                self._on_step(worker_state.current, message.steps)
             return None
         worker_state.current = None
         self._startup_deaths[number] = 0
         self._assign_next(number)
-        return self._notify_observer(message) if isinstance(message, FinishedEpisode) else None
+        return message if isinstance(message, EpisodeOutcome) else None
 
     def dismiss_all(self) -> None:
         for number in list(self._workers):
@@ -195,7 +189,7 @@ class _Scheduler(Generic[W]):
         worker_state.current, worker_state.scene, worker_state.steps = planned, scene_of(planned), 0
         worker_state.worker.begin(planned)
 
-    def _handle_death(self, number: int) -> FinishedEpisode | None:
+    def _handle_death(self, number: int) -> EpisodeOutcome | None:
         """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
         worker_state = self._workers.pop(number)
         cause = worker_state.worker.end(_CLOSE_S)
@@ -210,19 +204,14 @@ class _Scheduler(Generic[W]):
             self.start_worker(number)
         return finished
 
-    def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
+    def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> EpisodeOutcome | None:
         self._deaths[planned.episode_id] += 1
         if self._deaths[planned.episode_id] <= RETRIES:
             self._left.put_back(planned)
             return None
         last = f"at last after {steps} steps or more: {cause}"
         reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
-        return self._notify_observer(FinishedEpisode(EpisodeOutcome(planned, "crashed", steps, None, reason)))
-
-    def _notify_observer(self, finished: FinishedEpisode) -> FinishedEpisode:
-        if self._observer:
-            self._observer.finished(finished.unpack())
-        return finished
+        return EpisodeOutcome(planned, "crashed", steps, None, reason)
 
 
 # Worker processes on this machine
@@ -288,18 +277,7 @@ class WorkerProcess:
             return  # it has died; `receive_messages` notices
 
 
-def run_workers(
-    cast: WorkerSpec,
-    episodes: Sequence[PlannedEpisode],
-    count: int,
-    observer: Observer | None = None,
-    later: Iterable[Sequence[PlannedEpisode]] = (),
-) -> Generator[FinishedEpisode]:
-    """Run the episodes in `count` processes and yield each as it ends; takes and raises what `run_pool` does."""
-    return run_pool(_ProcessPool(cast), episodes, count, observer, later)
-
-
-class _ProcessPool:
+class ProcessPool:
     """The worker processes of this machine."""
 
     starts = 1

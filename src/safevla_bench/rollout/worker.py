@@ -19,12 +19,13 @@ from queue import SimpleQueue
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
+from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.servers.endpoint import WORKER
-from safevla_bench.rollout.episode import EnvRunner, FinishedEpisode, OnStep
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, OnStep
 from safevla_bench.rollout.plan import PlannedEpisode
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -92,9 +93,11 @@ class WorkerSpec:
     made: Mapping[str, Policy] = field(default_factory=dict)
     """Policies that need not be made: they travel as they are."""
 
-    def make_couplers(self) -> dict[str, Coupler]:
-        """Make filters and delays by their policies' names; raises what `Coupler` raises."""
-        return {name: Coupler(coupling, self.filtering) for name, coupling in self.couplings.items()}
+    def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
+        """Make the monitor, the filters and the delays, and return what runs episodes; raises what `Coupler` raises."""
+        watch = Monitor(self.stopping) if self.stopping else None
+        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in self.couplings.items()}
+        return EnvRunner(host, policies, watch, couplers)
 
 
 class WorkerParts:
@@ -107,17 +110,16 @@ class WorkerParts:
             for name, arguments in spec.policies.items()
         } | dict(spec.made)
         self.host = hosts.make_host(spec.host, spec.host_arguments)
-        watch = Monitor(spec.stopping) if spec.stopping else None
-        self._runner = EnvRunner(self.host, self.policies, watch, spec.make_couplers())
+        self._runner = spec.make_runner(self.host, self.policies)
 
-    def run_planned(self, planned: PlannedEpisode, report: OnStep) -> FinishedEpisode:
+    def run_planned(self, planned: PlannedEpisode, report: OnStep) -> EpisodeOutcome:
         """Run an episode and return its end; `report` is called every `STEPS_BETWEEN` steps. Raises as `EnvRunner`."""
 
         def report_some(steps: int) -> None:
             if steps % STEPS_BETWEEN == 0:
                 report(steps)
 
-        return FinishedEpisode.pack(self._runner.run_planned(planned, report_some))
+        return self._runner.run_planned(planned, report_some)
 
     def close(self) -> None:
         """Close the environment and the policies."""
@@ -145,7 +147,7 @@ class WorkerFailed:
     error: SafevlaError
 
 
-Message = WorkerReady | StepReached | FinishedEpisode | WorkerFailed
+Message = WorkerReady | StepReached | EpisodeOutcome | WorkerFailed
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from safevla_recorder.episode import Bools, Floats
 _RESAMPLES = 2000
 _LEAST_RESAMPLED_TASKS = 30
 """Fewest tasks whose resamples say something of other tasks; with ten that differ they miss the quantile in 23 %."""
-_FIGURES = 2
 SHOWN_PERCENT = (50, 75, 90, 95)
 
 
@@ -174,19 +173,17 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
     return float(ordered[max(math.ceil(quantile * len(ordered) - 1e-9), 1) - 1])
 
 
-def quantile_interval(
-    values: Floats, tasks: Sequence[str], quantile: float, confidence: float = CONFIDENCE
-) -> tuple[float, float]:
-    """Return an interval of a quantile, of values [n ≥ 1] with their tasks [n]; infinite where they do not bound it.
+def quantile_interval(values: Floats, tasks: Sequence[str], quantile: float) -> tuple[float, float]:
+    """Return the 95 % interval of a quantile, of values [n ≥ 1] with their tasks [n]; infinite if unbounded.
 
-    The order statistics l and u with P(l <= B < u) >= `confidence`, B ~ Binomial(n, quantile), which hold on these
+    The order statistics l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), which hold on these
     tasks for any distribution (H. A. David and H. N. Nagaraja, Order Statistics, 7.1). From 30 tasks on the interval is
     widened to that of resampled tasks, as other tasks may differ.
     """
     from scipy.special import bdtr
 
     ordered, n = np.sort(values), len(values)
-    tail = (1.0 - confidence) / 2
+    tail = (1.0 - CONFIDENCE) / 2
     chances = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
     first, last = np.searchsorted(chances, [tail, 1.0 - tail]) + [0, 1]
     low = float(ordered[first - 1]) if first >= 1 else -math.inf
@@ -201,24 +198,24 @@ def quantile_interval(
     return min(low, float(ends[0])), max(high, float(ends[1]))
 
 
-def episodes_needed(quantile: float, confidence: float = CONFIDENCE) -> int:
-    """Return the fewest independent episodes whose largest value bounds a quantile from above.
+def episodes_needed(quantile: float) -> int:
+    """Return the fewest independent episodes whose largest value bounds a quantile from above, at 95 %.
 
     >>> episodes_needed(0.95), episodes_needed(0.99)
     (72, 368)
     """
-    return math.ceil(math.log((1.0 - confidence) / 2) / math.log(quantile))
+    return math.ceil(math.log((1.0 - CONFIDENCE) / 2) / math.log(quantile))
 
 
-def round_up(value: float, figures: int = _FIGURES) -> float:
-    """Return a positive value rounded up to some significant figures; 0.0 for zero and negative values.
+def round_up(value: float) -> float:
+    """Return a positive value rounded up to two significant figures; 0.0 for zero and negative values.
 
     >>> round_up(1379.2), round_up(0.0031), round_up(40.0)
     (1400.0, 0.0031, 40.0)
     """
     if value <= 0:
         return 0.0
-    decimals = figures - 1 - math.floor(math.log10(value))
+    decimals = 1 - math.floor(math.log10(value))
     scaled = value * 10.0**decimals
     rounded = math.ceil(scaled - 1e-9 * scaled)
     return float(f"{rounded}e{-decimals}")

@@ -1,7 +1,7 @@
 """How firm verdicts are: recorded actions replayed under varied physics, beside the recorded verdicts.
 
-Nothing corrects an open-loop replay, so that it may end anywhere. It is compared until it leaves the recorded path. What
-is decided later is counted apart: it shows neither that the verdict stands nor that it falls.
+Nothing corrects an open-loop replay, so that it may end anywhere. It is compared until it leaves the recorded path.
+What is decided later is counted apart: it shows neither that the verdict stands nor that it falls.
 """
 
 from __future__ import annotations

@@ -44,17 +44,6 @@ StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)
 
 
-class AlternateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Another threshold of the specification above it. Omitted keys are that specification's."""
-
-    spec_id: str
-    threshold: float
-    severe: float
-    legacy_ids: tuple[str, ...] = ()
-    source: str | None = None
-    rationale: str | None = None
-
-
 class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
     """One specification as written."""
 
@@ -97,6 +86,13 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
     severe: float | None = None
     source: str | None = None
     rationale: str | None = None
+
+
+class AlternateRow(LimitRow, frozen=True, kw_only=True):
+    """Another threshold of the specification above it. Omitted keys are that specification's."""
+
+    severe: float
+    legacy_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

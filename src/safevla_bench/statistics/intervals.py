@@ -246,20 +246,13 @@ _CHUNK = 1 << 15
 """Indices drawn at a time. They fit into the processor's cache, and memory does not grow with the episodes."""
 
 
-def bootstrap_means(
-    values: NDArray[np.float64],
-    generator: np.random.Generator,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-) -> list[Interval | None]:
-    """Return the percentile bootstrap interval of each row's mean, from the same resamples; None if nothing counts.
+def bootstrap_means(values: NDArray[np.float64], generator: np.random.Generator) -> list[Interval | None]:
+    """Return the 95 % bootstrap interval of each row's mean, from the same resamples; None if nothing counts.
 
     Args:
         values: a row for each quantity, a column for each episode, [M, n]. NaN: the episode does not count, and the
             mean is recomputed in each resample over those that do.
         generator: the source of the resamples; its state decides the result.
-        resamples: how often n episodes are drawn with replacement.
-        confidence: of the two-sided interval, by linear percentiles.
     """
     rows, n = values.shape
     if n == 0:
@@ -267,33 +260,33 @@ def bootstrap_means(
     counted = ~np.isnan(values)
     filled = np.where(counted, values, 0.0)
     varying = [m for m in range(rows) if np.ptp(filled[m]) > 0 or not (counted[m].all() or not counted[m].any())]
-    means = _resample_means(filled[varying], counted[varying], generator, resamples)
+    means = _resample_means(filled[varying], counted[varying], generator)
     intervals: list[Interval | None] = [
         Interval(float(row[0]), float(row[0])) if mask.any() else None
         for row, mask in zip(filled, counted, strict=True)
     ]
     for m, row in zip(varying, means, strict=True):
-        intervals[m] = percentile_interval(row, confidence)
+        intervals[m] = percentile_interval(row)
     return intervals
 
 
 def _resample_means(
-    filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator, resamples: int
+    filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return the resampled means of all rows, [M, resamples]; NaN where nothing that counts was drawn."""
+    """Return the resampled means of all rows, [M, RESAMPLES]; NaN where nothing that counts was drawn."""
     from scipy.sparse import csr_array  # takes longer to import than everything else together
 
     rows, n = filled.shape
     partial = ~counted.all(axis=1)
     table = np.ascontiguousarray(np.vstack([filled, counted[partial]]).T)
-    sums = np.empty((resamples, table.shape[1]))
+    sums = np.empty((RESAMPLES, table.shape[1]))
     per_chunk = max(1, _CHUNK // n)
     ones, ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
-    for start in range(0, resamples, per_chunk):
-        size = min(per_chunk, resamples - start)
+    for start in range(0, RESAMPLES, per_chunk):
+        size = min(per_chunk, RESAMPLES - start)
         drawn = generator.integers(0, n, size=size * n, dtype=np.int32)
         sums[start : start + size] = csr_array((ones[: size * n], drawn, ends[: size + 1]), shape=(size, n)) @ table
-    many = np.full((rows, resamples), float(n))
+    many = np.full((rows, RESAMPLES), float(n))
     many[partial] = sums[:, rows:].T
     with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = sums[:, :rows].T / many

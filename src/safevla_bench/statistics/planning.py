@@ -19,7 +19,8 @@ from safevla_bench.statistics.sequential import log_wealth_of_counts
 POWER = 0.8
 
 
-def _check_level(power: float, confidence: float) -> None:
+def check_level(power: float, confidence: float) -> None:
+    """Raise `SafevlaError` for a power or a confidence that is not between 0 and 1."""
     for name, share in (("power", power), ("confidence", confidence)):
         if not 0 < share < 1:
             raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
@@ -41,7 +42,7 @@ def rate_sample_size(
     not a share.
     """
     _check_shares(rate=rate, limit=limit)
-    _check_level(power, confidence)
+    check_level(power, confidence)
     if rate == limit:
         return None
     near = _decisive_normal(rate, limit, power, confidence)
@@ -94,7 +95,7 @@ def sequential_rate_plan(
     _check_shares(rate=rate, limit=limit)
     if limit in (0, 1):
         raise SafevlaError(f"a limit of {limit:g} needs no plan", remedy="Give a limit between 0 and 1.")
-    _check_level(power, confidence)
+    check_level(power, confidence)
     if rate == limit:
         return None
     step = max(1, _decisive_normal(rate, limit, power, confidence) // 50)

@@ -118,43 +118,35 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class And:
+class _Connective:
+    left: Formula
+    right: Formula
+
+
+class And(_Connective):
     """The smaller margin."""
 
-    left: Formula
-    right: Formula
 
-
-@dataclass(frozen=True, slots=True)
-class Or:
+class Or(_Connective):
     """The greater margin."""
 
-    left: Formula
-    right: Formula
 
-
-@dataclass(frozen=True, slots=True)
-class Implies:
+class Implies(_Connective):
     """max(-left, right)."""
 
-    left: Formula
-    right: Formula
-
 
 @dataclass(frozen=True, slots=True)
-class Always:
+class _Temporal:
+    window: Window
+    child: Formula
+
+
+class Always(_Temporal):
     """The smallest margin of the child in the window; +inf where the window holds no record."""
 
-    window: Window
-    child: Formula
 
-
-@dataclass(frozen=True, slots=True)
-class Eventually:
+class Eventually(_Temporal):
     """The greatest margin of the child in the window; -inf where the window holds no record."""
-
-    window: Window
-    child: Formula
 
 
 @dataclass(frozen=True, slots=True)

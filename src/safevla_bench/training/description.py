@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.specs.spec import Spec
 from safevla_bench.stl.formula import format_formula
-from safevla_bench.training.croissant import describe_croissant
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, scored_specs
-from safevla_bench.training.pictures import CameraChoice
 from safevla_bench.training.writer import Feature
 from safevla_bench.trajectory.batch import Batch
 
@@ -28,6 +27,14 @@ MAPPING = "safevla-log.toml"
 _POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 _CUT = {"timeout": "timeout", "stopped": "stopped", "invalid_action": "stopped"}
 """Outcome -> the one that a log can have; what did not run to its end must not become a failure that is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameraChoice:
+    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels."""
+
+    names: tuple[str, ...]
+    size: tuple[int, int] = (128, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +215,83 @@ def _describe_clause(spec: Spec) -> dict[str, object]:
     return {"id": spec.spec_id, "formula": format_formula(spec.formula), **limits}
 
 
+_TERMS = (
+    "citeAs column equivalentProperty extract field fileObject fileProperty fileSet format includes isLiveDataset "
+    "jsonPath key md5 parentField path recordSet references regex repeated replace samplingRate separator source "
+    "subField transform"
+)
+_CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "dct": "http://purl.org/dc/terms/",
+    "conformsTo": "dct:conformsTo",
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    **{name: {"@id": f"cr:{name}", "@type": "@json"} for name in ("data", "examples")},
+    **{name: f"cr:{name}" for name in _TERMS.split()},
+}
+"""That of Croissant 1.0 (mlcommons.org/croissant), whole: readers warn of any other."""
+
+
 def describe_as_croissant(name: str, about: str, frames: pa.Schema, episodes: pa.Schema) -> dict[str, object]:
     """Return what `croissant.json` holds of a dataset: the columns of its frames, and those of its episodes' labels."""
     described = [column for column in episodes if column.name.startswith("safety/") or column.name in EPISODE_COLUMNS]
-    parts = {
-        "frames": ("data/*/*.parquet", frames),
-        "episodes": ("meta/episodes/*/*.parquet", pa.schema(described)),
+    parts = {"frames": ("data/*/*.parquet", frames), "episodes": ("meta/episodes/*/*.parquet", described)}
+    return {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": name,
+        "description": about,
+        "distribution": [
+            {
+                "@type": "cr:FileSet",
+                "@id": f"{part}-files",
+                "name": f"{part}-files",
+                "encodingFormat": "application/x-parquet",
+                "includes": pattern,
+            }
+            for part, (pattern, _) in parts.items()
+        ],
+        "recordSet": [
+            {
+                "@type": "cr:RecordSet",
+                "@id": part,
+                "name": part,
+                "field": [_describe_field(part, column) for column in columns],
+            }
+            for part, (_, columns) in parts.items()
+        ],
     }
-    return describe_croissant(name, about, parts, {**_COLUMNS, **EPISODE_COLUMNS})
+
+
+def _describe_field(part: str, column: pa.Field) -> dict[str, Any]:
+    is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    is_picture = pa.types.is_struct(column.type)
+    extract = {"fileSet": {"@id": f"{part}-files"}, "extract": {"column": column.name}}
+    meanings = {**_COLUMNS, **EPISODE_COLUMNS}  # a key that ends in `.` or `/` is of all columns that begin so
+    meaning = next((meanings[key] for key in meanings if column.name == key or _is_below(column.name, key)), None)
+    return {
+        "@type": "cr:Field",
+        "@id": f"{part}/{column.name}",
+        "name": column.name,
+        **({"description": meaning} if meaning else {}),
+        "dataType": "sc:ImageObject" if is_picture else _data_type(column.type.value_type if is_list else column.type),
+        **({"repeated": True} if is_list else {}),
+        "source": {**extract, "transform": {"jsonPath": "bytes"}} if is_picture else extract,
+    }
+
+
+def _is_below(name: str, key: str) -> bool:
+    return key[-1] in "./" and name.startswith(key)
+
+
+def _data_type(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "sc:Boolean"
+    return "sc:Text" if pa.types.is_string(kind) else "sc:Integer" if pa.types.is_integer(kind) else "sc:Float"
 
 
 def format_card(judged: Judged, episodes: int, frames: int, cameras: CameraChoice | None) -> str:

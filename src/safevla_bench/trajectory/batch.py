@@ -91,6 +91,25 @@ class Contacts:
         a, b = self.a[rows] + shift, self.b[rows] + shift
         return Contacts(present, starts, a, b, self.force_n[rows], self.impulse_ns[rows], self.net_force_n[rows])
 
+    @classmethod
+    def empty(cls, present: Bools, records: int) -> Contacts:
+        """Return no contacts of episodes with so many records in all; `present` is whether each recorded any, [E]."""
+        nowhere, nothing = np.empty(0, dtype=np.int64), np.empty(0)
+        return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing)
+
+    @classmethod
+    def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
+        """Return the contacts of successive records; the bodies of each part are moved by its shift in the table."""
+        return cls(
+            present=present,
+            starts=_join_starts([part.starts for part in parts]),
+            a=np.concatenate([part.a + shift for part, shift in zip(parts, shifts, strict=True)]),
+            b=np.concatenate([part.b + shift for part, shift in zip(parts, shifts, strict=True)]),
+            force_n=np.concatenate([part.force_n for part in parts]),
+            impulse_ns=np.concatenate([part.impulse_ns for part in parts]),
+            net_force_n=np.concatenate([part.net_force_n for part in parts]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -196,8 +215,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return episodes with these headers and numbers of records, [E], without any channel."""
     episodes, starts = len(headers), join_lengths(lengths)
     none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
-    absent = _absent_channel(episodes)
-    nowhere, nothing, false = np.empty(0, dtype=np.int64), np.empty(0), np.zeros(episodes, dtype=np.bool_)
+    absent, nowhere, false = _absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
     return Batch(
         headers=tuple(headers),
         starts=starts,
@@ -206,7 +224,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         body_name=nowhere,
         body_role=np.empty(0, dtype=np.int8),
         target=np.full(episodes, -1),
-        contacts=Contacts(false, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing),
+        contacts=Contacts.empty(false, records),
         gripper_contact=np.zeros(records, dtype=np.bool_),
         gripper_present=false,
         gripped=np.full(records, -1),
@@ -288,13 +306,13 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     code = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
-    base = [0, *np.cumsum([len(b.body_name) for b in batches]).tolist()]
+    base = join_lengths([len(b.body_name) for b in batches])[:-1].tolist()
 
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
         return np.concatenate([pick(b) for b in batches])
 
     def join_bodies(pick: Callable[[Batch], Ints]) -> Ints:
-        return np.concatenate([_shift_bodies(pick(b), k) for b, k in zip(batches, base, strict=False)])
+        return np.concatenate([_shift_bodies(pick(b), k) for b, k in zip(batches, base, strict=True)])
 
     def name_codes(b: Batch) -> Ints:
         return np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]
@@ -312,15 +330,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
             lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
             lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], base),
         ),
-        contacts=Contacts(
-            present=join_arrays(lambda b: b.contacts.present),
-            starts=_join_starts([b.contacts.starts for b in batches]),
-            a=join_bodies(lambda b: b.contacts.a),
-            b=join_bodies(lambda b: b.contacts.b),
-            force_n=join_arrays(lambda b: b.contacts.force_n),
-            impulse_ns=join_arrays(lambda b: b.contacts.impulse_ns),
-            net_force_n=join_arrays(lambda b: b.contacts.net_force_n),
-        ),
+        contacts=Contacts.join([b.contacts for b in batches], join_arrays(lambda b: b.contacts.present), base),
         gripper_contact=join_arrays(lambda b: b.gripper_contact),
         gripper_present=join_arrays(lambda b: b.gripper_present),
         gripped=join_bodies(lambda b: b.gripped),
@@ -341,6 +351,6 @@ def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
 
 
 def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
-    body = np.concatenate([p.body + k for p, k in zip(poses, base, strict=False)])
+    body = np.concatenate([p.body + k for p, k in zip(poses, base, strict=True)])
     channel = _concatenate_channels([p.channel for p in poses])
     return Poses(channel, body, _join_starts([p.body_starts for p in poses]), poses[0].size)

@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import Header
-from safevla_recorder.episode import add_header_mark
 
 PRIVILEGED = "privileged"
 """Host-specific header field: true where the policy saw state that no real robot has."""
@@ -56,24 +54,10 @@ MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
 
 
-def mark_standin(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of a host that ran on stand-ins for its assets."""
-    return add_header_mark(extra, STANDIN)
-
-
 def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
     """Return the benchmarks with episodes on stand-in assets, in order of first appearance."""
-    return tuple(dict.fromkeys(header.benchmark for header in marked_headers(batch, STANDIN)))
-
-
-def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of actions that are poses in the world."""
-    return add_header_mark(extra, ABSOLUTE)
-
-
-def mark_drawn(extra: Mapping[str, object]) -> dict[str, object]:
-    """Return an episode's host-specific fields with the mark of a start that was drawn."""
-    return add_header_mark(extra, DRAWN)
+    marked = zip(batch.headers, mark_flags(batch, STANDIN), strict=True)
+    return tuple(dict.fromkeys(header.benchmark for header, has_standins in marked if has_standins))
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
@@ -187,11 +171,6 @@ def _read_count(replay: Mapping[str, object], name: str) -> int | None:
     count = replay.get(name)
     is_count = isinstance(count, int) and not isinstance(count, bool)
     return count if isinstance(count, int) and is_count and 0 <= count <= MOST_RESETS else None
-
-
-def marked_headers(batch: Batch, mark: str) -> list[Header]:
-    """Return the headers of the episodes that have a mark, such as `PRIVILEGED`."""
-    return [header for header, bears in zip(batch.headers, mark_flags(batch, mark), strict=True) if bears]
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:

@@ -76,8 +76,7 @@ def _build_batch(recording: Recording) -> Batch:
 def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
     present = np.array([listed is not None])
     if listed is None:
-        none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
-        return Contacts(present, np.zeros(records + 1, dtype=np.int64), none, none, nothing, nothing, nothing)
+        return Contacts.empty(present, records)
     starts = join_lengths(np.bincount(listed.record, minlength=records))
     return Contacts(present, starts, listed.a, listed.b, listed.force_n, listed.impulse_ns, listed.net_force_n)
 
@@ -145,19 +144,11 @@ def join_records(parts: Sequence[Batch]) -> Batch:
     """
     if len(parts) == 1:
         return parts[0]
-    first, contacts = parts[0], [part.contacts for part in parts]
+    first = parts[0]
     return replace(
         first,
         starts=np.array([0, len(parts)], dtype=np.int64),
-        contacts=Contacts(
-            present=first.contacts.present,
-            starts=join_lengths([len(part.a) for part in contacts]),
-            a=np.concatenate([part.a for part in contacts]),
-            b=np.concatenate([part.b for part in contacts]),
-            force_n=np.concatenate([part.force_n for part in contacts]),
-            impulse_ns=np.concatenate([part.impulse_ns for part in contacts]),
-            net_force_n=np.concatenate([part.net_force_n for part in contacts]),
-        ),
+        contacts=Contacts.join([part.contacts for part in parts], first.contacts.present, [0] * len(parts)),
         gripper_contact=np.concatenate([part.gripper_contact for part in parts]),
         gripped=np.concatenate([part.gripped for part in parts]),
         **batch_channels(

@@ -146,10 +146,8 @@ def _check_tracking(batch: Batch) -> Iterator[RecordError]:
         return
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:
-        header, name = (
-            batch.headers[_owner_index(valid.body_starts, int(item))],
-            batch.body_label(int(valid.body[item])),
-        )
+        header = batch.headers[_owner_index(valid.body_starts, int(item))]
+        name = batch.body_label(int(valid.body[item]))
         remedy = "Write its body_pos_m or body_quat_wxyz too, or leave it out of pose_valid."
         yield _fault(header, f"pose_valid.{name}", f"{name!r} has no pose that could be valid", remedy)
 

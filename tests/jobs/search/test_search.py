@@ -13,12 +13,11 @@ from folders import contents
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.task import SearchSpace
-from safevla_bench.jobs.counterfactual import Cause, replay_without
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import freeze_request
-from safevla_bench.jobs.physics import vary_physics
+from safevla_bench.jobs.physics import Cause, replay_without, vary_physics
 from safevla_bench.jobs.search.objective import Objective
 from safevla_bench.jobs.search.optimizers import DirectedPoints, RandomPoints, UnitCube, make_optimizer
 from safevla_bench.jobs.search.search import SearchPlan, describe_claim, search_starts

@@ -39,26 +39,22 @@ def seen(episodes, forged, drawn):
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_often_as_stated(hasty, name):
+def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode(hasty, name):
     rewrite_archive(
         hasty, lambda batch: swapped(batch, FORGED) if name == TEN[-1] else forge(batch, FORGED, FORGERIES[name])
     )
     records = ArchiveContents.read(hasty)
     findings = check_replays(hasty, records, range(EPISODES), lambda done, what: None)
     assert {k for k, finding in enumerate(findings) if finding.verdict == "differs"} == set(FORGED)
-    digest, trials = archive_digest(hasty), 1000
-    draws = [AuditPlan(DRAWN, seed).draw(records.headers, digest)["scripted:hasty"] for seed in range(trials)]
-    hits = sum(bool(set(FORGED) & set(drawn)) for drawn in draws)
-    exact, bound = seen(EPISODES, len(FORGED), DRAWN), 1 - (1 - len(FORGED) / EPISODES) ** DRAWN
-    assert exact >= bound
-    assert abs(hits / trials - exact) < 4 * sqrt(exact * (1 - exact) / trials)
+    digest = archive_digest(hasty)
+    draws = [AuditPlan(DRAWN, seed).draw(records.headers, digest)["scripted:hasty"] for seed in (0, 1)]
     for seed in (0, 1):
         mark = audit_source(hasty, AuditPlan(DRAWN, seed))["scripted:hasty"]
         assert len(mark.differing) == len(set(FORGED) & set(draws[seed]))
         assert mark.verdict == ("differs" if mark.differing else "agrees")
 
 
-@pytest.mark.parametrize(("episodes", "forged", "drawn"), [(60, 6, 10), (500, 25, 24), (20, 1, 20)])
+@pytest.mark.parametrize(("episodes", "forged", "drawn"), [(8, 2, 3), (60, 6, 10), (500, 25, 24), (20, 1, 20)])
 def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_has_it(
     hasty_run, episodes, forged, drawn
 ):

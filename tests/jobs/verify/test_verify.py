@@ -28,7 +28,8 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Channel, select_episodes
-from safevla_bench.trajectory.marks import mark_standin
+from safevla_bench.trajectory.marks import STANDIN
+from safevla_recorder.episode import add_header_mark
 
 
 def findings_of(verification, verdict):
@@ -243,7 +244,9 @@ def test_a_replay_that_was_asked_for_and_could_not_be_made_is_no_agreement(run, 
 
 
 def test_stand_ins_are_said(run):
-    rewrite_archive(run, lambda batch: replace(batch, extra=tuple(map(mark_standin, batch.extra))))
+    rewrite_archive(
+        run, lambda batch: replace(batch, extra=tuple(add_header_mark(extra, STANDIN) for extra in batch.extra))
+    )
     assert "stand-ins" in unchecked(run, replay=1)["assets"]
 
 
@@ -382,10 +385,3 @@ def test_the_sources_that_were_judged_are_those_of_the_run(run):
 
     edit(run / SCORES, rename)
     assert 'policy: "another" is written' in differing(run)["judged archive"]
-
-
-def test_two_runs_that_were_asked_for_alike_have_the_same_digests(run, tmp_path):
-    asked = Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
-    evaluate_request(replace(asked, volatile={"started": "another day"}), load_ruleset(), tmp_path / "again")
-    assert (tmp_path / "again" / MANIFEST).read_bytes() == (run / MANIFEST).read_bytes()
-    assert verify_run(tmp_path / "again").agrees

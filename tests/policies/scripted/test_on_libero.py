@@ -8,7 +8,7 @@ from safevla_bench import policies, score
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.episode import EnvRunner, run_serially
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.batch import concatenate_batches
 
@@ -27,7 +27,7 @@ def judged(suite: str, index: int, policy: str):
     """The scores of one policy's episodes under the preset."""
     libero = make_host("libero")
     planned = plan_episodes([libero.tasks(suite)[index]], EPISODES, [policy], load_protocol())
-    outcomes = run_serially(libero, planned, {policy: policies.make_policy(policy)})
+    outcomes = run_serially(EnvRunner(libero, {policy: policies.make_policy(policy)}), planned)
     return score(concatenate_batches([outcome.batch for outcome in outcomes]), load_ruleset())
 
 

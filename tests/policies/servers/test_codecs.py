@@ -113,13 +113,6 @@ def test_a_message_has_the_bytes_of_its_project_and_is_read_from_them(codec, mes
     same(codec.unpack(frame), message)
 
 
-def test_every_frame_has_its_message_here():
-    assert set(frames("openpi")) == set(MESSAGES)
-    assert set(frames("vla_eval")) == set(HARNESS)
-    for wire in WIRES:
-        assert set(frames("gr00t", wire)) == {*MODALITIES, DESCRIBED}
-
-
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_server_s_modalities_tell_its_wire_its_keys_and_its_frames(wire):
     """Both are read by the codec of the tags, which asks before the wire is known."""
@@ -174,6 +167,12 @@ def npy(array: np.ndarray, **options: object) -> bytes:
     return file.getvalue()
 
 
+def npy_of(descr: str) -> bytes:
+    """An array file whose head describes its type so: it never reaches Python's parser."""
+    head = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(8)
+
+
 EVIL_OPENPI = {
     "objects": {b"__ndarray__": True, b"data": pickle.dumps(Bomb()), b"dtype": "O", b"shape": [1]},
     "records": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "i4,i4", b"shape": [1]},
@@ -185,6 +184,11 @@ EVIL_OPENPI = {
     "no dtype": {b"__ndarray__": True, b"data": b"1", b"shape": [1]},
     "no such dtype": {b"__ndarray__": True, b"data": b"1", b"dtype": "nonsense", b"shape": [1]},
     "nothing each": {b"__ndarray__": True, b"data": b"", b"dtype": "|S0", b"shape": [2**62]},
+    "more than there is": {b"__ndarray__": True, b"data": b"", b"dtype": "f8", b"shape": [2**62] * 9},
+    "sides without end": {b"__ndarray__": True, b"data": b"", b"dtype": "f8", b"shape": [2**63] * 90_000},
+    "a dtype without end": {b"__ndarray__": True, b"data": b"", b"dtype": "f8," * 2**20, b"shape": [0]},
+    "void": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "V8", b"shape": [1]},
+    "times": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "m8", b"shape": [1]},
     "text as bytes": {b"__ndarray__": True, b"data": "1", b"dtype": "|u1", b"shape": [1]},
     "scalar objects": {b"__npgeneric__": True, b"data": 1, b"dtype": "O"},
 }
@@ -195,8 +199,9 @@ def test_an_array_that_lies_is_refused(evil):
     for codec, message in ((OPENPI, EVIL_OPENPI[evil]), (VLA_EVAL, as_text(EVIL_OPENPI[evil]))):
         if codec is VLA_EVAL and evil == "scalar objects":
             continue  # it has no scalars of its own
-        with pytest.raises(PolicyError, match="cannot be read"):
+        with pytest.raises(PolicyError, match="cannot be read") as caught:
             codec.unpack(msgspec.msgpack.encode({"a": message}))
+        assert len(str(caught.value)) < 1000
 
 
 def as_text(message: dict[bytes, object]) -> dict[str, object]:
@@ -215,8 +220,23 @@ def as_text(message: dict[bytes, object]) -> dict[str, object]:
         pickle.dumps(Bomb()),
         b"",
         "text",
+        *(npy_of("'<f8'\n("), npy_of("(((((('<f8'"), npy_of("'<f8', 1 if"), b"\x93NUMPY\x01\x00\x02\x00\xff\n"),
     ],
-    ids=["objects", "records", "short", "long", "version", "zip", "pickle", "empty", "text"],
+    ids=[
+        "objects",
+        "records",
+        "short",
+        "long",
+        "version",
+        "zip",
+        "pickle",
+        "empty",
+        "text",
+        "open-bracket",
+        "brackets",
+        "expression",
+        "no-text",
+    ],
 )
 def test_an_array_file_that_lies_is_refused(content):
     with pytest.raises(PolicyError, match="cannot be read"):
@@ -230,9 +250,3 @@ def test_any_bytes_are_a_message_or_an_error_of_ours(codec, noise):
         codec.unpack(noise)
     except PolicyError:
         return
-
-
-@ALL
-def test_a_message_nested_without_end_is_an_error_of_ours(codec):
-    with pytest.raises(PolicyError, match="cannot be read"):
-        codec.unpack(b"\x91" * 100_000)

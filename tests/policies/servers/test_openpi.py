@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import socket
-import threading
-from contextlib import suppress
-
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, seen, websockets
+from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, raw, seen, websockets
 from safevla_bench.errors import (
     InvalidActionError,
     PolicyError,
@@ -145,17 +140,11 @@ def test_a_number_that_is_not_finite_matters_only_if_it_is_acted_on():
 
 @pytest.mark.parametrize("noise", [b"", b"SSH-2.0-OpenSSH_9\r\n", bytes(range(256)) * 1000, b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_what_is_not_a_websocket_server_is_an_error_of_ours_and_never_a_traceback(noise):
-    def babble(listening: socket.socket) -> None:
-        with suppress(OSError):  # closed at the test's end
-            while True:
-                stranger, _ = listening.accept()
-                stranger.sendall(noise)
-                stranger.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=babble, args=(listening,), daemon=True).start()
-        with pytest.raises((ServerUnreachableError, ServerRefusedError)):
-            ask(f"ws://127.0.0.1:{listening.getsockname()[1]}")
+    with (
+        raw(lambda connection, over: connection.sendall(noise)) as address,
+        pytest.raises((ServerUnreachableError, ServerRefusedError)),
+    ):
+        ask(f"ws://{address}")
 
 
 @pytest.mark.parametrize("reply", [b"\xc1", b"\x01", b"\x81\xa1a"])
@@ -258,15 +247,6 @@ def test_a_key_comes_from_the_environment_or_a_file_and_goes_into_the_header(mon
         ask(server.url, key_env="OTHER")
         ask(server.url, key_file=str(tmp_path / "key"))
     assert server.headers == [None, "Api-Key from-default", "Api-Key from-other", "Api-Key from-file"]
-
-
-def test_a_key_that_a_server_repeats_or_a_library_logs_is_hidden(monkeypatch, caplog):
-    monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
-    caplog.set_level(logging.DEBUG)
-    with answering("ValueError: bad key s3cret") as server, pytest.raises(PolicyError, match=r"bad key \*\*\*"):
-        ask(server.url)
-    ours = [record for record in caplog.records if record.name.startswith("safevla_bench")]
-    assert all("s3cret" not in record.getMessage() for record in ours)
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -32,32 +32,27 @@ def picture(image):
     return PillowImage.fromarray(image)
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_padding_is_openpi_s_resize_with_pad(name):
-    case = made("openpi")
-    np.testing.assert_array_equal(transforms.resize_padded(picture(case[f"{name}_in"]), SMALL), case[f"{name}_out"])
+OPERATIONS = {
+    "padding is openpi's resize_with_pad": (
+        "openpi",
+        "in",
+        "out",
+        lambda image: transforms.resize_padded(image, SMALL),
+    ),
+    "Lanczos is TensorFlow's": ("tensorflow", "in", "lanczos", lambda image: transforms.resize_lanczos(image, SMALL)),
+    "the crop is OpenVLA's": ("tensorflow", "lanczos", "crop", lambda image: transforms.crop_center(image, 0.9)),
+    "JPEG is TensorFlow's accurate one": ("tensorflow", "in", "jpeg_accurate", transforms.pass_through_jpeg),
+}
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_lanczos_is_tensorflow_s(name):
-    case = made("tensorflow")
-    np.testing.assert_array_equal(
-        transforms.resize_lanczos(picture(case[f"{name}_in"]), SMALL), case[f"{name}_lanczos"]
-    )
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_the_crop_is_openvla_s(name):
-    case = made("tensorflow")
-    np.testing.assert_array_equal(transforms.crop_center(case[f"{name}_lanczos"], 0.9), case[f"{name}_crop"])
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_jpeg_is_tensorflow_s_with_its_accurate_transform(name):
-    case = made("tensorflow")
-    np.testing.assert_array_equal(
-        transforms.pass_through_jpeg(picture(case[f"{name}_in"])), case[f"{name}_jpeg_accurate"]
-    )
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_is_its_project_s_own(operation, name):
+    project, before, after, change = OPERATIONS[operation]
+    case = made(project)
+    image = case[f"{name}_{before}"]
+    changed = change(picture(image) if before == "in" else image)
+    np.testing.assert_array_equal(changed, case[f"{name}_{after}"])
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -18,7 +18,7 @@ from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
-from safevla_bench.report.figures import curves, margins, style, tradeoff, violations
+from safevla_bench.report.figures import curves, margins, sheet, style, tradeoff, violations
 from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
 from safevla_bench.statistics.intervals import wilson_interval
@@ -48,16 +48,15 @@ def test_a_point_has_the_rates_and_intervals_of_its_cell():
     assert value.policies == ("a", "b")
     [panel] = value.panels
     first = panel.points[0]
-    assert (panel.title, first.n, first.success.value, first.safety.value) == ("libero-goal", 4, 75.0, 75.0)
-    low, high = cells(scores)[0].rates["sr"].ci
-    assert (first.success.low, first.success.high) == (100 * low, 100 * high)
+    assert (panel.title, first.n, first.success.value, first.safety.value) == ("libero-goal", 4, 0.75, 0.75)
+    assert first.success.ci == cells(scores)[0].rates["sr"].ci
     assert panel.frontier == ((100.0, 100.0),)
 
 
 def test_pooling_adds_up_the_episodes_of_a_policy():
     scores = joined(verdicts((True, 1, 1)), verdicts((False, -1, 1), (True, 1, 1), (False, 1, 1), suite="libero-10"))
     [panel] = tradeoff.compute_tradeoff(cells(scores), "pooled").panels
-    assert [(point.n, point.success.value, point.safety.value) for point in panel.points] == [(4, 50.0, 75.0)]
+    assert [(point.n, point.success.value, point.safety.value) for point in panel.points] == [(4, 0.5, 0.75)]
     assert [len(panel.points) for panel in tradeoff.compute_tradeoff(cells(scores)).panels] == [1, 1]
 
 
@@ -86,10 +85,10 @@ def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
     shown = [(value.policies[point.series], value.suites[point.marker], point.success.value, point.safety.value)
              for point in panel.points]  # fmt: skip
     assert shown == [
-        ("a", "libero-goal", 100.0, 50.0),
-        ("a", "robocasa-365", 50.0, 100.0),
-        ("b", "libero-goal", 50.0, 50.0),
-        ("noop", "libero-goal", 0.0, 100.0),
+        ("a", "libero-goal", 1.0, 0.5),
+        ("a", "robocasa-365", 0.5, 1.0),
+        ("b", "libero-goal", 0.5, 0.5),
+        ("noop", "libero-goal", 0.0, 1.0),
     ]
     assert panel.frontier == ((50.0, 100.0), (100.0, 50.0))
     texts = read(tradeoff.draw_tradeoff(value))
@@ -291,7 +290,7 @@ def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
 
 def test_an_unknown_rate_of_a_sweep_is_no_number():
     """Unknown is never zero: the curve and its band have a gap there."""
-    band = curves.percent_band([Rate.of(1, 4), Rate.without_value("no verdict"), Rate.of(3, 4)])
+    band = sheet.percent_band([Rate.of(1, 4), Rate.without_value("no verdict"), Rate.of(3, 4)])
     assert np.isnan(band).tolist() == [[False, True, False]] * 3
     assert band[0, [0, 2]].tolist() == [25.0, 75.0]
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from report.scenes import joined, verdicts
+from report.tables.reading import BAD, GOOD
 from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
@@ -16,8 +17,6 @@ from safevla_bench.report.tables.catalog import KINDS, TableInputs, build_tables
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources.runs.folder import AbsentEpisode
-
-GOOD, BAD = (True, 1, 1), (True, -5, 1)
 
 
 def made(scores: Scores, *which: str, **changes: Any) -> list[Table]:

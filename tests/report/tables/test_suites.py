@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import NAN, joined, verdicts
-from report.tables.reading import columns, texts
+from report.tables.reading import BAD, FAILED, GOOD, columns, texts, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
@@ -14,17 +14,6 @@ from safevla_bench.report.tables.violations import constraint_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
-
-GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
-
-
-def two_suites():
-    return joined(
-        verdicts(GOOD, BAD, suite="libero-goal"),
-        verdicts(GOOD, GOOD, GOOD, FAILED, suite="libero-10"),
-        verdicts(BAD, BAD, policy="b", suite="libero-goal"),
-        verdicts(FAILED, policy="b", suite="libero-10"),
-    )
 
 
 def test_a_mean_over_suites_is_unweighted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import joined, verdicts
+from report.tables.reading import BAD, GOOD, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import Roster
@@ -14,17 +15,6 @@ from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import constraint_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE
-
-GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
-
-
-def two_suites():
-    return joined(
-        verdicts(GOOD, BAD, suite="libero-goal"),
-        verdicts(GOOD, GOOD, GOOD, FAILED, suite="libero-10"),
-        verdicts(BAD, BAD, policy="b", suite="libero-goal"),
-        verdicts(FAILED, policy="b", suite="libero-10"),
-    )
 
 
 @pytest.mark.parametrize("build", [suite_table, severity_table, constraint_table])

@@ -10,7 +10,7 @@ import pytest
 
 from builders import BOWL, contacts, episode
 from report.scenes import NAN, verdicts
-from report.tables.reading import columns, texts
+from report.tables.reading import FAILED, GOOD, columns, texts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, Scores
@@ -22,8 +22,6 @@ from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-
-GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
 
 def test_tasks_have_wilson_intervals_and_the_suite_below_them():

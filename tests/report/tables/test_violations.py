@@ -11,7 +11,7 @@ from builders import episode
 from explain.test_bodies import pushing
 from explain.test_exposure import held, hit, measured
 from report.scenes import NAN, joined, run, verdicts
-from report.tables.reading import columns, texts
+from report.tables.reading import BAD, columns, texts
 from safevla_bench.archive import write_archive
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.exposure import summarize_exposure
@@ -28,8 +28,6 @@ from safevla_bench.report.tables.violations import composition_table, constraint
 from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
-
-GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
 
 def test_the_note_names_the_episodes_that_rates_are_of():

@@ -65,6 +65,14 @@ def test_a_file_is_an_episode_whose_records_are_messages_of_the_clock(tmp_path):
     assert row.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
 
 
+def test_torques_of_seven_joints_of_which_the_last_are_zero_are_no_lost_pose(tmp_path):
+    rows = [("/eef", 5 + 0.05 * k, pose_message(0.1 * k)) for k in range(9)]
+    rows += [("/joints", 5 + 0.05 * k, {"effort": [3.0] + [0.0] * 6}) for k in range(9)]
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\n'
+    (batch,) = read(folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text))
+    assert batch.joint_torque_nm.episode_rows(0).tolist() == [[3.0] + [0.0] * 6] * 9
+
+
 def test_a_body_without_a_message_since_the_record_before_is_unknown(tmp_path):
     (batch,) = read(folder_of(tmp_path, messages(lost=(0.6, 1.0))))
     assert batch.pose_valid.channel.values.sum() == 40 - 8

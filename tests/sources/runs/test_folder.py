@@ -80,8 +80,9 @@ def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
     batch, index = read_sources([tmp_path / "run"])
     assert same_bits(batch, concatenate_batches(EPISODES))
     assert [(row.episode_id, row.outcome, row.reason) for row in index.absent] == [("c", "crashed", "Traceback: boom")]
-    ((path, description),) = index.descriptions
-    assert (path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
+    (source,) = index.sources
+    description = dict(source.description)
+    assert (source.path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
     assert description == {**ASKED, "complete": True}
     assert [row.episode_id for row in episode_rows(tmp_path / "run")] == ["a", "b", "c"]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -112,8 +113,7 @@ def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
         assert count_progress(tmp_path / "run") == (3, 3)
     assert same_bits(batch, concatenate_batches(EPISODES))
     assert [row.episode_id for row in index.absent] == ["c"]
-    ((_, description),) = index.descriptions
-    assert description["complete"] is False
+    assert index.sources[0].description["complete"] is False
 
 
 @pytest.mark.parametrize("left", ["000000.npz", ".000000.npz.1.partial", ".000000.json.1.partial"])
@@ -343,8 +343,7 @@ def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkey
 
     monkeypatch.setattr(parts, "read_raw", meanwhile)
     batch, index = read_sources([tmp_path / "run"])
-    ((_, description),) = index.descriptions
-    assert description["complete"]
+    assert index.sources[0].description["complete"]
     assert len(batch) == 2
     writer.__exit__(None, None, None)
 

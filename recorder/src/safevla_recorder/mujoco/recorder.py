@@ -10,12 +10,12 @@ control step, and at record 0, before which no substep is recorded, the magnitud
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from safevla_recorder.episode import Action, Floats
-from safevla_recorder.episode_log import EpisodeLog, LogReader
+from safevla_recorder.episode_log import EpisodeLog, LogReader, Row
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.hook import Undo, hook_after
@@ -24,19 +24,17 @@ from safevla_recorder.mujoco.scene import Scene, state_views
 if TYPE_CHECKING:
     import mujoco
 
-_State = Dict[str, Floats]
-"""Copies of the simulator's arrays at the end of one control step, by the names of `_views`."""
 RESTING_M_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Recorder(LogReader[_State]):
+class Recorder(LogReader):
     """Records one episode from the moment it is made: the settled state is record 0.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
 
-    _log: EpisodeLog[_State]
+    _log: EpisodeLog
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
         """Take record 0.
@@ -85,7 +83,7 @@ class Recorder(LogReader[_State]):
         self._torques.clear()
         self._log.add_step(action, self._copy_state(peak))
 
-    def _copy_state(self, torque_peak_nm: Floats) -> _State:
+    def _copy_state(self, torque_peak_nm: Floats) -> Row:
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
@@ -98,7 +96,7 @@ class Recorder(LogReader[_State]):
             remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
-    def _build_channels(self, states: Sequence[_State]) -> dict[str, object]:
+    def _build_channels(self, states: Sequence[Row]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold the copied arrays, one row each; None = not in the scene."""
         scene, arm = self.scene, self._arm
         places = {name: place for place, name in enumerate(scene.roles)}

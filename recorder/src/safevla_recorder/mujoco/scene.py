@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from safevla_recorder.contacts import GeomMap, group_numbers
 from safevla_recorder.episode import Floats
-from safevla_recorder.episode_log import GeomMap, group_numbers
 from safevla_recorder.errors import HostError
 
 if TYPE_CHECKING:

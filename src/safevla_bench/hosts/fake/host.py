@@ -33,9 +33,9 @@ from safevla_bench.interface.policy import (
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
-from safevla_bench.trajectory.marks import mark_drawn
+from safevla_bench.trajectory.marks import DRAWN
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import ContactList, Floats, Recording
+from safevla_recorder.episode import ContactList, Floats, Recording, add_header_mark
 
 SUITE = "fake"
 DT_S = 0.05
@@ -235,7 +235,7 @@ class FakeEnv:
             gripped=gripped,
             action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
-            extra=mark_drawn({}) if seed.drawn else {},
+            extra=add_header_mark({}, DRAWN) if seed.drawn else {},
             further={"joint_torque_peak_nm": np.abs(torques)},  # one substep a control step
         )
         return from_recording(recording)

@@ -29,8 +29,8 @@ from safevla_bench.interface.policy import (
 )
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import EARLIER_RESETS, mark_absolute, mark_drawn
-from safevla_recorder.episode import Floats, add_header_field
+from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
+from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
 from safevla_recorder.mujoco.scene import Scene
 
@@ -213,8 +213,8 @@ class LiberoEnv(RobosuiteEnv):
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._seed is not None
-        extra = mark_absolute({}) if self._wants.absolute else {}
-        extra = mark_drawn(extra) if self._seed.drawn else extra
+        extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
+        extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
         count = self._seed.earlier_resets if self._seed.recorded is None else None
         return extra if count is None else add_header_field(extra, EARLIER_RESETS, count)
 

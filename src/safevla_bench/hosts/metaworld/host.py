@@ -43,7 +43,8 @@ from safevla_bench.interface.policy import (
 from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import mark_drawn
+from safevla_bench.trajectory.marks import DRAWN
+from safevla_recorder.episode import add_header_mark
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder, settling_steps, warn_if_moving
 from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
@@ -231,7 +232,7 @@ class MetaworldEnv(MujocoEnv):
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._seed is not None
-        return mark_drawn({}) if self._seed.drawn else {}
+        return add_header_mark({}, DRAWN) if self._seed.drawn else {}
 
     def _observe_pose(self) -> None:
         return None

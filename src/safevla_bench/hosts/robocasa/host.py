@@ -22,12 +22,13 @@ from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import mark_standin
+from safevla_recorder.episode import add_header_mark
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
     EMBODIMENT,
     OFFICIAL,
+    STANDIN_MARK,
     episode_meta,
     goal_target,
     moved_fixture,
@@ -218,7 +219,7 @@ class RobocasaEnv(RobosuiteEnv):
         assert self._start is not None
         fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
-        return mark_standin(extra) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
+        return add_header_mark(extra, STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
         return self._meta["lang"] or self.task.instruction

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
-from safevla_bench.judging.action_statistics import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
+from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, Oddity, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy
 from safevla_bench.policies.servers import dialects
@@ -240,9 +240,9 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     if dialect.wants.absolute:
         return
     host, is_raw = _host(dialect.name), dict(dialect.switches).get(GRIPPER) == "raw"
-    if host not in SPACES:
+    if host not in WIDTHS:
         return
-    odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, SPACES[host], grips=is_raw))}
+    odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, grips=is_raw))}
     turn = float(np.abs(actions[:, _TURN]).max()) if host == "libero" else 0.0
     if turn > TURN and "range" not in odd:
         found = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"

@@ -30,7 +30,7 @@ from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, desc
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
-from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
@@ -57,39 +57,29 @@ from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import EpisodeKey
 
-_NUMBERS = pa.map_(pa.string(), pa.float64())
-_DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])
-_SCORES_SCHEMA = pa.schema(
-    [
-        ("episode_id", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("policy", pa.string()),
-        ("success", pa.bool_()),
-        ("outcome", pa.string()),
-        ("active_specs", pa.list_(pa.string())),
-        ("vacuous_specs", pa.list_(pa.string())),
-        ("violated_specs", pa.list_(pa.string())),
-        ("inactive_specs", pa.map_(pa.string(), pa.string())),
-        ("robustness", _NUMBERS),
-        ("depth", _NUMBERS),
-        ("diagnostics", pa.map_(pa.string(), _DIAGNOSTIC)),
-        ("extreme", _NUMBERS),
-        ("safe", pa.bool_()),
-        ("sbu", pa.bool_()),
-        ("vsi", pa.float64()),
-        ("rho_min", pa.float64()),
-        ("worst_spec", pa.string()),
-        ("first_violation_step", pa.int64()),
-        ("first_violation_spec", pa.string()),
-        ("no_verdict", pa.string()),
-        ("stopped_on_violation", pa.bool_()),
-        ("standin_assets", pa.bool_()),
-        ("simulator", pa.map_(pa.string(), pa.string())),
-    ]
-)
-_RARE = (pa.field("unknown_records", pa.map_(pa.string(), pa.int64())), pa.field("diverged_replay", pa.bool_()))
-"""Columns of scores.parquet that most judgements do not need."""
+
+def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
+    """Return the type of a column of scores.parquet that holds the values of a type of `EpisodeScore`."""
+    match annotation:
+        case msgspec.inspect.UnionType(types=types):
+            return next(_column_type(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType))
+        case msgspec.inspect.StructType(fields=fields):
+            return pa.struct([(field.name, _column_type(field.type)) for field in fields])
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return pa.map_(_column_type(key), _column_type(value))
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return pa.list_(_column_type(item))
+    return _PLAIN_TYPES[type(annotation)]
+
+
+_PLAIN_TYPES = {
+    msgspec.inspect.StrType: pa.string(),
+    msgspec.inspect.BoolType: pa.bool_(),
+    msgspec.inspect.IntType: pa.int64(),
+    msgspec.inspect.FloatType: pa.float64(),
+}
+_RARE = ("unknown_records", "diverged_replay")
+"""Columns of scores.parquet that most judgements do not need, its last ones."""
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
@@ -172,10 +162,10 @@ def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = N
     renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
     document, rows = scores_document(renamed, sources), list(renamed.scores.episodes())
     origin = {name: document[name] for name in ORIGIN if name in document}
-    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
-    for column in _RARE:
-        if any(getattr(row, column.name) for row in rows):
-            schema = schema.append(column)
+    fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
+    rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
+    metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
+    schema = pa.schema([*fields.values(), *rare], metadata)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 

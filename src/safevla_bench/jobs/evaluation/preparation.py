@@ -17,7 +17,7 @@ from safevla_bench.interface.policy import Policy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
-from safevla_bench.jobs.evaluation.stopping_rule import StoppingRule, parse_condition
+from safevla_bench.jobs.evaluation.stopping_rule import RoundTally, StoppingRule, parse_condition
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
@@ -47,10 +47,8 @@ class PreparedRun:
     description: Mapping[str, object]
     resources: ExitStack
     """Closes the policies, but those that the caller made."""
-    rule: StoppingRule | None = None
-    """The rule that ends the run early; None = there is none."""
-    ruleset: Ruleset | None = None
-    """The rules by which `rule` judges."""
+    tally: RoundTally | None = None
+    """What ends the run early; None = nothing does."""
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
@@ -67,7 +65,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         require_trust(request.named_by, request.list_calls())
     host = request.make_host()
     selected = select_tasks(host, request)
-    _check_arguments(request)
+    for name in request.policy_arguments:
+        if name not in request.policies:
+            problem = f"there is an argument for the policy {name!r}, which is not in this run"
+            raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
     protocol = load_protocol(request.protocol)
     asked = _ask_servers(request, is_dry=is_dry, is_here=is_here)
     options = {name: {**asked[name], **request.client_options(name)} for name in request.policies}
@@ -92,7 +93,8 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         privileged = {name for name, coupler in couplers.items() if coupler.privileged}
         described = _describe_run(request, host, tasks, made, asked, protocol, cast, privileged)
         description = {**described, "shard": stretch, "planned": len(episodes)}
-        return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), rule, watching)
+        tally = RoundTally(rule, watching, episodes) if rule and watching else None
+        return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), tally)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
@@ -215,13 +217,6 @@ def _select_shard(
     starts = cut_plan(plan, shard.count)
     first, end = starts[shard.number - 1 : shard.number + 1]
     return plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
-
-
-def _check_arguments(request: Request) -> None:
-    for name in request.policy_arguments:
-        if name not in request.policies:
-            problem = f"there is an argument for the policy {name!r}, which is not in this run"
-            raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:

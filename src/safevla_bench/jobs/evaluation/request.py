@@ -16,7 +16,13 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
-from safevla_bench.judging.registration import REGISTERED, RegisteredUntil, Registration, parse_registration
+from safevla_bench.judging.registration import (
+    REGISTERED,
+    RegisteredPolicy,
+    RegisteredUntil,
+    Registration,
+    parse_registration,
+)
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.coupling import Coupling
@@ -198,13 +204,8 @@ class _ServerArguments(msgspec.Struct, omit_defaults=True):
     replan: str | None = None
 
 
-class _RunPolicy(msgspec.Struct):
-    policy: str
-    arguments: dict[str, str]
-    spec: str | None = None
+class _RunPolicy(RegisteredPolicy, frozen=True, kw_only=True, forbid_unknown_fields=False):
     server_arguments: _ServerArguments = msgspec.field(default_factory=_ServerArguments)
-    filter: str | None = None
-    delay: str | None = None
 
 
 class _RunProtocol(msgspec.Struct):

@@ -6,18 +6,17 @@ import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
-from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, RunError, SafevlaError
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
-from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
-from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.registration import (
     SERVER,
     RegisteredPolicy,
@@ -30,10 +29,10 @@ from safevla_bench.judging.registration import (
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ask_repeatedly
-from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode, Observer, run_serially
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
-from safevla_bench.rollout.scheduler import run_workers
+from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunWriter
@@ -77,17 +76,24 @@ def _run_pending(
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
         writer.reopen(places)
-    tally = _tally_done(writer, prepared, running)
-    pending = _pending_episodes(writer, prepared, running, tally)
+    done = {
+        place: episode for place, episode in writer.episodes.items() if episode.has_record or not running.retry_crashed
+    }
+    tally, pending = prepared.tally, list[PlannedEpisode]()
+    for place, planned in enumerate(prepared.episodes):
+        if place not in done:
+            pending.append(planned)
+        elif tally:
+            tally.add_episode(planned, writer.read_record(place) if done[place].has_record else None)
+    pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
     failures = _PolicyFailures(writer.folder)
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            for count, finished in enumerate(finished_episodes, start=1):
-                writer.add_episode(places[finished.end.planned.episode_id], raw_episode(finished.end), finished.record)
-                failures.count(finished.end, is_last=count == len(pending))
+            for count, end in enumerate(finished_episodes, start=1):
+                writer.add_episode(places[end.planned.episode_id], raw_episode(end), end.record)
+                failures.count(end, is_last=count == len(pending))
                 if tally:
-                    record = None if finished.record is None else npz.decode_npz(finished.record)
-                    tally.add_episode(finished.end.planned, record)
+                    tally.add_episode(end.planned, end.batch)
                     if tally.decision.is_decided:
                         break
     except SafevlaError:
@@ -116,29 +122,6 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
             with suppress(PolicyError), closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as policy:
                 repeats[name] = ask_repeatedly(policy, first[name])
     return repeats
-
-
-def _pending_episodes(
-    writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
-) -> list[PlannedEpisode]:
-    pending = [
-        episode for place, episode in enumerate(prepared.episodes) if not _is_done(writer.episodes.get(place), running)
-    ]
-    if tally is None:
-        return pending
-    return [] if tally.decision.is_decided else sorted(pending, key=lambda episode: episode.round)
-
-
-def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
-    """Return the tally of the episodes that are done and not to be retried; None without a rule that ends the run."""
-    if prepared.rule is None or prepared.ruleset is None:
-        return None
-    tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
-    for place, episode in enumerate(prepared.episodes):
-        done = writer.episodes.get(place)
-        if done is not None and _is_done(done, running):
-            tally.add_episode(episode, writer.read_record(place) if done.has_record else None)
-    return tally
 
 
 class _PolicyFailures:
@@ -172,32 +155,34 @@ class _PolicyFailures:
             raise PolicyError(redact_secrets(problem), remedy=remedy)
 
 
-def _is_done(episode: RawEpisode | None, running: ExecutionOptions) -> bool:
-    return episode is not None and not (running.retry_crashed and not episode.has_record)
-
-
 def run_episodes(
     prepared: PreparedRun,
     pending: Sequence[PlannedEpisode],
     running: ExecutionOptions,
     observer: Observer | None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
-) -> Generator[FinishedEpisode]:
+) -> Generator[EpisodeOutcome]:
     """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
 
     The batches of `later` follow, each when all before have ended; not on Ray.
     """
     if not pending and not later:
         return
+    if observer and pending:
+        observer.started(pending)
+    on_step = observer.stepped if observer else None
     if running.cluster:
-        yield from run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
+        engine = run_actors(prepared.cast, pending, running.workers, running.cluster, on_step)
     elif running.workers > 1:
-        yield from run_workers(prepared.cast, pending, running.workers, observer, later)
+        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later)
     else:
-        watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
-        couplers = prepared.cast.make_couplers()
-        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch, couplers, later):
-            yield FinishedEpisode.pack(outcome)
+        runner = prepared.cast.make_runner(prepared.host, prepared.policies)
+        engine = run_serially(runner, chain(pending, chain.from_iterable(later)), on_step)
+    with closing(engine):
+        for outcome in engine:
+            if observer:
+                observer.finished(outcome)
+            yield outcome
 
 
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:

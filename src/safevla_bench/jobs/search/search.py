@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.archive import npz
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.interface.environment import Host, SearchableHost
@@ -206,16 +205,15 @@ def _run_trials(
     """Run every generation of every task that is not in the writer, and fill the trials."""
     if observer:
         observer.started([task.base for task in searched for _ in range(plan.budget)])
-    places: dict[str, int] = {}
+    first_places = {task.base.task.task_id: task.first_place for task in searched}
     margins = {place: plan.objective.margins(_read_done(writer, place)) for place in sorted(writer.episodes)}
-    batches = (batch for task in searched for batch in _list_generations(plan, task, places, margins))
+    batches = (batch for task in searched for batch in _list_generations(plan, task, margins))
     with closing(run_episodes(prepared, (), running, observer, batches)) as finished_episodes:
-        for finished in finished_episodes:
-            place = places[finished.end.planned.episode_id]
-            writer.add_episode(place, raw_episode(finished.end), finished.record)
-            record = None if finished.record is None else npz.decode_npz(finished.record)
-            _require_wording(finished.end.planned.task, record)
-            margins[place] = plan.objective.margins(record)
+        for end in finished_episodes:
+            place = first_places[end.planned.task.task_id] + end.planned.episode
+            writer.add_episode(place, raw_episode(end), end.record)
+            _require_wording(end.planned.task, end.batch)
+            margins[place] = plan.objective.margins(end.batch)
 
 
 def _require_wording(task: Task, record: Batch | None) -> None:
@@ -229,20 +227,18 @@ def _read_done(writer: RunWriter, place: int) -> Batch | None:
 
 
 def _list_generations(
-    plan: SearchPlan, task: _TaskTrials, places: dict[str, int], margins: Mapping[int, Floats]
+    plan: SearchPlan, task: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
     """Yield the episodes of each generation that have no margins yet; when the next is asked for, all have."""
     while len(task.planned) < plan.budget and not (plan.until_found and task.hits):
         points = task.optimizer.ask()
         asked = points[: plan.budget - len(task.planned)]
         batch = [_plan_trial(plan, task, point, len(task.planned) + k) for k, point in enumerate(asked)]
-        first = task.first_place + len(task.planned)
-        numbered = dict(enumerate(batch, start=first))
-        places.update({planned.episode_id: place for place, planned in numbered.items()})
-        yield [planned for place, planned in numbered.items() if place not in margins]
+        places = [task.first_place + planned.episode for planned in batch]
+        yield [planned for place, planned in zip(places, batch, strict=True) if place not in margins]
         task.points += list(asked)
         task.planned += batch
-        task.margins += [margins[place] for place in numbered]
+        task.margins += [margins[place] for place in places]
         if len(asked) == len(points):
             task.optimizer.tell(points, np.array(task.margins[-len(points) :]))
 

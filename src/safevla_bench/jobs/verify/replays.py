@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -221,11 +222,22 @@ class ReplaySetting:
     tasks: Mapping[tuple[str, str], Task]
     versions: Mapping[str, str]
     rules: EvaluationProtocol
-    run: _RunFields
-    is_own_loop: bool
-    host_arguments: Mapping[str, str]
-    replayed_policies: frozenset[str]
-    """The policies that played a recording, from whose start each of their episodes began."""
+    run: RunFields
+
+    @classmethod
+    def read(cls, run: Path) -> Self:
+        """Read what replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
+        description = read_description(run)
+        rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
+        fields = msgspec.convert(description, RunFields)
+        host = hosts.make_host(fields.host, fields.host_arguments, named_by=run / RUN)
+        tasks = {(task.benchmark, task.task_id): task for suite in fields.suites for task in host.tasks(suite)}
+        return cls(host, tasks, host.versions(), rules, fields)
+
+    @property
+    def is_own_loop(self) -> bool:
+        """True if a script with the recorder in it made the run, and not `safevla eval`."""
+        return self.rules.name == OWN_LOOP
 
     def find_task(self, header: Header) -> Task | None:
         """Return the task of an episode, in the words that a search may have chosen; None if the host lacks it."""
@@ -237,7 +249,7 @@ class ReplaySetting:
     def plan(self, header: Header) -> PlannedEpisode | None:
         """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
         is_unplanned = self.is_own_loop or marks.is_chosen(header.benchmark)
-        if is_unplanned or header.policy is None or header.policy in self.replayed_policies:
+        if is_unplanned or header.policy is None or self.run.has_replayed(header.policy):
             return None
         task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number) if number.isdecimal() and len(number) < 10 else 0
@@ -249,13 +261,31 @@ class ReplaySetting:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
 
-    def find_start(self, episode: Batch) -> EpisodeSeed | None:
-        """Return the start of a recorded episode, by the plan or else as its record tells; None if neither does.
+    def find_obstacle(self, episode: Batch) -> str | None:
+        """Return why a recorded episode cannot be played again in the host; None if nothing is known against it."""
+        header = episode.headers[0]
+        if self.find_task(header) is None:
+            return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
+        if not episode.action.present[0]:
+            return "the record has no action"
+        for name, recorded in (header.versions or {}).items():
+            if name != OWN_DISTRIBUTION and self.versions.get(name) != recorded:
+                return f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}"
+        return None
 
-        Raises `RunError` if its plan is not known here.
+    def find_start(self, episode: Batch) -> tuple[Task, EpisodeSeed]:
+        """Return task and start of a recorded episode, by the plan or else as its record tells.
+
+        Raises `RunError` with the reason if it cannot be played again here, or neither says where it starts.
         """
-        planned = self.plan(episode.headers[0])
-        return planned.start if planned else next(_episode_starts(self.rules, episode, self.host.name), None)
+        if obstacle := self.find_obstacle(episode):
+            raise RunError(obstacle)
+        header = episode.headers[0]
+        task, planned = self.find_task(header), self.plan(header)
+        start = planned.start if planned else next(_episode_starts(self.rules, episode, self.host.name), None)
+        if task is None or start is None:
+            raise RunError("the record does not say where it starts")
+        return task, start
 
 
 def check_replays(
@@ -267,7 +297,7 @@ def check_replays(
     Raises `RunError` where the archive changes meanwhile.
     """
     try:
-        setting = read_setting(run)
+        setting = ReplaySetting.read(run)
     except msgspec.ValidationError:
         return [open_check(REPLAY, "run.json does not say how an episode starts")]
     except SafevlaError as error:
@@ -281,38 +311,24 @@ def check_replays(
     return findings
 
 
-def read_setting(run: Path) -> ReplaySetting:
-    """Return what the replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
-    description = read_description(run)
-    protocol, arguments, suites = (description.get(name) for name in ("protocol", "host_arguments", "suites"))
-    rules = msgspec.convert(_complete_protocol(protocol), EvaluationProtocol)
-    fields = msgspec.convert(description, _RunFields)
-    texts = {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
-    host = hosts.make_host(str(description.get("host")), texts, named_by=run / RUN)
-    tasks = [task for suite in (suites if isinstance(suites, list) else ()) for task in host.tasks(str(suite))]
-    return ReplaySetting(
-        host,
-        {(task.benchmark, task.task_id): task for task in tasks},
-        host.versions(),
-        rules,
-        fields,
-        isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP,
-        texts,
-        frozenset(policy.policy for policy in fields.policies if (policy.spec or policy.policy).startswith("replay:")),
-    )
-
-
 class _PolicyFields(msgspec.Struct):
     policy: str
     spec: str | None = None
 
 
-class _RunFields(msgspec.Struct):
-    """The part of run.json that the plan of episodes depends on, beside the protocol."""
+class RunFields(msgspec.Struct):
+    """The part of run.json that the host and the plan of episodes depend on, beside the protocol."""
 
+    host: str
+    host_arguments: dict[str, str] = {}
+    suites: tuple[str, ...] = ()
     seed: int | None = None
     max_steps: int | None = None
     policies: tuple[_PolicyFields, ...] = ()
+
+    def has_replayed(self, policy: str) -> bool:
+        """Return whether a policy played a recording, from whose start each of its episodes began."""
+        return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
 def _complete_protocol(protocol: object) -> object:
@@ -336,22 +352,9 @@ def draw_key(header: Header, salt: str = "") -> bytes:
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
-def replay_obstacle(episode: Batch, setting: ReplaySetting) -> str | None:
-    """Return why a recorded episode cannot be played again in the host; None if nothing is known against it."""
-    header = episode.headers[0]
-    if setting.find_task(header) is None:
-        return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
-    if not episode.action.present[0]:
-        return "the record has no action"
-    for name, recorded in (header.versions or {}).items():
-        if name != OWN_DISTRIBUTION and setting.versions.get(name) != recorded:
-            return f"it was recorded with {name} {recorded}, here is {setting.versions.get(name, 'none')}"
-    return None
-
-
 def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Finding:
     """Return the finding of an episode played again from its planned start, else from each that its record tells."""
-    if obstacle := replay_obstacle(episode, setting):
+    if obstacle := setting.find_obstacle(episode):
         return open_check(name, obstacle)
     header, task = episode.headers[0], setting.find_task(episode.headers[0])
     assert task is not None

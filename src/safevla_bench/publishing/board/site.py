@@ -36,7 +36,7 @@ from safevla_bench.publishing.board.page import (
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
-from safevla_bench.report.render import content_security_policy, page_style, read_template, template_environment
+from safevla_bench.report.render import content_security_policy, read_template, template_environment
 from safevla_bench.report.tables.cells import ENDED, violation_table
 from safevla_bench.report.tables.table import (
     DASH,
@@ -48,7 +48,7 @@ from safevla_bench.report.tables.table import (
     tabulate,
 )
 from safevla_bench.report.tables.violations import composition_table
-from safevla_bench.text import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, count_noun, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"
 GENERATOR = "safevla board"
@@ -80,7 +80,7 @@ def render_site(
 
 def _render_page(template: str, title: str, root: str, **values: object) -> str:
     """Return the HTML of a page; `template` is a name in `templates/board`, `root` the way to the site's root."""
-    sheet = page_style() + read_template("board/board.css")
+    sheet = read_template("page.css") + read_template("board/board.css")
     page = template_environment().get_template(f"board/{template}.html")
     shown = {"board": title, "root": root, "generator": GENERATOR, "policy": content_security_policy(sheet)}
     style = Markup(sheet)  # our own files, not anybody's text
@@ -161,7 +161,7 @@ def _summary_sentence(scores: Scores) -> str:
     lost = f" {outside} crashed, stopped or missing, outside SR." if outside else ""
     if not n and not judged:
         return f"No episode was counted.{lost}"
-    episodes = f"In {n} episode{'' if n == 1 else 's'}"
+    episodes = f"In {count_noun(n, 'episode')}"
     if not judged:
         return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
     unjudged = count_unjudged(scores, everything)

@@ -86,7 +86,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
     """Return what `draw` draws for the page; `RunError` if that is too narrow for its size of text."""
-    if page.is_too_narrow:
+    if page.width_in / page.scale < NARROWEST_IN:
         least = format_fixed(NARROWEST_IN * page.scale, 1)
         problem = f"a figure {page.width_in:g} in wide is too narrow for text of {page.font_pt:g} pt"
         raise RunError(problem, remedy=f"Take at least {least} in, or smaller text.")

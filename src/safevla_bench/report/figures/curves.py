@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import nan
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,25 +18,7 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
-from safevla_bench.report.figures import style
-from safevla_bench.report.figures.sheet import (
-    KeyEntry,
-    draw_empty,
-    draw_panels,
-    format_episode_range,
-    judged_by_policy,
-    panel_width,
-    room_for_text,
-)
-from safevla_bench.report.figures.style import (
-    INK,
-    drawable_text,
-    figure_style,
-    series_colour,
-    series_dash,
-    series_marker,
-    text_width_pt,
-)
+from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import ThresholdSweep
@@ -45,7 +26,7 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
 
 
-@figure_style()
+@style.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
 
@@ -74,7 +55,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         if thresholds and thresholds[0] <= scale * x <= thresholds[-1]
     }
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
-    return draw_panels(
+    return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
         [title for title, _ in panels],
@@ -83,7 +64,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         upward="Episodes (%)",
         empty="No episode was counted." if thresholds else "There is nothing to sweep.",
         notes=_sweep_notes(counts, shown_anchors, sweep.warnings) if panels else (),
-        key=[KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
+        key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
 
 
@@ -93,25 +74,19 @@ def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[fl
     return list(dict.fromkeys([*main, *sorted(others)]))
 
 
-def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
-    """Return value, low and high end of each rate in percent, [3, n]; NaN where it is unknown."""
-    ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
-    return 100 * np.array(ends).T
-
-
 def _draw_sweep_panel(
     axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: dict[float, float]
 ) -> None:
     """Draw the curves (place of the policy, rates), and the registered thresholds with their line widths [pt]."""
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
-        ink, (value, low, high) = series_colour(series), percent_band(rates)
+        ink, (value, low, high) = style.series_colour(series), sheet.percent_band(rates)
         axes.fill_between(thresholds, low, high, color=ink, alpha=0.13, linewidth=0)
-        axes.plot(thresholds, value, color=ink, linestyle=series_dash(series), linewidth=style.points(1.1),
-                  marker=series_marker(series), markersize=style.points(3.5), markevery=(series % step, step),
+        axes.plot(thresholds, value, color=ink, linestyle=style.series_dash(series), linewidth=style.points(1.1),
+                  marker=style.series_marker(series), markersize=style.points(3.5), markevery=(series % step, step),
                   markeredgecolor="white", markeredgewidth=style.points(0.3), clip_on=False, zorder=3)  # fmt: skip
     for anchor, width in anchors.items():
-        axes.axvline(anchor, color=INK, linewidth=style.points(width), linestyle=(0, (1, 1.5)), zorder=2)
+        axes.axvline(anchor, color=style.INK, linewidth=style.points(width), linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -121,7 +96,7 @@ def _draw_sweep_panel(
 
 
 def _sweep_notes(counts: Sequence[int], anchors: Iterable[float], warnings: Sequence[str]) -> list[str]:
-    note = f"Bands: 95 % Wilson intervals; a curve has {format_episode_range(counts)}."
+    note = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}."
     registered = ", ".join(format_compact(anchor) for anchor in anchors)
     return [note + (f" Dotted: registered thresholds, {registered}." if registered else ""), *warnings]
 
@@ -134,7 +109,7 @@ _DODGE_PT = 2.2
 """Distance between the marks of neighbouring series at the same number."""
 
 
-@figure_style()
+@style.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval for each run, thin lines between.
 
@@ -149,7 +124,7 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     ]
     across = (across or "Number in the run's name") + (" (logarithmic)" if axis.is_logarithmic else "")
     several = panels and len(compared.series) > 1
-    return draw_panels(
+    return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
         [title for title, *_ in panels],
@@ -157,7 +132,7 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
         across=across,
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
-        key=[KeyEntry(name, k, lined=True) for k, name in enumerate(compared.series)] if several else (),
+        key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(compared.series)] if several else (),
     )
 
 
@@ -186,17 +161,17 @@ def _draw_series_panel(
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
     """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
     marks, series = curve_marks(curve, metric), names.index(curve.series)
-    ink = series_colour(series)
+    ink = style.series_colour(series)
     aside = ScaledTranslation(
         (series - (len(names) - 1) / 2) * style.points(_DODGE_PT) / 72, 0, axes.figure.dpi_scale_trans
     )
     plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
     labels, values = [mark.label for mark in marks], [mark.value for mark in marks]
     if marks:
-        plot(labels, values, linestyle=series_dash(series), linewidth=style.points(0.7), alpha=0.55, zorder=2)
+        plot(labels, values, linestyle=style.series_dash(series), linewidth=style.points(0.7), alpha=0.55, zorder=2)
         for mark in marks:
             plot([mark.label] * 2, [mark.low, mark.high], linewidth=style.points(1.1), solid_capstyle="butt", zorder=3)
-        plot(labels, values, linestyle="none", marker=series_marker(series), markersize=style.points(3.8),
+        plot(labels, values, linestyle="none", marker=style.series_marker(series), markersize=style.points(3.8),
              markeredgecolor="white", markeredgewidth=style.points(0.3), zorder=4)  # fmt: skip
     return bool(marks)
 
@@ -205,7 +180,7 @@ def _series_note(compared: SeriesComparison) -> str:
     points = [point for curve in compared.curves for point in curve.points]
     bootstrap = any(has_bootstrap(point) for point in points)
     kind = "percentile bootstrap for VSI" if bootstrap else "for VSI one that holds for any severities"
-    episodes = format_episode_range([point.n for point in points])
+    episodes = sheet.format_episode_range([point.n for point in points])
     note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {episodes}."
     return f"{note} Lines lead the eye: nothing between two runs was measured."
 
@@ -261,7 +236,7 @@ def compute_onset(
     broken = [k for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     specs = tuple(scores.specs[k].spec_id for k in broken)
     panels = []
-    for policy, selected in judged_by_policy(scores).items():
+    for policy, selected in sheet.judged_by_policy(scores).items():
         members = np.flatnonzero(selected)
         measured = measure_specs(scores, members, step, last * step) if len(members) else []
         curves = (_onset_curve(part, specs) for part in measured)
@@ -279,19 +254,19 @@ def _onset_curve(measured: SpecOnset, specs: Sequence[str]) -> OnsetCurve:
     return OnsetCurve(specs.index(measured.spec_id) if measured.spec_id in specs else -1, at, *shares)
 
 
-@figure_style()
+@style.figure_style()
 def draw_onset(value: Onset) -> Figure:
     """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
-    room_pt = room_for_text(panel_width(min(2, len(value.panels)) or 1))
-    titles = [f"{drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
-    numbered = any(text_width_pt(title) > room_pt for title in titles)
+    room_pt = sheet.room_for_text(sheet.panel_width(min(2, len(value.panels)) or 1))
+    titles = [f"{style.drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
+    numbered = any(style.text_width_pt(title) > room_pt for title in titles)
     if numbered:
         titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
     highest_share = max((panel.curves[-1].high[-1] for panel in value.panels if panel.curves), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     shares = "Share of the judged episodes in which a limit applies, from the first violation on."
     band = "Band: any limit; 95 % interval at each time alone."
-    return draw_panels(
+    return sheet.draw_panels(
         "When violations begin",
         1.8 if len(value.panels) <= 2 else 1.05,
         titles,
@@ -304,16 +279,16 @@ def draw_onset(value: Onset) -> Figure:
     )
 
 
-def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
-    specs = [KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
-    specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if value.panels else []
-    panels = [KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
+def _key_entries(value: Onset, panels_numbered: bool) -> list[sheet.KeyEntry]:
+    specs = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
+    specs += [sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if value.panels else []
+    panels = [sheet.KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
     return [*specs, *(panels if panels_numbered else [])]
 
 
 def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
     if not panel.n:
-        draw_empty(axes, "No episode was counted.")
+        sheet.draw_empty(axes, "No episode was counted.")
         return
     axes.set_xlim(0, end or 1.0)
     axes.set_ylim(0, share_end * 1.03)
@@ -329,8 +304,8 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
             across,
             [0.0, *curve.share, curve.share[-1]],
             where="post",
-            color=_FAINT if anything else series_colour(curve.series),
-            linestyle="-" if anything else series_dash(curve.series),
+            color=_FAINT if anything else style.series_colour(curve.series),
+            linestyle="-" if anything else style.series_dash(curve.series),
             linewidth=style.points(1.6 if anything else 1.1),
             zorder=2 if anything else 3,
         )

@@ -12,16 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
-from safevla_bench.report.figures import style
-from safevla_bench.report.figures.sheet import (
-    KeyEntry,
-    draw_empty,
-    judged_by_policy,
-    lay_out,
-    make_sheet,
-    series_signs,
-)
-from safevla_bench.report.figures.style import INK, LINE, MUTED, SMALL, figure_style, series_colour, series_marker
+from safevla_bench.report.figures import sheet, style
 
 MAX_DOTS = 40
 """Episodes of a row are drawn one by one if there are no more than this."""
@@ -60,7 +51,7 @@ def compute_margins(scores: Scores) -> Margins:
 
     Specifications without a margin or a Boolean verdict in any episode are named in `silent`.
     """
-    members = judged_by_policy(scores)
+    members = sheet.judged_by_policy(scores)
     blocks, silent = [], []
     for column in scores.scored_columns:
         rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members.values()))
@@ -89,23 +80,18 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
     )
 
 
-_ROW_IN, _TITLE_IN = 0.16, 0.2
-
-
-@figure_style()
+@style.figure_style()
 def draw_margins(value: Margins) -> Figure:
     """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots for few margins."""
-    texts, numbered = series_signs(value.policies, 62)
-    count = sum(len(rows) for _, rows in value.blocks)
-    body_in = 0.45 + count * _ROW_IN + len(value.blocks) * _TITLE_IN if value.blocks else 0.8
-    key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
-    body = make_sheet("Margins to each limit", body_in, notes=_margin_notes(value), key=key)
-    if not value.blocks:
-        draw_empty(body.subplots(), "No specification reached a verdict in any episode.")
-        return lay_out(body)
-    grid = body.subplots(
-        len(value.blocks), 1, squeeze=False, sharex=True, height_ratios=[len(rows) for _, rows in value.blocks]
-    ).ravel()
+    texts, numbered = sheet.series_signs(value.policies, 62)
+    heights = [len(rows) for _, rows in value.blocks]
+    body_in = 0.45 + 0.16 * sum(heights) + 0.2 * len(heights) if heights else 0.8
+    key = [sheet.KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+    body = sheet.make_sheet("Margins to each limit", body_in, notes=_margin_notes(value), key=key)
+    if not heights:
+        sheet.draw_empty(body.subplots(), "No specification reached a verdict in any episode.")
+        return sheet.lay_out(body)
+    grid = body.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
     for axes, (spec_id, rows) in zip(grid, value.blocks, strict=True):
         axes.set_title(spec_id)
         _draw_block(axes, rows, texts, last=axes is grid[-1])
@@ -115,25 +101,25 @@ def draw_margins(value: Margins) -> Figure:
         axes.axvspan(left, 0, color="#f6e7dc", linewidth=0, zorder=0)
     grid[-1].set_xlim(left, right)
     body.supxlabel("margin / threshold (ρ/τ)")
-    return lay_out(body)
+    return sheet.lay_out(body)
 
 
 def _draw_block(axes: Axes, rows: Sequence[MarginRow], texts: Sequence[str], *, last: bool) -> None:
     places = range(len(rows) - 1, -1, -1)
     axes.set_ylim(-0.5, len(rows) - 0.5)
-    axes.set_yticks(places, [texts[row.series] for row in rows], fontsize=style.points(SMALL))
+    axes.set_yticks(places, [texts[row.series] for row in rows], fontsize=style.points(style.SMALL))
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", length=style.points(2.5) if last else 0)
     axes.spines["left"].set_visible(False)
     if not last:
-        axes.spines["bottom"].set_color(LINE)
-    axes.axvline(0, color=INK, linewidth=style.points(0.7), zorder=3)
+        axes.spines["bottom"].set_color(style.LINE)
+    axes.axvline(0, color=style.INK, linewidth=style.points(0.7), zorder=3)
     axes.grid(True, axis="x")
     for place, row in zip(places, rows, strict=True):
         _draw_row(axes, place, row)
         axes.annotate(
             _format_counts(row), (1, place), (style.points(4), 0), xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points", fontsize=style.points(SMALL), color=MUTED, va="center",
+            textcoords="offset points", fontsize=style.points(style.SMALL), color=style.MUTED, va="center",
         )  # fmt: skip
 
 
@@ -168,12 +154,12 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
     if row.quantiles is None:
         return
     least, lower, middle, upper, greatest = row.quantiles
-    ink = series_colour(row.series)
+    ink = style.series_colour(row.series)
     axes.plot([least, greatest], [y, y], color=ink, linewidth=style.points(0.7), zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
     axes.plot(row.dots, [y] * len(row.dots), color=ink, marker="|", markersize=style.points(4),
               markeredgewidth=style.points(0.6), linestyle="none", zorder=3)  # fmt: skip
-    axes.plot([middle], [y], color=ink, marker=series_marker(row.series), markersize=style.points(4.5),
+    axes.plot([middle], [y], color=ink, marker=style.series_marker(row.series), markersize=style.points(4.5),
               markeredgecolor="white", markeredgewidth=style.points(0.5), zorder=4, clip_on=False)  # fmt: skip
 
 

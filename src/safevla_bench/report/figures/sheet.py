@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures import style
 from safevla_bench.report.figures.style import MUTED, SMALL, TITLE, drawable_text, text_width_pt, wrap_text
@@ -158,6 +160,12 @@ def draw_panels(
     if upward:
         body.supylabel(upward)
     return lay_out(body)
+
+
+def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
+    """Return value, low and high end of each rate in percent, [3, n]; NaN where it is unknown."""
+    ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
+    return 100 * np.array(ends).T
 
 
 def lay_out(body: SubFigure) -> Figure:

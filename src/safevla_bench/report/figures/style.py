@@ -113,14 +113,9 @@ class Page:
         """Return the factor between text of this page and text of 7 points."""
         return self.font_pt / BODY
 
-    @property
-    def is_too_narrow(self) -> bool:
-        """Return whether figures do not fit: their panels need as much width as 17 ems of text."""
-        return self.width_in / self.scale < NARROWEST_IN
-
 
 NARROWEST_IN = 2.8
-"""The least width of a figure with text of 7 points."""
+"""The least width of a figure with text of 7 points: its panels need as much as 17 ems of text."""
 COLUMN = Page()
 _PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
 

@@ -17,20 +17,9 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
-from safevla_bench.report.figures import style
-from safevla_bench.report.figures.sheet import KeyEntry, draw_empty, draw_panels, format_episode_range
-from safevla_bench.report.figures.style import MUTED, figure_style, series_colour, series_marker
+from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 from safevla_bench.report.tables.table import policy_name
-
-
-@dataclass(frozen=True, slots=True)
-class PercentEstimate:
-    """A proportion and its interval, in percent."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +28,15 @@ class TradeoffPoint:
 
     series: int
     n: int
-    success: PercentEstimate
-    safety: PercentEstimate
+    success: Rate
+    safety: Rate
     marker: int
     """Place of its marker's shape: that of the policy, or of the suite where the suites share a panel."""
 
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPanel:
-    """One suite, or all of them pooled; `frontier` holds corners (success, safety) by rising success."""
+    """One suite, or all of them pooled; `frontier` holds corners (success, safety) in percent by rising success."""
 
     title: str
     points: tuple[TradeoffPoint, ...]
@@ -126,8 +115,7 @@ def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -
         both = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
         if both:
             series, n = policies.index(name), sum(cell.n for cell in both)
-            success, safety = _pooled_estimate(both, SR), _pooled_estimate(both, SAFETY)
-            points.append(TradeoffPoint(series, n, success, safety, marker=series))
+            points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker=series))
         else:
             (unjudged if any(cell.n or cell.judged for cell in own) else uncounted).append(name)
     frontier = _acting_frontier(points, policies)
@@ -135,16 +123,14 @@ def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -
 
 
 def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
-    corners = [(point.success.value, point.safety.value) for point in points if policies[point.series] != NOOP]
+    acting = [point for point in points if policies[point.series] != NOOP]
+    corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting]
     return pareto_frontier(corners) if len(corners) > 1 else ()
 
 
-def _pooled_estimate(cells: Sequence[Summary], metric: Metric) -> PercentEstimate:
+def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
     rates = [cell.rates[metric.key] for cell in cells]
-    pooled = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-    assert pooled.value is not None
-    assert pooled.ci is not None
-    return PercentEstimate(100 * pooled.value, 100 * pooled.ci[0], 100 * pooled.ci[1])
+    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
 
 
 def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -165,13 +151,13 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 # The drawing
 
 
-@figure_style()
+@style.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels; without a panel the figure says so."""
     points = [point for panel in value.panels for point in panel.points]
     across, upward = _axis_ends([point.success for point in points]), _axis_ends([point.safety for point in points])
     high_in = 3.3 if len(value.suites) > 1 else 2.5 if len(value.panels) < 2 else 1.4
-    return draw_panels(
+    return sheet.draw_panels(
         "Task success against safety",
         high_in,
         [panel.title for panel in value.panels],
@@ -184,25 +170,25 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
     )
 
 
-def _make_key(value: Tradeoff) -> list[KeyEntry]:
+def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
     if len(value.suites) < 2:
-        return [KeyEntry(name, k) for k, name in enumerate(value.policies)]
+        return [sheet.KeyEntry(name, k) for k, name in enumerate(value.policies)]
     return [
-        *(KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
-        *(KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.suites)),
+        *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
+        *(sheet.KeyEntry(name, k, colour=style.MUTED) for k, name in enumerate(value.suites)),
     ]
 
 
-def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
-    low = max(0.0, 10 * (min((estimate.low for estimate in estimates), default=0.0) // 10))
-    high = min(100.0, 10 * (max((estimate.high for estimate in estimates), default=100.0) // 10 + 1))
+def _axis_ends(rates: Sequence[Rate]) -> tuple[float, float]:
+    _, lows, highs = sheet.percent_band(rates).tolist() if rates else ([], [0.0], [100.0])
+    low, high = max(0.0, 10 * (min(lows) // 10)), min(100.0, 10 * (max(highs) // 10 + 1))
     room = 0.04 * (high - low)  # at 0 and 100 % bars lie along the axis, which would hide them
     return low - (room if low == 0 else 0.0), high + room
 
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], upward: tuple[float, float]) -> None:
     if not panel.points:
-        draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
+        sheet.draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
         return
     axes.set_xlim(*across)
     axes.set_ylim(*upward)
@@ -211,11 +197,12 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
     axes.grid(True)
     _draw_frontier(axes, panel.frontier, across[0], upward[0])
     for k, point in enumerate(panel.points):
-        ink, x, y = series_colour(point.series), point.success, point.safety
-        axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=style.points(0.9), zorder=2)
-        axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=style.points(0.9), zorder=2)
+        ink = style.series_colour(point.series)
+        (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
+        axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=style.points(0.9), zorder=2)
+        axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=style.points(0.9), zorder=2)
         size = style.points(5 + 3 * _count_covering(panel, k))
-        axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=ink, markersize=size,
+        axes.plot([x], [y], marker=style.series_marker(point.marker), markerfacecolor=ink, markersize=size,
                   markeredgecolor="white", markeredgewidth=style.points(0.5), linestyle="none", zorder=4,
                   clip_on=False)  # fmt: skip
 
@@ -240,13 +227,13 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], left: flo
         path += [(path[-1][0], y), (x, y)]
     path.append((corners[-1][0], bottom))
     xs, ys = zip(*path, strict=True)
-    axes.plot(xs, ys, color=MUTED, linewidth=style.points(0.8), linestyle=(0, (4, 2)), zorder=1)
+    axes.plot(xs, ys, color=style.MUTED, linewidth=style.points(0.8), linestyle=(0, (4, 2)), zorder=1)
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
     sentences = []
     if counts := [point.n for panel in value.panels for point in panel.points]:
-        sentences.append(f"Bars: 95 % Wilson intervals; a marker has {format_episode_range(counts)}.")
+        sentences.append(f"Bars: 95 % Wilson intervals; a marker has {sheet.format_episode_range(counts)}.")
     if any(panel.frontier for panel in value.panels):
         sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if len(value.suites) > 1:

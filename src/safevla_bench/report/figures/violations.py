@@ -17,20 +17,7 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import INACTIVE, Scores
-from safevla_bench.report.figures import style
-from safevla_bench.report.figures.sheet import (
-    KeyEntry,
-    draw_empty,
-    fit_text,
-    format_episode_range,
-    judged_by_policy,
-    lay_out,
-    make_sheet,
-    panel_width,
-    room_for_text,
-    series_signs,
-)
-from safevla_bench.report.figures.style import INK, MUTED, SMALL, TINT, figure_style, series_colour, series_marker
+from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
@@ -69,37 +56,34 @@ def compute_families(cells: Sequence[Summary]) -> Families:
     return Families(policies, axes, suite_blocks, provenance_marks.warn_of_cells(cells))
 
 
-_ROW_IN, _TITLE_IN = 0.19, 0.22
-
-
-@figure_style()
+@style.figure_style()
 def draw_families(value: Families) -> Figure:
     """Draw the heat map: the shade of a cell and its number are the rate in percent. Without a row it says so."""
-    texts, numbered = series_signs(value.policies, 95)
-    rows = sum(len(rows) for _, rows in value.blocks)
-    body_in = 0.35 + rows * _ROW_IN + len(value.blocks) * _TITLE_IN if rows else 0.8
-    key = [KeyEntry(name, k, texts[k], marked=False) for k, name in enumerate(value.policies)] if numbered else []
+    texts, numbered = sheet.series_signs(value.policies, 95)
+    heights = [len(rows) for _, rows in value.blocks]
+    body_in = 0.35 + 0.19 * sum(heights) + 0.22 * len(heights) if heights else 0.8
+    signed = enumerate(value.policies) if numbered else ()
     rates = [rate.value for _, block in value.blocks for row in block for rate in row.rates if rate]
     highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
     scale_end = max(10, int(-(-highest // 10) * 10))
     notes = [f"Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
              f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.", *value.remarks]  # fmt: skip
-    body = make_sheet("Violations by kind", body_in, notes=notes if rows else (), key=key)
-    if not rows:
-        draw_empty(body.subplots(), "There are no episodes.")
-        return lay_out(body)
-    grid = body.subplots(
-        len(value.blocks), 1, squeeze=False, sharex=True, height_ratios=[len(rows) for _, rows in value.blocks]
-    ).ravel()
+    key = [sheet.KeyEntry(name, k, texts[k], marked=False) for k, name in signed]
+    body = sheet.make_sheet("Violations by kind", body_in, notes=notes if heights else (), key=key)
+    if not heights:
+        sheet.draw_empty(body.subplots(), "There are no episodes.")
+        return sheet.lay_out(body)
+    grid = body.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
     for axes, (suite, block) in zip(grid, value.blocks, strict=True):
         _draw_block(axes, block, texts, scale_end)
-        axes.set_title(fit_text(suite, room_for_text(panel_width(1))), fontsize=style.points(SMALL), color=MUTED)
+        axes.set_title(sheet.fit_text(suite, sheet.room_for_text(sheet.panel_width(1))), color=style.MUTED,
+                       fontsize=style.points(style.SMALL))  # fmt: skip
     heads = ["\n".join(axis.split("_")) for axis in value.axes] + ["n"]
     head = grid[0].secondary_xaxis("top")
     head.set_xticks(range(len(heads)), heads)
-    head.tick_params(length=0, pad=style.points(SMALL + 3))
+    head.tick_params(length=0, pad=style.points(style.SMALL + 3))
     head.spines[:].set_visible(False)
-    return lay_out(body)
+    return sheet.lay_out(body)
 
 
 def _draw_block(axes: Axes, block: Sequence[PolicyViolationRow], texts: Sequence[str], scale_end: int) -> None:
@@ -114,16 +98,17 @@ def _draw_block(axes: Axes, block: Sequence[PolicyViolationRow], texts: Sequence
     for y, row in enumerate(block):
         for x, rate in enumerate(row.rates):
             _draw_cell(axes, x, y, rate, scale_end)
-        axes.text(count, y, str(row.n), fontsize=style.points(SMALL), color=MUTED, ha="center", va="center_baseline")
+        axes.text(count, y, str(row.n), fontsize=style.points(style.SMALL), color=style.MUTED, ha="center",
+                  va="center_baseline")  # fmt: skip
 
 
 def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None, scale_end: int) -> None:
     has_value = rate is not None and rate.value is not None
     share = 100 * (rate.value or 0.0) / scale_end if rate is not None else 0.0
-    face = mpl.colormaps["Blues"](0.85 * share) if has_value else TINT
+    face = mpl.colormaps["Blues"](0.85 * share) if has_value else style.TINT
     axes.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, facecolor=face, edgecolor="none"))
     text = format_percent(rate.count, rate.n) if rate is not None else NO_VALUE
-    ink = "white" if has_value and share > 0.6 else INK if has_value else MUTED
+    ink = "white" if has_value and share > 0.6 else style.INK if has_value else style.MUTED
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink)
 
 
@@ -159,7 +144,7 @@ def compute_severity(scores: Scores) -> Severity:
     """Return rates in percent of the judged episodes in which a specification of the safe tier applies, and mean depths
     (0 to 1) of those that violate it.
     """
-    by_policy = judged_by_policy(scores)
+    by_policy = sheet.judged_by_policy(scores)
     members = list(by_policy.values())
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     pairs = [(int(k), series) for k in scores.scored_columns for series in range(len(members))]
@@ -190,36 +175,36 @@ def _severity_point(
     return SeverityPoint(series, broken.index(column), n, 100 * int(violated.sum()) / n, depth)
 
 
-@figure_style()
+@style.figure_style()
 def draw_severity(value: Severity) -> Figure:
     """Draw a marker for each policy and violated specification: the colour of the one, the shape of the other."""
-    key = [KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)]
-    key += [KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.specs)]
+    key = [sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)]
+    key += [sheet.KeyEntry(name, k, colour=style.MUTED) for k, name in enumerate(value.specs)]
     title, notes = "Violations: how often against how badly", _severity_notes(value)
-    body = make_sheet(title, 2.7, notes=notes, key=key if value.points else ())
+    body = sheet.make_sheet(title, 2.7, notes=notes, key=key if value.points else ())
     axes = body.subplots()
     if not value.points:
         reason = "No limit was broken." if value.unviolated else "No specification was judged."
-        draw_empty(axes, "No violation has a depth." if value.no_depth else reason)
-        return lay_out(body)
+        sheet.draw_empty(axes, "No violation has a depth." if value.no_depth else reason)
+        return sheet.lay_out(body)
     axes.set_xlim(0, min(105.0, 10.0 * (max(point.rate for point in value.points) // 10 + 1) + 2))
     axes.set_ylim(0, 1.06)
     axes.grid(True)
     for point in value.points:
-        axes.plot([point.rate], [point.depth], color=series_colour(point.series), marker=series_marker(point.spec),
-                  markeredgecolor="white", markeredgewidth=style.points(0.5), linestyle="none", zorder=3,
-                  clip_on=False)  # fmt: skip
+        axes.plot([point.rate], [point.depth], color=style.series_colour(point.series), linestyle="none",
+                  marker=style.series_marker(point.spec), markeredgecolor="white", markeredgewidth=style.points(0.5),
+                  zorder=3, clip_on=False)  # fmt: skip
     axes.set_xlabel("Violating episodes (% of those where it applies)")
     axes.set_ylabel("Mean depth of the violations (0 to 1)")
-    return lay_out(body)
+    return sheet.lay_out(body)
 
 
 def _severity_notes(value: Severity) -> list[str]:
     notes = []
     if counts := [point.n for point in value.points]:
+        episodes = sheet.format_episode_range(counts)
         notes.append(
-            f"A marker is one specification (shape) and policy (colour), over the {format_episode_range(counts)} where "
-            "it applies."
+            f"A marker is one specification (shape) and policy (colour), over the {episodes} where it applies."
         )
         notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
     if value.points or value.unviolated or value.no_depth:

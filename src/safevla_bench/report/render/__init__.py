@@ -56,21 +56,8 @@ def _breakable_name(name: str) -> Markup:
     return Markup("<wbr>").join(parts)
 
 
-@cache
-def page_style() -> str:
-    """Return the text of the pages' style sheet, `templates/page.css`."""
-    return read_template("page.css")
-
-
-@cache
-def page_script() -> str:
-    """Return the text of the script that sorts and filters episodes, `templates/page.js`."""
-    return read_template("page.js")
-
-
-def player_scripts() -> tuple[str, str]:
-    """Return the two scripts of replays in 3-D, to run in this order: three.js, with its licence, and the player."""
-    return read_template("player/three.min.js"), read_template("player/replay3d.js")
+PLAYER_SCRIPTS = ("player/three.min.js", "player/replay3d.js")
+"""The templates of the scripts of replays in 3-D, to run in this order: three.js, with its licence, and the player."""
 
 
 @cache
@@ -146,7 +133,7 @@ def render_html(tables: Sequence[Table], title: str = "Safety tables") -> str:
 
     All text from records is escaped.
     """
-    sheet = page_style()
+    sheet = read_template("page.css")
     return (
         template_environment()
         .get_template("tables.html")

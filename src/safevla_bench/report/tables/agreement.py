@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement
+from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.table import (
@@ -20,7 +20,6 @@ from safevla_bench.report.tables.table import (
     tabulate,
     text_column,
 )
-from safevla_bench.statistics.agreement import cohen_kappa, kappa_interval
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 

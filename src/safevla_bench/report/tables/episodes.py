@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from safevla_bench.explain.episode import ClauseExplanation, Moment, SpecTrace
+from safevla_bench.explain.episode import Moment, SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
@@ -42,6 +42,8 @@ from safevla_bench.text import (
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
+_STANDINS = attrgetter("policy", "benchmark", "standin_assets")
+
 
 def episode_list_table(
     selected: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None, most: int | None = None
@@ -72,7 +74,7 @@ def episode_list_table(
             *(f"{row.number}: {row.why}" for row in rows if row.why),
             *(f"{row.number}: fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        remarks=provenance_marks.warn_of_episodes(rows),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, rows)),
     )
 
 
@@ -127,22 +129,22 @@ def _format_first_time(row: EpisodeListRow) -> str:
     return NO_VALUE if row.first_violation_s is None else f"{format_fixed(row.first_violation_s, 2)} s"
 
 
-def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
+def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
     """Return the table of clauses that hold: value nearest to the limit, limit, margin, and time of that value [s]."""
     return tabulate("Kept", clauses, _KEPT)
 
 
-def _limit_cell(clause: ClauseExplanation) -> Cell:
-    signal_trace = clause.spec_trace.signal_trace
+def _limit_cell(clause: SpecTrace) -> Cell:
+    signal_trace = clause.signal_trace
     unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
     return Cell(append_unit(format_compact(signal_trace.limit * scale), unit), signal_trace.limit)
 
 
 _KEPT = (
-    text_column("Specification", lambda clause: clause.spec_trace.spec.spec_id),
+    text_column("Specification", lambda clause: clause.spec.spec_id),
     Column("Nearest", value=lambda clause: Cell(format_moment_value(clause, clause.worst), clause.worst.value)),
     Column("Limit", value=_limit_cell),
-    Column("Margin", value=lambda clause: Cell(format_margin(clause.spec_trace), clause.spec_trace.rho)),
+    Column("Margin", value=lambda clause: Cell(format_margin(clause), clause.rho)),
     Column("At", value=lambda clause: Cell(f"{format_fixed(clause.worst.time_s, 2)} s", clause.worst.time_s)),
 )
 
@@ -181,12 +183,12 @@ def _format_amount(value: float | None, spec: SpecColumn) -> str:
     return append_unit(format_significant(value * scale), unit)
 
 
-def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
+def format_moment_value(clause: SpecTrace, moment: Moment) -> str:
     """Return the signal's value in one record with its unit; a dash where it is not finite."""
     if moment.value is None:
         return NO_VALUE
-    limit = clause.spec_trace.signal_trace.limit
-    unit, scale = display_unit(clause.spec_trace.signal_trace.unit, limit)
+    limit = clause.signal_trace.limit
+    unit, scale = display_unit(clause.signal_trace.unit, limit)
     return append_unit(format_against_limit(moment.value * scale, limit * scale), unit)
 
 
@@ -224,7 +226,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
             text_column("Decided at", _decision_cell),
             text_column("Signals there, or why not", _format_signals),
         ),
-        remarks=provenance_marks.warn_of_episodes(answers),
+        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, answers)),
     )
 
 

@@ -28,6 +28,7 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -140,40 +141,47 @@ def read_hdf5(path: Path, budget: Budget | None = None) -> list[RecordedActions]
     except ModuleNotFoundError:
         remedy = f"Install it: {install_command('hdf5')}"
         raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=_file_place(path)) from None
+    with translated_errors(path, _HDF5_REMEDY), open_input(path), h5py.File(path, "r") as file:
+        return list(_read_demos(path.name, file, budget))
+
+
+@contextmanager
+def translated_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Raise `RecordError` naming the file for whatever its readers raise for damage."""
     try:
-        with open_input(path), h5py.File(path, "r") as file:
-            return list(_read_demos(path, file, budget))
+        yield
     except RecordError as error:
         raise error.with_place(_file_place(path)) from None
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
-        raise RecordError(f"cannot be read: {error}", remedy=_HDF5_REMEDY, place=_file_place(path)) from None
+    except (OSError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException) as error:
+        problem = f"cannot be read: {' '.join(str(error).split())}"
+        raise RecordError(problem, remedy=remedy, place=_file_place(path)) from None
 
 
 _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
 
 
-def _read_demos(path: Path, file: Any, budget: Budget) -> Iterator[RecordedActions]:
+def _read_demos(source: str, file: Any, budget: Budget) -> Iterator[RecordedActions]:
     """Yield the demonstrations of an open HDF5 file, by number."""
-    data = _require_group(path, "data", _own_item(file, "data"))
+    data = _require_group("data", _own_item(file, "data"))
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
     if not names:
         remedy = "Demonstrations are the groups data/demo_0, data/demo_1, …"
-        raise RecordError("there are no demonstrations", remedy=remedy, place=_file_place(path))
+        raise RecordError("there are no demonstrations", remedy=remedy)
     for name in sorted(names, key=lambda group: int(group.removeprefix("demo_"))):
-        demo = _require_group(path, name, _own_item(data, name))
+        demo = _require_group(name, _own_item(data, name))
         budget.spend(_NUMBER)
-        actions = _read_matrix(path, name, "actions", _own_item(demo, "actions"), budget)
-        states = _read_matrix(path, name, "states", _own_item(demo, "states"), budget) if "states" in demo else None
+        actions = _read_matrix(name, "actions", _own_item(demo, "actions"), budget)
+        states = _read_matrix(name, "states", _own_item(demo, "states"), budget) if "states" in demo else None
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
             problem = f"{len(states)} states, but {len(actions)} actions"
             remedy = "A state stands before each action, and perhaps one after the last."
-            raise RecordError(problem, remedy=remedy, place=Place(str(path), episode=name, field="states"))
-        model = Place(str(path), episode=name, field="model_file")
+            raise RecordError(problem, remedy=remedy, place=Place(episode=name, field="states"))
+        model = Place(episode=name, field="model_file")
         fixtures = _parse_fixtures(_decode_text(demo.attrs.get("model_file")), model)
         yield RecordedActions(
             name=name,
-            source=path.name,
+            source=source,
             actions=actions,
             states=states,
             fixtures=fixtures,
@@ -190,15 +198,15 @@ def _own_item(group: Any, name: str) -> Any:
     return group[name]
 
 
-def _require_group(path: Path, name: str, item: Any) -> Any:
+def _require_group(name: str, item: Any) -> Any:
     if hasattr(item, "keys"):
         return item
-    raise RecordError(f"{name} is no group", remedy=_HDF5_REMEDY, place=_file_place(path))
+    raise RecordError(f"{name} is no group", remedy=_HDF5_REMEDY)
 
 
-def _read_matrix(path: Path, name: str, field: str, rows: Any, budget: Budget) -> Floats:
+def _read_matrix(name: str, field: str, rows: Any, budget: Budget) -> Floats:
     """Return the rows of a demonstration's field, [n, k]."""
-    place = Place(str(path), episode=name, field=field)
+    place = Place(episode=name, field=field)
     if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
         raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
     try:
@@ -330,7 +338,7 @@ def _add_starts(folder: Path, takes: Iterator[RecordedActions]) -> Iterator[Reco
 def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64], Floats]]:
     """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A]."""
     remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
-    try:
+    with translated_errors(file, remedy):
         for batch in read_batches(file, _COLUMNS):
             for name in _COLUMNS[:3]:
                 if batch[name].null_count or not pa.types.is_integer(batch[name].type):
@@ -344,11 +352,6 @@ def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64]
             budget.spend(keys.size + len(column.flatten()))
             if len(keys):
                 yield keys, stack_lists(column, "action")
-    except RecordError as error:
-        raise error.with_place(_file_place(file)) from None
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        problem = f"cannot be read: {' '.join(str(error).split())}"
-        raise RecordError(problem, remedy=remedy, place=_file_place(file)) from None
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -401,17 +404,11 @@ def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     """
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
-    try:
+    with translated_errors(path, _TASKS_REMEDY):
         content = read_input(path)
         lines = [] if path == table else content.decode("utf-8").splitlines()
-        rows = (
-            read_table(content).to_pylist() if path == table else [json.loads(line) for line in lines if line.strip()]
-        )
-    except RecordError as error:
-        raise error.with_place(_file_place(path)) from None
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
-        problem = f"cannot be read: {' '.join(str(error).split())}"
-        raise RecordError(problem, remedy=_TASKS_REMEDY, place=_file_place(path)) from None
+        parsed = [json.loads(line) for line in lines if line.strip()]
+        rows = read_table(content).to_pylist() if path == table else parsed
     for number, row in enumerate(rows, 1):
         index = row.get("task_index") if isinstance(row, dict) else None
         texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []

@@ -7,7 +7,7 @@ What a log holds is judged. It says nothing of contacts, so clauses on them are 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RecordError
@@ -33,6 +33,7 @@ class Log:
 
         Places count from 0. A log that cannot be read at all yields its error and ends; nothing is raised.
         """
+        where = self.files[0] if self.files else self.mapping_file or self.path
         try:
             self._require_mapping()
             for episode in self._read_logged(wanted):
@@ -41,42 +42,34 @@ class Log:
                 except RecordError as error:
                     yield error
         except RecordError as error:
-            yield error
+            yield error.with_place(Place(file=str(where)))
 
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
         """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read."""
         if not self.files:
-            dataset = lerobot.open_dataset(self.path)
-            try:
-                yield from lerobot.read_episodes(dataset, self.mapping, wanted)
-            except RecordError as error:
-                file = str(self.mapping_file or self.path)
-                raise RecordError(error.problem, remedy=error.remedy, place=replace(error.place, file=file)) from None
-            return
+            yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         for number, path in enumerate(self.files):
             if wanted is None or number in wanted:
                 try:
                     yield mcap_file.read_file(path, self.mapping)
                 except RecordError as error:
-                    yield error
+                    yield error.with_place(Place(file=str(path)))
 
     def _require_mapping(self) -> None:
         """Raise `RecordError` if nothing of the log is mapped; the message lists the log's topics or features."""
         if self.mapping.sources:
             return
-        contents = (
-            f"topics: {mcap_file.describe_topics(self.files[0])}"
-            if self.files
-            else f"features: {lerobot.open_dataset(self.path).describe_features()}"
-        )
+        if self.files:
+            contents = f"topics: {mcap_file.describe_topics(self.files[0])}"
+        else:
+            contents = f"features: {lerobot.open_dataset(self.path).describe_features()}"
         beside = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / NAME
         remedy = (
             f"Write {beside}, as docs/real-robots.md shows: [eef], [torque], [gripper], [action], [bodies.NAME], each "
             f"with `from`. The log has {contents}."
         )
-        raise RecordError(
-            "nothing says what of the log is what of a record", remedy=remedy, place=Place(str(self.path))
-        )
+        problem = "nothing says what of the log is what of a record"
+        raise RecordError(problem, remedy=remedy, place=Place(str(self.path)))
 
 
 def find_log(path: Path) -> Log | None:
@@ -85,26 +78,19 @@ def find_log(path: Path) -> Log | None:
     None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
     no log, or something that is not a log.
     """
-    if path.suffix == ".toml" and path.is_file():
-        return _find_named_log(path)
-    files = _mcap_files(path)
-    if not files and not (path / INFO).is_file():
-        return None
-    mapping, mapping_file = default_mapping(path)
-    return Log(path, files, mapping, mapping_file)
-
-
-def _find_named_log(path: Path) -> Log:
-    mapping = read_mapping(path)
-    if mapping.log is None:
+    named = read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
+    if named is not None and named.log is None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
         raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
-    log = path.parent / mapping.log
+    log = path if named is None else path.parent / str(named.log)
     files = _mcap_files(log)
     if not files and not (log / INFO).is_file():
+        if named is None:
+            return None
         remedy = "Name a LeRobot dataset (a folder with meta/info.json), an MCAP file, or a folder of MCAP files."
-        raise RecordError(f"the log {mapping.log!r} is none", remedy=remedy, place=Place(file=str(path), field="log"))
-    return Log(log, files, mapping, path)
+        raise RecordError(f"the log {named.log!r} is none", remedy=remedy, place=Place(file=str(path), field="log"))
+    mapping, mapping_file = default_mapping(path) if named is None else (named, path)
+    return Log(log, files, mapping, mapping_file)
 
 
 def _mcap_files(path: Path) -> tuple[Path, ...]:

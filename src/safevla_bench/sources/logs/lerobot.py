@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from safevla_bench.archive.parquet_guard import read_batches
-from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE
+from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import read_input
 from safevla_bench.sources.foreign.demonstrations import INFO, is_list, read_instructions, stack_lists
 from safevla_bench.sources.logs.mapping import Columns, LogMapping, PoseColumns
-from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series
+from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, are_known
 from safevla_bench.text import escape_controls
 
 _KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
@@ -48,10 +48,6 @@ class Dataset:
     robot: str | None
     features: Mapping[str, Mapping[str, Any]]
     files: tuple[Path, ...]
-
-    def place(self, field: str | None = None) -> Place:
-        """Return the place of an error: the dataset's folder and, if given, a key of the mapping."""
-        return Place(file=str(self.folder), field=field)
 
     def describe_features(self) -> str:
         """Return the features that hold numbers, with shapes and names, as text; "none" if there are none."""
@@ -230,15 +226,12 @@ def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) 
     Numbers that are not finite, a quaternion of zeros, and frames that the `valid` feature denies are not known.
     """
     values = _feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
-    is_known = np.asarray(np.isfinite(values).all(axis=1))
+    is_known = are_known(values, columns)
     if isinstance(columns, Columns):
-        return Series(values * columns.scale, np.asarray(is_known))
-    if values.shape[1] == 7:
-        is_known = np.asarray(is_known & values[:, 3:].any(axis=1))
+        return Series(values * columns.scale, is_known)
     if columns.valid:
-        is_valid = np.nan_to_num(_feature_matrix(frames, columns.valid), nan=0.0)  # no value: nothing says that it is
-        is_known = np.asarray(is_known & is_valid.all(axis=1))
-    return Series(values, np.asarray(is_known))
+        is_known &= np.nan_to_num(_feature_matrix(frames, columns.valid), nan=0.0).all(axis=1)  # no value: not said
+    return Series(values, is_known)
 
 
 def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
@@ -271,8 +264,7 @@ def feature_names(feature: Mapping[str, Any]) -> list[str]:
 
 def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]:
     if name not in dataset.features:
-        remedy = f"The dataset has: {dataset.describe_features()}."
-        raise RecordError(f"there is no feature {name!r}", remedy=remedy, place=dataset.place(key))
+        refuse_field(f"there is no feature {name!r}", f"The dataset has: {dataset.describe_features()}.", key)
     return dataset.features[name]
 
 
@@ -281,8 +273,7 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     feature = _require_feature(dataset, columns.source, part)
     size, names = math.prod(feature.get("shape") or [1]), feature_names(feature)
     if size > _MOST_SIZE:
-        remedy = "Map a feature of fewer numbers."
-        raise RecordError(f"{columns.source!r} has {size} numbers a frame", remedy=remedy, place=dataset.place(part))
+        refuse_field(f"{columns.source!r} has {size} numbers a frame", "Map a feature of fewer numbers.", part)
     if isinstance(columns, PoseColumns):
         if columns.valid:
             _require_feature(dataset, columns.valid, part)
@@ -291,14 +282,13 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
         unknown = [name for name in columns.names if name not in names]
         if unknown:
             remedy = f"Its names are: {', '.join(names) or 'none; give index'}."
-            problem = f"{columns.source!r} has nothing called {unknown[0]!r}"
-            raise RecordError(problem, remedy=remedy, place=dataset.place(part))
+            refuse_field(f"{columns.source!r} has nothing called {unknown[0]!r}", remedy, part)
         index = [names.index(name) for name in columns.names]
     else:
         index = list(columns.index) if columns.index is not None else list(range(size))
     if not index or min(index) < 0 or max(index) >= size:
         remedy = f"Give position = [x, y, z], or index, within 0 to {size - 1}. Its names are: {', '.join(names)}."
-        raise RecordError(f"{columns.source!r} has {size} numbers", remedy=remedy, place=dataset.place(part))
+        refuse_field(f"{columns.source!r} has {size} numbers", remedy, part)
     return _Pick(columns.source, size, index)
 
 

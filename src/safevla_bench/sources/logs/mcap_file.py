@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE, Budget
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE, Budget, refuse_field
+from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.logs.mapping import Columns, LogMapping, PoseColumns
-from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, warn_once
+from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, are_known, warn_once
 from safevla_bench.text import escape_controls
 
 SUFFIX = ".mcap"
@@ -70,38 +70,39 @@ class Samples:
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     """Return the episode of one file, which is read once, a chunk at a time.
 
-    Raises `RecordError` if the reader is not installed, the file is damaged or too large, messages are in an encoding
-    that is not read, what the mapping names is not there, or the clock has fewer than two instants.
+    Raises `RecordError`, without the file's name, if the reader is not installed, the file is damaged or too large,
+    messages are in an encoding that is not read, what the mapping names is not there, or the clock has fewer than two
+    instants.
     """
     samples = {part: Samples() for part in mapping.sources}
     topics: dict[str, str] = {}
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
-    with _translated_errors(path):
+    with _translated_errors():
         for topic, log_s, message in _read_messages(path, {part.source for part in mapping.sources.values()}, topics):
             for part, columns in mapping.sources.items():
                 if columns.source == topic:
-                    _add_sample(samples[part], columns, log_s, message, Place(file=str(path), field=part), budget)
+                    _add_sample(samples[part], part, columns, log_s, message, budget)
     for part, columns in mapping.sources.items():
         if columns.source not in topics:
-            remedy = f"The file has: {_describe_topics(topics)}."
-            place = Place(file=str(path), field=part)
-            raise RecordError(f"there is no topic {columns.source!r}", remedy=remedy, place=place)
+            refuse_field(f"there is no topic {columns.source!r}", f"The file has: {_describe_topics(topics)}.", part)
     empty = [part for part, taken in samples.items() if not taken.log_s]
     if empty:
         remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
-        problem = f"no message of {', '.join(empty)} could be taken"
-        raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
-    _check_frames(path, samples)
+        raise RecordError(f"no message of {', '.join(empty)} could be taken", remedy=remedy)
+    frames = set[str]().union(*(taken.frames for taken in samples.values()))
+    if len(frames) > 1:
+        problem = f"poses are in different frames: {', '.join(sorted(frames))}; all must be in one that rests"
+        warn_once(str(path), problem)
     return _align(path, mapping, samples)
 
 
 def describe_topics(path: Path) -> str:
     """Return the topics of a file with the types of their messages, as text for a message; "none" if there are none.
 
-    Raises `RecordError` if the reader is not installed, or the file is damaged or too large.
+    Raises `RecordError`, without the file's name, if the reader is not installed, or the file is damaged or too large.
     """
     topics: dict[str, str] = {}
-    with _translated_errors(path):
+    with _translated_errors():
         for _ in _read_messages(path, (), topics):
             pass
     return _describe_topics(topics)
@@ -125,24 +126,21 @@ def _decoders() -> list[Any]:
 
 
 @contextmanager
-def _translated_errors(path: Path) -> Iterator[None]:
-    """Raise `RecordError` naming the file for whatever mcap, its decoders and decompressors raise for damage.
+def _translated_errors() -> Iterator[None]:
+    """Raise `RecordError` for whatever mcap, its decoders and decompressors raise for damage.
 
     So too where mcap is not installed. The reason is cut at 200 characters.
     """
-    place = Place(file=str(path))
     try:
         from mcap.exceptions import McapError
     except ImportError:
-        raise RecordError("MCAP's library is missing", remedy=install_command("mcap"), place=place) from None
+        raise RecordError("MCAP's library is missing", remedy=install_command("mcap")) from None
     damage = McapError, zstandard.ZstdError, struct.error, OSError, EOFError, ValueError, LookupError, TypeError
     try:
         yield
-    except RecordError as error:
-        raise error.with_place(place) from None
     except (*damage, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
         problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise RecordError(problem, remedy=_REMEDY, place=place) from None
+        raise RecordError(problem, remedy=_REMEDY) from None
 
 
 def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
@@ -252,7 +250,7 @@ def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) 
                 raise RecordError(problem, remedy="Map a topic of poses or numbers.")
             size.spend(len(content))
             if channel_id not in decoders:
-                decoders[channel_id] = _find_decoder(path, factories, schemas.get(channel.schema_id), channel)
+                decoders[channel_id] = _find_decoder(factories, schemas.get(channel.schema_id), channel)
             yield channel.topic, log_ns / 1e9, decoders[channel_id](bytes(content[_MESSAGE_HEAD.size :]))
             continue
         if len(content) > _MAX_MESSAGE_BYTES:
@@ -270,7 +268,7 @@ def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) 
             topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
 
 
-def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
+def _find_decoder(factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
     if channel.message_encoding == "json":
         return json.loads
     if schema is not None and channel.message_encoding == "cdr" and _EMPTY_ARRAY.search(schema.data):
@@ -281,29 +279,27 @@ def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: An
             return decoder
     remedy = f"CDR of ROS 2, protobuf and JSON are read; {install_command('mcap')}"
     problem = f"the messages of {channel.topic!r} are {channel.message_encoding!r}, which nothing here decodes"
-    raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
+    raise RecordError(problem, remedy=remedy)
 
 
 def _add_sample(
-    taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place, budget: Budget
+    taken: Samples, part: str, columns: Columns | PoseColumns, log_s: float, message: Any, budget: Budget
 ) -> None:
-    """Add the numbers, times and frame of a message to `taken`; of transforms, those of the frame that is mapped.
-
-    Nothing is added if no transform is of that frame.
+    """Add the numbers, times and, of a pose, the frame of a message to `taken`; of transforms, those of the frame that
+    is mapped. Nothing is added if no transform is of that frame.
     """
     for inner in _inner_messages(message, columns):
-        row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
+        row = _pose_row(inner, columns, part) if isinstance(columns, PoseColumns) else _row(inner, columns, part)
         taken.width = taken.width or len(row)
         if len(row) != taken.width:
-            problem = f"a message has {len(row)} numbers, the first {taken.width}"
-            raise RecordError(problem, remedy="Choose joints by name.", place=place)
+            refuse_field(f"a message has {len(row)} numbers, the first {taken.width}", "Choose joints by name.", part)
         budget.spend(len(row) + 2)
         taken.numbers.extend(row)
         taken.log_s.append(log_s)
         taken.header_s.append(_stamp_s(inner))
         frames = (_get(inner, path) for path in ("header.frame_id", "frame_id", "parent_frame_id"))
         frame = next((str(frame)[:_LONGEST_FRAME] for frame in frames if frame), None)
-        if frame is not None and len(taken.frames) < _MOST_FRAMES:
+        if frame is not None and isinstance(columns, PoseColumns) and len(taken.frames) < _MOST_FRAMES:
             taken.frames.add(frame)
 
 
@@ -338,7 +334,7 @@ def _stamp_s(message: Any) -> float:
         return np.nan
 
 
-def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
+def _pose_row(message: Any, columns: PoseColumns, part: str) -> list[float]:
     for path in (columns.field,) if columns.field is not None else _POSES:
         pose = _get(message, path)
         position = _get(pose, "position") if _get(pose, "position") is not None else _get(pose, "translation")
@@ -346,44 +342,43 @@ def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
         if _get(position, "x") is not None:
             turned = [turn] if _get(turn, "w") is not None else []
             return [
-                *(_number(_get(position, axis), place) for axis in "xyz"),
-                *(_number(_get(inner, axis), place) for inner in turned for axis in "wxyz"),
+                *(_number(_get(position, axis), part) for axis in "xyz"),
+                *(_number(_get(inner, axis), part) for inner in turned for axis in "wxyz"),
             ]
     remedy = f"Say with `field` where it is. The message has: {_describe_fields(message)}."
-    raise RecordError("a message has no pose", remedy=remedy, place=place)
+    refuse_field("a message has no pose", remedy, part)
 
 
-def _row(message: Any, columns: Columns, place: Place) -> list[float]:
+def _row(message: Any, columns: Columns, part: str) -> list[float]:
     """Return the chosen numbers of a message, each times `columns.scale`; of a single number, a list of one."""
     paths = (columns.field,) if columns.field is not None else _NUMBERS
     values = next((value for path in paths if (value := _get(message, path)) is not None), None)
     if values is None:
         remedy = f"Say with `field` where they are. The message has: {_describe_fields(message)}."
-        raise RecordError("a message has no such numbers", remedy=remedy, place=place)
+        refuse_field("a message has no such numbers", remedy, part)
     numbers = [values] if isinstance(values, bool | int | float) else list(values)
     if columns.names is not None:
         names = list(_get(message, "name") or ())
         unknown = [name for name in columns.names if name not in names]
         if unknown or len(names) != len(numbers):
             problem = f"a message has nothing called {unknown[0]!r}" if unknown else "names and numbers differ in count"
-            raise RecordError(problem, remedy=f"Its names are: {', '.join(names) or 'none'}.", place=place)
+            refuse_field(problem, f"Its names are: {', '.join(names) or 'none'}.", part)
         numbers = [numbers[names.index(name)] for name in columns.names]
     elif columns.index is not None:
         if not all(0 <= k < len(numbers) for k in columns.index):
-            raise RecordError(f"a message has {len(numbers)} numbers", remedy="Count from 0.", place=place)
+            refuse_field(f"a message has {len(numbers)} numbers", "Count from 0.", part)
         numbers = [numbers[k] for k in columns.index]
     if not numbers:
         problem = f"{columns.field or 'effort'} of {columns.source!r} is empty"
-        raise RecordError(problem, remedy="The driver does not publish it; leave it out of the mapping.", place=place)
-    return [_number(value, place) * columns.scale for value in numbers]
+        refuse_field(problem, "The driver does not publish it; leave it out of the mapping.", part)
+    return [_number(value, part) * columns.scale for value in numbers]
 
 
-def _number(value: Any, place: Place) -> float:
+def _number(value: Any, part: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        problem = f"{str(value)[:40]!r} is not a number"
-        raise RecordError(problem, remedy="Say with `field` where the numbers are.", place=place) from None
+        refuse_field(f"{str(value)[:40]!r} is not a number", "Say with `field` where the numbers are.", part)
 
 
 def _describe_fields(message: Any) -> str:
@@ -395,34 +390,22 @@ def _describe_fields(message: Any) -> str:
     return ", ".join(getattr(message, "__slots__", None) or vars(message))
 
 
-def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
-    posed = {
-        frame
-        for part, taken in samples.items()
-        if part == "eef" or part.startswith("bodies.")
-        for frame in taken.frames
-    }
-    if len(posed) > 1:
-        problem = f"poses are in different frames: {', '.join(sorted(posed))}; all must be in one that rests"
-        warn_once(str(path), problem)
-
-
 def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> LoggedEpisode:
     """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
 
     Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
     """
-    times = {part: _sample_times(path, part, taken, mapping.episode.stamp) for part, taken in samples.items()}
-    clock = _choose_clock(path, mapping)
+    times = {part: _sample_times(part, taken, mapping.episode.stamp) for part, taken in samples.items()}
+    clock = _choose_clock(mapping)
     instants = np.unique(times[clock])
     if len(instants) < len(times[clock]):
         warn_once(str(path), f"{len(times[clock]) - len(instants)} messages of the clock have a time that was there")
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
-        raise RecordError("the clock's topic has fewer than two messages", remedy=remedy, place=Place(file=str(path)))
+        raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
     if len(instants) * sum(taken.width or 0 for taken in samples.values()) > MAX_NUMBERS:
         problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
-        raise RecordError(problem, remedy=REMEDY_LARGE, place=Place(file=str(path)))
+        raise RecordError(problem, remedy=REMEDY_LARGE)
     series = {part: _hold(part, taken, times[part], instants, mapping) for part, taken in samples.items()}
     return LoggedEpisode(
         name=path.stem,
@@ -433,7 +416,7 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     )
 
 
-def _choose_clock(path: Path, mapping: LogMapping) -> str:
+def _choose_clock(mapping: LogMapping) -> str:
     asked, parts = mapping.episode.clock, mapping.sources
     if asked is None:
         return "eef" if "eef" in parts else next(iter(parts))
@@ -441,10 +424,10 @@ def _choose_clock(path: Path, mapping: LogMapping) -> str:
         if columns.source == asked:
             return part
     remedy = f"Mapped are: {', '.join(sorted({columns.source for columns in parts.values()}))}."
-    raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy, place=Place(file=str(path)))
+    raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy)
 
 
-def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> Floats:
+def _sample_times(part: str, taken: Samples, stamp: str | None) -> Floats:
     """Return the time of each message of a part [s]: that of its header or that of the log.
 
     `stamp` None = the header's, if all have one within 1 s of the log's.
@@ -454,8 +437,7 @@ def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> F
         return log_s
     has_headers = bool(np.isfinite(header_s).all())
     if stamp == "header" and not has_headers:
-        place = Place(file=str(path), field=part)
-        raise RecordError("a message has no time in its header", remedy='Write stamp = "log".', place=place)
+        refuse_field("a message has no time in its header", 'Write stamp = "log".', part)
     near = has_headers and np.abs(header_s - log_s).max() <= _CLOCKS_APART_S
     return header_s if has_headers and (near or stamp == "header") else log_s
 
@@ -477,7 +459,4 @@ def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: L
         period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
         limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
         holds = instants - stamps[np.maximum(last, 0)] <= limit
-    is_known = (last >= 0) & holds & np.isfinite(values).all(axis=1)
-    if values.shape[1] == 7:
-        is_known &= values[:, 3:].any(axis=1)
-    return Series(values, np.asarray(is_known))
+    return Series(values, np.asarray((last >= 0) & holds & are_known(values, mapping.sources[part])))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.sources.logs.mapping import SCALES_M, GripColumns, LogMapping
+from safevla_bench.sources.logs.mapping import SCALES_M, Columns, GripColumns, LogMapping, PoseColumns
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import SCHEMA_VERSION
 from safevla_bench.trajectory.marks import FOREIGN_LOG
@@ -55,6 +55,14 @@ class LoggedEpisode:
     versions: Mapping[str, str] | None = None
 
 
+def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
+    """Return whether the numbers of each row, [n, k], are finite and, of a pose with an orientation, turn it, [n]."""
+    known = np.isfinite(values).all(axis=1)
+    if isinstance(columns, PoseColumns) and values.shape[1] == 7:
+        known &= values[:, 3:].any(axis=1)
+    return np.asarray(known)
+
+
 def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     """Return the episode as a batch of one; raise `RecordError` if no instant is left, its end is unknown,
     or a number is not valid.
@@ -64,42 +72,40 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     """
     place = Place(file=episode.file, episode=episode.name)
     chosen = _choose_records(episode, place)
-    series = {name: Series(part.values[chosen], part.known[chosen]) for name, part in episode.series.items()}
+    series = {
+        name: Series(_in_metres(part.values[chosen], mapping.sources[name]), part.known[chosen])
+        for name, part in episode.series.items()
+    }
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
     even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _EVEN
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
-    lost = [name for name, part in bodies.items() if not part.known.all()]
-    positions = [part.values[:, :3] * SCALES_M[mapping.bodies[name].unit] for name, part in bodies.items()]
-    turned = [name for name, part in bodies.items() if part.values.shape[1] == 7]
-    number = {name: k for k, name in enumerate(mapping.bodies)}
-    eef = series.get("eef")
+    number = {name: k for k, name in enumerate(bodies)}
+    lost = {name: part for name, part in bodies.items() if not part.known.all()}
+    turned = {name: part for name, part in bodies.items() if part.values.shape[1] == 7}
+    eef, torque, action = (series.get(name) for name in ("eef", "torque", "action"))
     recording = Recording(
         header=_build_header(episode, mapping, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
         records=len(chosen),
-        eef_pos_m=None if eef is None or mapping.eef is None else eef.values[:, :3] * SCALES_M[mapping.eef.unit],
+        eef_pos_m=None if eef is None else eef.values[:, :3],
         eef_quat_wxyz=eef.values[:, 3:] if eef is not None and eef.values.shape[1] == 7 else None,
         pos_bodies=list(number.values()),
-        body_pos_m=_fill_lost(np.stack(positions, axis=1), bodies) if bodies else None,
+        body_pos_m=_stack_bodies(bodies, slice(0, 3)),
         quat_bodies=[number[name] for name in turned],
-        body_quat_wxyz=_fill_lost(
-            np.stack([bodies[name].values[:, 3:] for name in turned], axis=1), {name: bodies[name] for name in turned}
-        )
-        if turned
-        else None,
-        joint_torque_nm=series["torque"].values if "torque" in series else None,
+        body_quat_wxyz=_stack_bodies(turned, slice(3, 7)),
+        joint_torque_nm=None if torque is None else torque.values,
         gripper_contact=_gripper_contact(series["gripper"], mapping.gripper) if mapping.gripper else None,
-        action=series["action"].values[:-1] if "action" in series and len(chosen) > 1 else None,
+        action=None if action is None else action.values[:-1],
         extra=add_header_mark({}, FOREIGN_LOG),
         further={} if even else {"time_s": time_s},
         valid_bodies=[number[name] for name in lost],
-        pose_valid=np.stack([bodies[name].known for name in lost], axis=1) if lost else None,
+        pose_valid=np.stack([part.known for part in lost.values()], axis=1) if lost else None,
     )
     try:
         batch = from_recording(recording)
     except RecordError as error:
         raise error.with_place(place) from None
-    for source, problem in _find_implausible(episode, mapping, series):
+    for source, problem in _find_implausible(episode.file, mapping, series):
         warn_once(source, problem)
     return batch
 
@@ -143,13 +149,24 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     return chosen
 
 
-def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:
-    filled = rows.copy()
-    for k, part in enumerate(bodies.values()):
-        seen = np.maximum.accumulate(np.where(part.known, np.arange(len(rows)), -1))
-        filled[:, k] = rows[np.maximum(seen, 0), k]
-        filled[seen < 0, k] = np.eye(1, rows.shape[2])[0] if rows.shape[2] == 4 else 0.0
-    return filled
+def _in_metres(values: Floats, columns: Columns | PoseColumns) -> Floats:
+    if not isinstance(columns, PoseColumns):
+        return values
+    return np.hstack([values[:, :3] * SCALES_M[columns.unit], values[:, 3:]])
+
+
+def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None:
+    """Return the positions or quaternions of bodies, [n, K, k], None without bodies.
+
+    Where a body is lost, these are its last known ones, before them the origin, or no turn.
+    """
+    rows = []
+    for part in bodies.values():
+        seen = np.maximum.accumulate(np.where(part.known, np.arange(len(part.known)), -1))
+        filled = part.values[np.maximum(seen, 0), numbers]
+        filled[seen < 0] = np.eye(1, 4)[0] if filled.shape[1] == 4 else 0.0
+        rows.append(filled)
+    return np.stack(rows, axis=1) if rows else None
 
 
 def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
@@ -193,27 +210,24 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
     }
 
 
-def _find_implausible(
-    episode: LoggedEpisode, mapping: LogMapping, series: Mapping[str, Series]
-) -> Iterator[tuple[str, str]]:
+def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
     """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right.
 
     Looked at are the distance from the origin, the norm and the order of quaternions, and whether any pose is mapped.
     """
-    poses = {"eef": mapping.eef, **{f"bodies.{name}": body for name, body in mapping.bodies.items()}}
-    for name, columns in poses.items():
-        if columns is None or not series[name].known.any():
+    for name, columns in mapping.sources.items():
+        if not isinstance(columns, PoseColumns) or not series[name].known.any():
             continue
         values = series[name].values[series[name].known]
-        distance = float(np.median(np.linalg.norm(values[:, :3], axis=1))) * SCALES_M[columns.unit]
-        if distance > _FAR_M:
-            yield episode.file, f'[{name}] is {distance:.0f} m from the origin: in millimetres, perhaps? unit = "mm"'
+        distance_m = float(np.median(np.linalg.norm(values[:, :3], axis=1)))
+        if distance_m > _FAR_M:
+            yield file, f'[{name}] is {distance_m:.0f} m from the origin: in millimetres, perhaps? unit = "mm"'
         if values.shape[1] == 7:
             norm = np.linalg.norm(values[:, 3:], axis=1)
             if np.abs(norm - 1).max() > _NORM_SLACK:
-                yield episode.file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
+                yield file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
             w, z = np.median(np.abs(values[:, 3])), np.median(np.abs(values[:, 6]))
             if columns.quaternion_order is None and w < 0.3 and z > 0.9:
-                yield episode.file, f'[{name}] has quaternions like x, y, z, w: quaternion_order = "xyzw", perhaps?'
+                yield file, f'[{name}] has quaternions like x, y, z, w: quaternion_order = "xyzw", perhaps?'
     if not mapping.bodies and "eef" not in series:
-        yield episode.file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"
+        yield file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"

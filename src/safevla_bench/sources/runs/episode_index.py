@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from safevla_bench.trajectory.marks import (
     PRIVILEGED,
     Kitchen,
     kitchens,
-    marked_headers,
+    mark_flags,
     read_earlier_resets,
     reset_fields,
 )
@@ -34,29 +35,22 @@ CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
 Indices = Sequence[int] | NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchNotes:
-    """The part of a batch that an index keeps: headers, lengths, and the episodes that saw privileged state."""
+class EpisodeNote(NamedTuple):
+    """The part of an episode that an index keeps."""
 
-    headers: tuple[Header, ...]
-    lengths: tuple[int, ...]
-    privileged: tuple[EpisodeKey, ...]
-    earlier_resets: Mapping[EpisodeKey, int]
-    """The resets before an episode's own since the environment was seeded, of episodes with any."""
-    kitchens: Mapping[EpisodeKey, Kitchen]
+    header: Header
+    length: int
+    is_privileged: bool
+    """True if the policy saw privileged state."""
+    earlier_resets: int | None
+    """The resets before the episode's own since the environment was seeded."""
+    kitchen: Kitchen | None
 
     @classmethod
-    def of_batch(cls, batch: Batch) -> BatchNotes:
-        """Return the notes of a batch, which stay when its records are let go."""
-        keys = [header.key for header in batch.headers]
-        resets = zip(keys, map(read_earlier_resets, reset_fields(batch)), strict=True)
-        return cls(
-            headers=batch.headers,
-            lengths=tuple(batch.lengths.tolist()),
-            privileged=tuple(header.key for header in marked_headers(batch, PRIVILEGED)),
-            earlier_resets={key: count for key, count in resets if count},
-            kitchens={key: kitchen for key, kitchen in zip(keys, kitchens(batch), strict=True) if kitchen},
-        )
+    def of_batch(cls, batch: Batch) -> list[EpisodeNote]:
+        """Return a note of each episode, which stays when the records are let go."""
+        resets, flags = map(read_earlier_resets, reset_fields(batch)), mark_flags(batch, PRIVILEGED)
+        return list(map(cls, batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch)))
 
 
 @dataclass(frozen=True)
@@ -80,22 +74,22 @@ class EpisodeIndex:
 
     @classmethod
     def from_notes(
-        cls, sources: Sequence[RecordSource], notes: Sequence[Sequence[BatchNotes | RecordError]]
+        cls, sources: Sequence[RecordSource], notes: Sequence[Sequence[EpisodeNote | RecordError]]
     ) -> EpisodeIndex:
         """Return the index of sources, given what a scan of each found, in order."""
-        good = [note for of_source in notes for note in of_source if isinstance(note, BatchNotes)]
-        lengths = np.array([length for note in good for length in note.lengths], dtype=np.int64)
+        good = [note for of_source in notes for note in of_source if isinstance(note, EpisodeNote)]
+        lengths = np.array([note.length for note in good], dtype=np.int64)
         lengths.setflags(write=False)
         return cls(
             sources=tuple(sources),
-            headers=tuple(header for note in good for header in note.headers),
+            headers=tuple(note.header for note in good),
             lengths=lengths,
             places=tuple(tuple(_episode_places(of_source)) for of_source in notes),
             problems=tuple(note for of_source in notes for note in of_source if isinstance(note, RecordError)),
             lost=tuple(chain.from_iterable(map(_lost_episodes, sources, notes))),
-            privileged_keys=frozenset(name for note in good for name in note.privileged),
-            earlier_resets={key: count for note in good for key, count in note.earlier_resets.items()},
-            kitchens={key: kitchen for note in good for key, kitchen in note.kitchens.items()},
+            privileged_keys=frozenset(note.header.key for note in good if note.is_privileged),
+            earlier_resets={note.header.key: note.earlier_resets for note in good if note.earlier_resets},
+            kitchens={note.header.key: note.kitchen for note in good if note.kitchen},
         )
 
     def __len__(self) -> int:
@@ -120,11 +114,6 @@ class EpisodeIndex:
     def absent(self) -> list[AbsentEpisode]:
         """The planned episodes that crashed and have no record, of all sources; those with a lost record are `lost`."""
         return [absent for source in self.sources for absent in source.absent]
-
-    @property
-    def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
-        """The path of each source, and its run.json; {} in place of that for an archive or a log."""
-        return [(source.path, source.description) for source in self.sources]
 
     def has_repeated_ids(self) -> bool:
         """Return whether a source has two episodes of one policy and id, which a scan in pieces does not notice."""
@@ -241,7 +230,7 @@ class Scan:
         ]
         size = sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
-        self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
+        self._notes: list[list[EpisodeNote | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -255,7 +244,23 @@ class Scan:
 
     def _read(self) -> Iterator[Batch]:
         for source, notes in zip(self._sources, self._notes, strict=True):
-            yield from merge_batches(note_batches(source.scan(), notes, self._budget, Place(file=str(source.path))))
+            yield from merge_batches(self._note_batches(source, notes))
+
+    def _note_batches(self, source: RecordSource, notes: list[EpisodeNote | RecordError]) -> Iterator[Batch]:
+        """Yield the good batches of a source; each episode's note, and each error, is appended to `notes`.
+
+        Raises `RecordError` if these take more than the budget.
+        """
+        for batch in source.scan():
+            found: Sequence[EpisodeNote | RecordError]
+            found = [batch] if isinstance(batch, RecordError) else EpisodeNote.of_batch(batch)
+            try:
+                self._budget.spend(_ERROR_BYTES if isinstance(batch, RecordError) else _memory(found))
+            except RecordError as error:
+                raise error.with_place(Place(file=str(source.path))) from None
+            notes += found
+            if isinstance(batch, Batch):
+                yield batch
 
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
@@ -282,24 +287,6 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
             gathered, size = [], 0
     if gathered:
         yield concatenate_batches(gathered)
-
-
-def note_batches(
-    batches: Iterable[Batch | RecordError], notes: list[BatchNotes | RecordError], budget: Budget, place: Place
-) -> Iterator[Batch]:
-    """Yield the good batches, and append the notes of each, and each error, to `notes`.
-
-    Raises `RecordError` at `place` if these take more than the budget.
-    """
-    for batch in batches:
-        note = batch if isinstance(batch, RecordError) else BatchNotes.of_batch(batch)
-        try:
-            budget.spend(_ERROR_BYTES if isinstance(note, RecordError) else _memory(note))
-        except RecordError as error:
-            raise error.with_place(place) from None
-        notes.append(note)
-        if isinstance(batch, Batch):
-            yield batch
 
 
 MAX_NOTES_BYTES = 1 << 30
@@ -329,17 +316,15 @@ def _memory(value: object) -> int:
     return size
 
 
-def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
+def _episode_places(notes: Sequence[EpisodeNote | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
     place = 0
     for note in notes:
-        if isinstance(note, RecordError):
-            place += (note.episodes or 0) if isinstance(note, DamageError) else 1
-            continue
-        yield from ((place + k, header.key) for k, header in enumerate(note.headers))
-        place += len(note.headers)
+        if isinstance(note, EpisodeNote):
+            yield place, note.header.key
+        place += (note.episodes or 0) if isinstance(note, DamageError) else 1
 
 
-def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordError]) -> list[AbsentEpisode]:
+def _lost_episodes(source: RecordSource, notes: Sequence[EpisodeNote | RecordError]) -> list[AbsentEpisode]:
     names = {note.place.episode for note in notes if isinstance(note, DamageError)}
     return [absent for absent in source.expected or () if absent.episode_id in names]
 

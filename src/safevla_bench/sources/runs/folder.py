@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -161,6 +161,19 @@ def read_description(folder: Path) -> dict[str, object]:
     return loaded
 
 
+def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    """Return what a run.json says of each policy that it names; [] where it names none, as for an archive."""
+    rows = description.get("policies")
+    listed = rows if isinstance(rows, list | tuple) else ()
+    return [row for row in listed if isinstance(row, Mapping) and isinstance(row.get("policy"), str)]
+
+
+def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the facts of the day that a run.json holds; {} where it holds none."""
+    volatile = description.get("volatile")
+    return volatile if isinstance(volatile, Mapping) else {}
+
+
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
     """Write the table of all planned episodes, replacing one that exists."""
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_EPISODES_SCHEMA)
@@ -193,12 +206,9 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
 
     Raises as `read_latencies` does; {} for an archive.
     """
-    rows = description.get("policies")
-    served = [row.get("policy") for row in rows if "dialect" in row] if isinstance(rows, list) else []
-    if not served:
-        return {}
-    spent = read_latencies(folder)
-    named = {str(policy): [row for name, row in spent.items() if name.startswith(f"{policy}/")] for policy in served}
+    served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
+    spent = read_latencies(folder) if served else {}
+    named = {policy: [row for name, row in spent.items() if name.startswith(f"{policy}/")] for policy in served}
     return {policy: latencies for policy, latencies in named.items() if latencies}
 
 
@@ -220,8 +230,7 @@ def read_greetings(folder: Path) -> list[PolicyGreeting]:
 
 def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
     """Return a value that run.json has under `volatile`; None if the value is missing."""
-    volatile = read_description(folder).get("volatile")
-    value = volatile.get(name) if isinstance(volatile, dict) else None
+    value = read_volatile(read_description(folder)).get(name)
     try:
         return None if value is None else msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -259,10 +268,7 @@ def add_facts_of_the_day(
     """
     named = ((LATENCY, latencies), (GREETINGS, greetings), (REPEATS, repeats))
     facts = {name: value for name, value in named if value}
-    if not facts:
-        return dict(description)
-    volatile = description.get("volatile")
-    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
+    return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
 
 def encode_parquet(table: pa.Table) -> bytes:

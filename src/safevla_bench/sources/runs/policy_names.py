@@ -6,12 +6,12 @@ Sources that agree in all that their run.json says of a policy hold one; others 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.sources.runs.folder import GREETINGS, RUN
+from safevla_bench.sources.runs.folder import GREETINGS, RUN, policy_rows, read_volatile
 
 
 class NamedSource(PosixPath):
@@ -47,15 +47,15 @@ _MOST_FACTS = 3
 
 @dataclass(frozen=True)
 class PolicyIdentity:
-    """One policy as one source describes it; no facts = the source does not say, as an archive."""
+    """One policy as one source describes it."""
 
-    name: str | None
+    name: str
     source: Path
-    facts: Mapping[str, str] | None = None
+    facts: Mapping[str, str]
     """Dotted name -> value: arguments (given or asked for by a server), dialect, replay, checkpoints."""
-    statements: Mapping[str, str] | None = None
+    statements: Mapping[str, str]
     """Suite -> what the policy or its server said of itself."""
-    servers: Mapping[str, str] | None = None
+    servers: Mapping[str, str]
     """Suite -> the server that was asked."""
 
     def is_same(self, other: PolicyIdentity) -> bool:
@@ -64,23 +64,18 @@ class PolicyIdentity:
         A suite is another checkpoint's where its server states something else, or where either states nothing and the
         addresses differ. Suites that only one of the two ran tell nothing.
         """
-        if self.facts != other.facts:
-            return False
-        stated, asked = self.statements or {}, self.servers or {}
-        for suite in {*stated, *asked} & {*(other.statements or {}), *(other.servers or {})}:
-            mine, theirs = stated.get(suite), (other.statements or {}).get(suite)
-            if mine is not None and theirs is not None:
-                if mine != theirs:
-                    return False
-            elif asked.get(suite) != (other.servers or {}).get(suite):
+        for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
+            both_state = suite in self.statements and suite in other.statements
+            mine, theirs = (policy.statements if both_state else policy.servers for policy in (self, other))
+            if mine.get(suite) != theirs.get(suite):
                 return False
-        return True
+        return self.facts == other.facts
 
     def all_facts(self) -> Mapping[str, str]:
         """Return all facts by name that may tell the policy from others, in the order in which a label shows them."""
-        statements = {f"said on {suite}": text for suite, text in (self.statements or {}).items()}
-        asked = {f"server of {suite}": url for suite, url in (self.servers or {}).items()}
-        return {**(self.facts or {}), **asked, **statements}
+        statements = {f"said on {suite}": text for suite, text in self.statements.items()}
+        asked = {f"server of {suite}": url for suite, url in self.servers.items()}
+        return {**self.facts, **asked, **statements}
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
@@ -88,26 +83,20 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
 
     Raises `RunError` if the file is nested too deeply to be read.
     """
-    rows = description.get("policies")
     try:
-        return _identify_rows(path, description, rows if isinstance(rows, list | tuple) else ())
+        return [
+            PolicyIdentity(
+                name=row["policy"],
+                source=path,
+                facts=dict(_flatten({key: value for key, value in row.items() if key not in _BESIDE})),
+                statements=_statements(description, row["policy"]),
+                servers=_servers(description) if "entry" in row else {},
+            )
+            for row in policy_rows(description)
+        ]
     except RecursionError:
         problem, place = "what it says of a policy is nested too deeply", Place(file=str(path / RUN))
         raise RunError(problem, remedy="Restore the file.", place=place) from None
-
-
-def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable[object]) -> list[PolicyIdentity]:
-    return [
-        PolicyIdentity(
-            name=row["policy"],
-            source=path,
-            facts=dict(_flatten({key: value for key, value in row.items() if key not in _BESIDE})),
-            statements=_statements(description, row["policy"]),
-            servers=_servers(description) if "entry" in row else {},
-        )
-        for row in rows
-        if isinstance(row, Mapping) and isinstance(row.get("policy"), str)
-    ]
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -122,8 +111,7 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
-    volatile = description.get("volatile")
-    greetings = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
+    greetings = read_volatile(description).get(GREETINGS)
     texts: dict[str, list[str]] = {}
     for row in greetings if isinstance(greetings, list) else ():
         if isinstance(row, Mapping) and row.get("policy") == policy:
@@ -132,8 +120,7 @@ def _statements(description: Mapping[str, object], policy: str) -> dict[str, str
 
 
 def _servers(description: Mapping[str, object]) -> dict[str, str]:
-    volatile, suites = description.get("volatile"), description.get("suites")
-    named = volatile.get("servers") if isinstance(volatile, Mapping) else None
+    named, suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
     for text in named if isinstance(named, list | tuple) else ():
         suite, _, url = str(text).rpartition("=")
@@ -168,7 +155,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
     for name in dict.fromkeys(identity.name for identity in everyone):
         groups = _group_same([identity for identity in everyone if identity.name == name])
-        labels = _label_groups(str(name), groups) if len(groups) > 1 else []
+        labels = _label_groups(name, groups) if len(groups) > 1 else []
         for new_names, of_source, path in zip(renamed, identities, paths, strict=True):
             own = [label for label, group in zip(labels, groups, strict=False) if any(p in of_source for p in group)]
             if own:

@@ -40,7 +40,7 @@ from safevla_bench.sources.runs.policy_names import (
     identify_policies,
     name_source,
 )
-from safevla_bench.text import escape_controls, list_counts
+from safevla_bench.text import count_noun, escape_controls, list_counts
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 
@@ -94,26 +94,22 @@ class LeftOut:
 
         Damage is named only where it cost no episode.
         """
-        phrases = [f"{_count_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+        phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
-            episodes_text = _count_episodes(self.lost) if self.lost else "an unknown number of episodes"
+            episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
             phrases.append(f"{'more than ' if self.lost else ''}{episodes_text} lost in damaged files")
         elif self.lost:
-            phrases.append(f"{_count_episodes(self.lost)} lost in damaged files")
+            phrases.append(f"{count_noun(self.lost, 'episode')} lost in damaged files")
         elif self.damaged:
             phrases.append("a file is not as it was written; every episode that it should hold was read")
         if self.missing or self.unnamed:
             scenes = Counter(f"{absent.policy} on {absent.benchmark}/{absent.task_id}" for absent in self.missing)
             named = f" ({list_counts(scenes)})" if scenes else ""
             count = len(self.missing) + self.unnamed
-            phrases.append(f"{_count_episodes(count, 'planned ')} missing from the run{named}")
+            phrases.append(f"{count_noun(count, 'planned episode')} missing from the run{named}")
         if self.unplanned:
-            phrases.append(f"{_count_episodes(self.unplanned)} in the run and not in its plan")
+            phrases.append(f"{count_noun(self.unplanned, 'episode')} in the run and not in its plan")
         return phrases
-
-
-def _count_episodes(count: int, kind: str = "") -> str:
-    return f"{count} {kind}episode{'' if count == 1 else 's'}"
 
 
 def remedy_for(problems: Sequence[RecordError]) -> str:
