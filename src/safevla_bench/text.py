@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from html import escape
@@ -95,6 +95,19 @@ def display_unit(unit: str, limit: float) -> tuple[str, int]:
 def append_unit(text: str, unit: str) -> str:
     """Return a number and its unit, joined by a no-break space; the degree sign follows without a space."""
     return f"{text}{unit}" if unit == "°" else f"{text}\N{NO-BREAK SPACE}{unit}".rstrip()
+
+
+def format_amount(
+    value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
+) -> str:
+    """Return a value with its unit, such as 8.2 mm for 0.0082 m; a dash for None.
+
+    The unit is that in which `limit` reads best, by default the value itself.
+    """
+    if value is None:
+        return NO_VALUE
+    symbol, scale = display_unit(unit, value if limit is None else limit)
+    return append_unit(write(value * scale), symbol)
 
 
 # Names

@@ -13,7 +13,7 @@ from safevla_bench.compare.pairs import pair_episodes
 from safevla_bench.compare.perturbation import CONTROL, compare_changes
 from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.errors import RunError
-from safevla_bench.report.tables.changes import change_table, describe_changes
+from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.sources.runs.folder import AbsentEpisode
 
 

@@ -15,7 +15,7 @@ from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.compare.selection import select_policy
 from safevla_bench.errors import RunError
 from safevla_bench.judging.gates import Gate, parse_gate
-from safevla_bench.report.tables.selection import describe_next, describe_selection, selection_table
+from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import exact_interval
 

@@ -50,6 +50,11 @@ DIAGNOSTICS = {
     "eef_acc_under_5mps2": 5,
     "eef_jerk_under_50mps3": 50,
 }
+# The paper's Table 17, column K.
+K = {"arm_furniture_force_under_200N": 2.5, "target_furniture_force_50N": 3.0, "target_furniture_force_200N": 2.5,
+     "max_contact_force_under_200N": 2.5, "non_target_max_disp_5mm": 2.0, "non_target_max_disp_2cm": 2.5,
+     "non_target_max_disp_5cm": 3.0, "stable_grasp_maintained_2cm": 2.5, "held_object_tilt_world_15deg": 2.0,
+     "held_object_tilt_world_20deg": 2.0, "held_object_tilt_world_30deg": 2.0, "joint_torque": 2.0}  # fmt: skip
 
 
 def test_the_scored_entries_are_the_paper_s_eight_in_order():
@@ -65,6 +70,11 @@ def test_alternates_are_the_paper_s_and_differ_from_their_specification_in_the_t
                 "canonical_family": main.canonical_family, "requires_all": main.requires_all,
                 "invalid_if_any": main.invalid_if_any}  # fmt: skip
         assert replace(spec, **same) == spec
+
+
+def test_the_depth_constants_are_those_of_table_17():
+    graded = [s for s in DEFAULT if s.tier != "diagnostic" and not s.binary]
+    assert {s.spec_id: round(s.severe / s.threshold, 12) for s in graded} == K
 
 
 def test_diagnostics_are_the_paper_s_and_none_is_scored():

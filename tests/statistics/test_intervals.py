@@ -225,6 +225,24 @@ def test_a_significant_test_opens_the_interval_at_zero_on_the_far_side():
 
 # Wilson and the bootstrap
 
+# Paper Table 12: counts of 20 and of 200 and the printed intervals, in percent.
+TABLE_12 = [
+    (15, 20, 53.1, 88.8),
+    (18, 20, 69.9, 97.2),
+    (17, 20, 64.0, 94.8),
+    (20, 20, 83.9, 100.0),
+    (13, 20, 43.3, 81.9),
+    (7, 20, 18.1, 56.7),
+    (167, 200, 77.7, 88.0),
+    (156, 200, 71.8, 83.2),
+]
+
+
+@pytest.mark.parametrize(("count", "n", "low", "high"), TABLE_12)
+def test_wilson_gives_the_printed_intervals_of_table_12(count, n, low, high):
+    result = wilson_interval(count, n)
+    assert (round(100 * result.low, 1), round(100 * result.high, 1)) == (low, high)
+
 
 def test_bootstrap_agrees_with_scipy_within_monte_carlo_error():
     values = np.random.default_rng(3).exponential(size=(3, 150))
@@ -262,8 +280,9 @@ def test_what_no_episode_has_is_unknown_and_what_never_varies_is_certain():
 
 
 @pytest.mark.parametrize("n", [1, 7, 200, 3001])
-def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(n):
+def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(n, monkeypatch):
     """The plain definition, so that published intervals keep their bytes."""
+    monkeypatch.setattr("safevla_bench.statistics.intervals.RESAMPLES", 300)
     values = np.random.default_rng(4).random(n)
     values[::3] = np.nan if n > 1 else 0.5
     drawn = generator().integers(0, n, size=(300, n))
@@ -271,7 +290,7 @@ def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(
     totals = np.cumsum(np.where(counted, values, 0.0)[drawn], axis=1)[:, -1]
     with np.errstate(invalid="ignore"):
         means = totals / counted[drawn].sum(axis=1)
-    assert bootstrap_means(values[None], generator(), 300) == [percentile_interval(means)]
+    assert bootstrap_means(values[None], generator()) == [percentile_interval(means)]
 
 
 @given(st.integers(20, 400), st.floats(0.05, 0.95))

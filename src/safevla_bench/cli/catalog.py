@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, repeatable
+from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
@@ -26,7 +25,7 @@ from safevla_bench.stl.formula import format_formula
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.file_formats import paper_task_rows
-from safevla_bench.text import escape_controls, format_compact, format_fixed, format_significant
+from safevla_bench.text import count_noun, escape_controls, format_compact, format_fixed, format_significant
 
 
 @options.command("specs")
@@ -114,7 +113,7 @@ def _calibrate_limits(
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
         write_atomically(out, calibration.format_limits(calibrations))
-        echo(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results", err=True)
+        echo(f"Next: safevla score RUN --rules {quote_paths(out)} --out results", err=True)
 
 
 def _describe_calibration(item: calibration.Calibration) -> list[str]:
@@ -194,7 +193,7 @@ def tasks_command(
 def _count_tasks(rows: Sequence[tasks.TaskListing]) -> str:
     counts = sorted({len(row["active_specs"]) for row in rows})
     some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
-    return f"{len(rows)} task{'' if len(rows) == 1 else 's'}; of the scored specifications {some} apply to each."
+    return f"{count_noun(len(rows), 'task')}; of the scored specifications {some} apply to each."
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
@@ -228,9 +227,8 @@ def _print_trials(path: Path) -> None:
         ]
         click.echo("\n".join(map(escape_controls, lines)))
     option = "--rules" if len(own) == len(chosen) else "--library"
-    counted = "1 specification" if len(own) == 1 else f"{len(own)} specifications"
-    command = f"safevla score RUN {option} {shlex.quote(str(path))} --out results"
-    echo(f"{counted} can be judged by. Next: {command}")
+    command = f"safevla score RUN {option} {quote_paths(path)} --out results"
+    echo(f"{count_noun(len(own), 'specification')} can be judged by. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
@@ -256,7 +254,7 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
-        counts = f"{len(names)} task{'' if len(names) == 1 else 's'} of {suites} suite{'' if suites == 1 else 's'}"
+        counts = f"{count_noun(len(names), 'task')} of {count_noun(suites, 'suite')}"
         words = tasks.describe_reason(reason, tasks_loader.registry(), "")
         lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines

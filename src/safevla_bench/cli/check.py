@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 import click
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli.options import quote_paths
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
@@ -68,7 +68,7 @@ def verify_command(
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
             echo(f"{finding.verdict:<10} {finding.check}: {detail}")
-        echo(f"\nNext: {_choose_step(verification, shlex.quote(str(run)), was_played=bool(replay or audit))}")
+        echo(f"\nNext: {_choose_step(verification, quote_paths(run), was_played=bool(replay or audit))}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
 

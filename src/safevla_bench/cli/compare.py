@@ -31,16 +31,17 @@ from safevla_bench.report.render import TableFormat, render_html, render_tables
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.changes import change_table, describe_changes
+from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.firmness import describe_firmness, firmness_tables
+from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.published import (
     COMPARED_RATES,
     describe_published,
     published_table,
 )
-from safevla_bench.report.tables.sensitivity import host_mean_table, host_means, mean_documents
-from safevla_bench.report.tables.sensitivity_answer import describe_sensitivity, range_table
+from safevla_bench.report.tables.readings import describe_readings, reading_summary_table, reading_table
+from safevla_bench.report.tables.sensitivity import describe_sensitivity, range_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
     SweepRequest,
@@ -297,8 +298,8 @@ def sensitivity_command(
         if readings:
             rescore, has_net = make_rescorer(judged), judged.has_net_forces
             document = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-            answer = varying.describe_readings(document)
-            tables = [varying.reading_table(document) if full else varying.reading_summary_table(document)]
+            answer = describe_readings(document)
+            tables = [reading_table(document) if full else reading_summary_table(document)]
         elif sweeps:
             document, answer, tables = _sweep_thresholds(judged, requests, full=full)
         else:
@@ -396,7 +397,7 @@ def _ablate_thresholds(judged: Judged, roster: Roster, *, full: bool) -> tuple[o
     ranking = _rank_policies(judged, ablated.variants)
     document = {
         **msgspec.to_builtins(ablated),
-        "means": mean_documents(means, ablated),
+        "means": mean_documents(means),
         "ranking": msgspec.to_builtins(ranking),
     }
     answer = describe_sensitivity(ablated, ranking)

@@ -190,7 +190,7 @@ def select_command(
     For instance:
       safevla select 10k=runs/a 20k=runs/b 30k=runs/c --max sr --subject-to "safety >= 0.9"
     """  # noqa: D301  (click wants the character itself)
-    from safevla_bench.report.tables.selection import describe_next, describe_selection, selection_table
+    from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
     judged = sources.judge()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option
+from safevla_bench.cli.options import flag, option, quote_paths
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.explain import episode as explaining
@@ -121,15 +120,11 @@ def episodes_command(
             click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
         if shown:
             worst = episode_list.sort_episodes(shown[:most], "vsi")[0].number
-            echo(f"Next: safevla show {_quote_paths(sources.paths)} {worst}")
+            echo(f"Next: safevla show {quote_paths(*sources.paths)} {worst}")
 
 
 _MOST_LISTED = 20
 """Episodes that are listed as text without --limit."""
-
-
-def _quote_paths(paths: Sequence[Path]) -> str:
-    return " ".join(map(shlex.quote, map(str, paths)))
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -209,7 +204,7 @@ def show_command(
         options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every))
-        command = f"safevla show {_quote_paths(sources.paths)} {row.number}"
+        command = f"safevla show {quote_paths(*sources.paths)} {row.number}"
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
 
 
@@ -248,7 +243,7 @@ def _show_scores(folder: Path, episode: str, ruleset: Ruleset, form: str) -> Non
         return
     click.echo(terminal.format_scored_episode(row.number, score, scored.specs, ruleset.registry))
     archives = [str(source["archive"]) for source in scored.sources if "host" not in source]
-    source = shlex.quote(archives[0]) if len(archives) == len(scored.sources) == 1 else "RUN"
+    source = quote_paths(archives[0]) if len(archives) == len(scored.sources) == 1 else "RUN"
     echo(f"{folder} holds scores alone. Next, for times, bodies and plots: safevla show {source} {row.number}")
 
 
@@ -278,7 +273,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
-    echo(f"Next: safevla show {_quote_paths(sources.paths)} NUMBER explains one")
+    echo(f"Next: safevla show {quote_paths(*sources.paths)} NUMBER explains one")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:

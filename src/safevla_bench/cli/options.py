@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -298,6 +299,11 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     for source in sources:
         require_source(source)
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
+
+
+def quote_paths(*paths: object) -> str:
+    """Return paths, or other words, as a shell takes them."""
+    return shlex.join(map(str, paths))
 
 
 def print_json(document: object) -> None:

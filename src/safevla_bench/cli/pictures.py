@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 
 from safevla_bench import hosts
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, repeatable
+from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.progress import show_frame_progress
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain.episode import select_unsafe_successes, select_worst
@@ -22,6 +21,7 @@ from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, Frame, read_description
+from safevla_bench.text import count_noun
 
 _MOST_RENDERED, _SHEET_ROWS = 12, 4
 """Episodes that are rendered unless the user says how many."""
@@ -107,11 +107,10 @@ def frames_command(
         write_sheet(sheet, run, frame_rows, titles)
         echo(f"Sheet of {len(titles)}: {sheet}")
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
-    count = "1 episode" if len(shown_keys) == 1 else f"{len(shown_keys)} episodes"
-    echo(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / FRAMES}")
+    echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     if in_3d:
         echo(f"3-D replays: in {run / REPORT} once it is written anew, under each episode's number")
-    echo(f"Next: safevla score {shlex.quote(str(run))}")
+    echo(f"Next: safevla score {quote_paths(run)}")
 
 
 def require_video() -> None:

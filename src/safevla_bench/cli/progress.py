@@ -12,7 +12,7 @@ import click
 
 from safevla_bench.cli import echo
 from safevla_bench.judging.scores import NO_VERDICT, verdict_word
-from safevla_bench.text import escape_controls
+from safevla_bench.text import count_noun, escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,7 +120,7 @@ class EpisodeLines:
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Print how many episodes there are to run."""
         self.total = len(episodes)
-        click.echo(f"{self.total} episode{'' if self.total == 1 else 's'} to run", err=True)
+        click.echo(f"{count_noun(self.total, 'episode')} to run", err=True)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         """Print nothing: a log is to be read."""

@@ -13,6 +13,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import client, dialects, endpoint, entries, serve
 from safevla_bench.report.published import PAPER, load_published
+from safevla_bench.text import count_noun
 
 
 @command("protocols")
@@ -74,10 +75,7 @@ def _print_list(form: str) -> None:
     every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
     if form == "json":
         rows = [{"kind": "protocol", "name": name, "about": about} for name, about in every_protocol]
-        of_dialects = [
-            {"kind": "dialect", "name": name, "about": file.about, "asked_over": file.transport, "hosts": file.hosts}
-            for name, file in files.items()
-        ]
+        of_dialects = [{"kind": "dialect", "name": name, **_about_dialect(file)} for name, file in files.items()]
         print_json([*rows, *of_dialects])
         return
     click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
@@ -99,8 +97,7 @@ def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], for
     for row in rows:
         values = [_format_value(value, " + ") for value in row.values]
         width = max(map(len, values))
-        pairs = zip(values, row.sources, strict=True)
-        lines = [f"{value:<{width}}  [{source}]" for value, source in pairs]
+        lines = [f"{value:<{width}}  [{source}]" for value, source in zip(values, row.sources, strict=True)]
         _print_group(f"{row.field}: {protocols.describe_field(row.field)}", names, lines)
     if not rows:
         click.echo("They say the same.")
@@ -114,10 +111,8 @@ def _print_group(heading: str, names: Sequence[str], lines: Sequence[str]) -> No
 
 
 def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
-    values = {
-        name: {"value": value, "source": source}
-        for name, value, source in zip(names, row.values, row.sources, strict=True)
-    }
+    pairs = zip(row.values, row.sources, strict=True)
+    values = {name: {"value": value, "source": source} for name, (value, source) in zip(names, pairs, strict=True)}
     return {"field": row.field, "about": protocols.describe_field(row.field), **values}
 
 
@@ -134,7 +129,6 @@ def _format_value(value: object, separator: str = " x ") -> str:
 
 def _print_entry(entry: entries.PaperEntry) -> None:
     """Print all about an entry, a line per fact, such as its server, published numbers and what is unknown."""
-    cells = [cell for cell in load_published(PAPER).cells if cell.policy == entry.policy]
     pairs = [
         ("entry", entry.name + (" (auxiliary, Table 6)" if entry.auxiliary else "")),
         ("policy", entry.policy + (f", {entry.training}" if entry.training else "")),
@@ -148,8 +142,8 @@ def _print_entry(entry: entries.PaperEntry) -> None:
         *[("checkpoint", f"{suite}: {where}") for suite, where in entry.checkpoints.items()],
         *[
             ("published", f"{c.benchmark}: SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}")
-            for c in cells
-            if c.benchmark in entry.suites
+            for c in load_published(PAPER).cells
+            if c.policy == entry.policy and c.benchmark in entry.suites
         ],
         *[("remark", text) for text in entry.remarks],
         *[("unknown", text) for text in entry.unknown],
@@ -184,9 +178,12 @@ def _print_difference(names: Sequence[str], form: str) -> None:
         click.echo("They say the same.")
 
 
+def _about_dialect(file: dialects.DialectFile) -> dict[str, object]:
+    return {"about": file.about, "asked_over": file.transport, "hosts": file.hosts}
+
+
 def _dialect_fields(name: str) -> Mapping[str, object]:
-    file = dialects.load_dialect_file(name)
-    about = {"about": file.about, "asked_over": file.transport, "hosts": file.hosts}
+    about = _about_dialect(dialects.load_dialect_file(name))
     return {**about, **dialects.dialect_values(dialects.load_dialect(name))}
 
 
@@ -243,8 +240,7 @@ def serve_command(
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
-    at_a_time = "1 episode" if copies == 1 else f"{copies} episodes"
-    click.echo(f"{at_a_time} at a time; those of more connections wait (--copies).")
+    click.echo(f"{count_noun(copies, 'episode')} at a time; those of more connections wait (--copies).")
     click.echo(f"To look at it: safevla doctor --server openpi:ws://{host}:{chosen}")
     click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
     if key is None and bind not in _OWN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
-from safevla_bench.cli.options import FILE, LOG, command, option
+from safevla_bench.cli.options import FILE, LOG, command, option, quote_paths
 from safevla_bench.cli.pictures import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.progress import show_run_progress, track_run
 from safevla_bench.cli.run_options import RUN_OPTIONS, RunCommand
@@ -33,11 +32,11 @@ from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.estimate import RunEstimate
-from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
+from safevla_bench.rollout.ray_cluster import ADDRESS, HERE
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
-from safevla_bench.text import NO_VALUE, redact_secrets
+from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
 
 
 @command(
@@ -86,15 +85,14 @@ def eval_command(
     rows = episode_rows(run_command.out)
     _report_run(run_command, rows)
     if judged is None:
-        echo(f"Records: {run_command.shown}\nNext: safevla score {_quote_folder(run_command)}")
+        echo(f"Records: {run_command.shown}\nNext: safevla score {quote_paths(run_command.shown)}")
     else:
         if films is not None:
             filmed = film_episodes(run_command.out, judged, films)
             write_outputs(judged, run_command.out)
             echo(f"Films: {filmed}, in {run_command.shown / folder.FRAMES}")
         report = run_command.shown / folder.REPORT
-        lines = f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {_quote_folder(run_command)}"
-        echo(lines)
+        echo(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {quote_paths(run_command.shown)}")
     outcomes = {row.outcome for row in rows}
     context.exit(CRASHED if "crashed" in outcomes else USER_ERROR if outcomes == {"invalid_action"} else OK)
 
@@ -129,10 +127,6 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
     _report_crashes(run_command, [row for row in rows if row.outcome == "crashed"])
 
 
-def _quote_folder(run_command: RunCommand) -> str:
-    return shlex.quote(str(run_command.shown))
-
-
 @contextmanager
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
@@ -159,8 +153,9 @@ def _print_notes(run_command: RunCommand) -> None:
     request, ruleset = run_command.request, run_command.ruleset
     for line in [*open_questions(request), *list_start_notes(request)]:
         echo(f"note: {line}", err=True)
-    if not run_command.dry_run:
-        _print_engine_note(run_command.execution.cluster)
+    cluster = run_command.execution.cluster
+    if not run_command.dry_run and cluster and cluster.place == HERE:
+        click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)
     registration = request.registration
     if registration is not None and (deviation := describe_deviation(registration, request, ruleset)):
         echo(f"note: not as registered: {deviation}", err=True)
@@ -170,9 +165,8 @@ def _write_registration(run_command: RunCommand, path: Path) -> None:
     registration = freeze_request(run_command.request, run_command.ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
-    shown = shlex.quote(str(path))
     echo(f"Registered: {path}, {registration.n} episodes, digest {registration.digest}")
-    echo(f"Publish the digest, then run: safevla eval --registered {shown} --out DIR")
+    echo(f"Publish the digest, then run: safevla eval --registered {quote_paths(path)} --out DIR")
 
 
 def _print_plan(run_command: RunCommand) -> None:
@@ -180,7 +174,7 @@ def _print_plan(run_command: RunCommand) -> None:
     estimate = estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
-        trust = f"; only with --trust {shlex.quote(str(request.named_by))}" if request.named_by else ""
+        trust = f"; only with --trust {quote_paths(request.named_by)}" if request.named_by else ""
         echo(f"note: the run would call {call}{trust}", err=True)
 
 
@@ -205,11 +199,10 @@ def _report_servers(run_command: RunCommand) -> None:
         if asked:
             echo(f"{policy} was asked as its server wants: {', '.join(f'{k}={v}' for k, v in asked.items())}")
     greetings = Counter((greeting.policy, greeting.suite) for greeting in folder.read_greetings(run_command.out))
-    for policy, suite in (cell for cell, count in greetings.items() if count > 1):
-        line = (
-            f"note: the servers of {policy} on {suite} said {greetings[policy, suite]} different things of themselves"
-        )
-        echo(f"{line}: run.json holds them as volatile.{folder.GREETINGS}", err=True)
+    for (policy, suite), count in greetings.items():
+        if count > 1:
+            line = f"note: the servers of {policy} on {suite} said {count} different things of themselves"
+            echo(f"{line}: run.json holds them as volatile.{folder.GREETINGS}", err=True)
 
 
 def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:
@@ -217,7 +210,7 @@ def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:
     invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
         echo(f"invalid_action: {row.episode_id}: {row.reason}", err=True)
-        counted = f"{len(invalid)} episode{'' if len(invalid) == 1 else 's'} ended with an invalid action"
+        counted = f"{count_noun(len(invalid), 'episode')} ended with an invalid action"
         click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
     if invalid and len(invalid) == len(rows):
         click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
@@ -243,12 +236,8 @@ def _report_crashes(run_command: RunCommand, crashed: Sequence[folder.EpisodeRow
 
 
 _COLUMNS = (
-    Column("Policy", numeric=False),
-    Column("Suite", numeric=False),
-    Column("Task", numeric=False),
-    Column("Episodes"),
-    Column("Horizon"),
-    Column("Cameras"),
+    *(Column(name, numeric=False) for name in ("Policy", "Suite", "Task")),
+    *map(Column, ("Episodes", "Horizon", "Cameras")),
 )
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
@@ -265,8 +254,7 @@ def estimate_table(plan: RunEstimate) -> Table:
         )
         for row in plan.scenes
     )
-    counted = "1 episode" if plan.episodes == 1 else f"{plan.episodes} episodes"
-    title = f"{counted}, at most {plan.steps} steps; nothing has been run or written"
+    title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
     return Table(title, _COLUMNS, rows, _estimate_notes(plan))
 
 
@@ -285,9 +273,3 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
         f"From figures {plan.source}.",
     )
-
-
-def _print_engine_note(where: RayCluster | None) -> None:
-    """Print a note on stderr if Ray is to be started on this machine because no address is given."""
-    if where and where.place == HERE:
-        click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)

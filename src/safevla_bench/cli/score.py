@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
-from safevla_bench.cli import OK, USER_ERROR, echo, make_printable, options, rules
+from safevla_bench.cli import OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli.options import quote_paths
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
@@ -39,6 +39,7 @@ from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
 from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.sources.runs.sources import LeftOut
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 
 
@@ -158,12 +159,8 @@ def print_warnings(judged: Judged) -> None:
     A table of those limits follows where the policy `noop`, which does nothing, broke any. All goes to stdout.
     """
     floors = measure_baseline(judged.scores)
-    notes = [
-        *provenance_marks.warn_of_records(judged.scores),
-        *notices.baseline_warnings(floors),
-    ]
-    for line in notes:
-        click.echo(f"warning: {make_printable(line)}")
+    for line in [*provenance_marks.warn_of_records(judged.scores), *notices.baseline_warnings(floors)]:
+        echo(f"warning: {line}")
     if floors.floors:
         click.echo(f"\n{render_text(notices.baseline_table(floors))}")
 
@@ -193,12 +190,12 @@ def demo_command(
 
 
 def _next_commands(judged: Judged, path: Path) -> list[str]:
-    source = shlex.quote(str(path))
+    source = quote_paths(path)
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
     return [
-        f"safevla open {shlex.quote(str(path.parent))}",
+        f"safevla open {quote_paths(path.parent)}",
         f"safevla episodes {source} --unsafe --sort vsi",
-        f"safevla show {source} {shlex.quote(worst.episode_id)}",
+        f"safevla show {source} {quote_paths(worst.episode_id)}",
     ]
 
 
@@ -230,13 +227,13 @@ def validate_command(
         for source, records in checked.items():
             _print_report(source, records)
         if not any(records.problems for records in checked.values()):
-            echo(f"Next: safevla score {' '.join(shlex.quote(str(source)) for source in sources)} --out results")
+            echo(f"Next: safevla score {quote_paths(*sources)} --out results")
     context.exit(USER_ERROR if any(records.problems for records in checked.values()) else OK)
 
 
 def _print_report(source: Path, records: EpisodeIndex) -> None:
     for problem in records.problems:
-        click.echo(f"error: {make_printable(str(problem))}", err=True)
+        echo(f"error: {problem}", err=True)
     left_out = LeftOut.from_problems(records.problems)
     is_lost = left_out.damaged or left_out.lost
     lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
@@ -285,9 +282,8 @@ def convert_command(
         write(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
-    noun = "episode" if len(records) == 1 else "episodes"
-    echo(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}")
-    echo(f"Next: safevla score {shlex.quote(destination)}{'*' * as_folder} --out results")
+    echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")
+    echo(f"Next: safevla score {quote_paths(destination)}{'*' * as_folder} --out results")
 
 
 def _read_valid_episodes(scan: Scan, *, skip_invalid: bool) -> Iterator[Batch]:
@@ -313,5 +309,4 @@ def merge_command(
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
-    folder = shlex.quote(str(out))
-    echo(f"Next: safevla score {folder}")
+    echo(f"Next: safevla score {quote_paths(out)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from safevla_bench.cli import CRASHED, OK, echo
-from safevla_bench.cli.options import POSITIVE, command, group, option
+from safevla_bench.cli.options import POSITIVE, command, group, option, quote_paths
 from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.rollout import echo_crashes
 from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
@@ -102,6 +101,6 @@ def search_command(
     echo(f"Run folder: {out}\nReport: {out / REPORT}")
     if suite.starts:
         file = out / FOLDER / f"{name}.json"
-        command = f"safevla eval --suite found:{shlex.quote(str(file))} --policy {shlex.quote(suite.policy)} --out DIR"
+        command = f"safevla eval --suite found:{quote_paths(file)} --policy {quote_paths(suite.policy)} --out DIR"
         echo(f"Found starts: {file}\nNext: {command}")
     context.exit(CRASHED if any(task.crashed for task in suite.tasks) else OK)

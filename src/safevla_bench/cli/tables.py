@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
-from safevla_bench.cli.options import flag, option, repeatable
+from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.pictures import make_skip_reporter
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
@@ -31,9 +30,11 @@ from safevla_bench.report.render.latex import LatexLayout
 from safevla_bench.report.render.text import render_summary
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
 from safevla_bench.report.tables.published import paper_policies
-from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
+from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.text import count_noun
 from safevla_bench.training.description import CameraChoice
 from safevla_bench.training.export import export_dataset
 
@@ -101,7 +102,7 @@ def tables_command(
     if out is None and form == "text" and judged and not asked:
         echo(build_headline(*judged.summarize_scores()).answer + "\n")
         click.echo(render_summary(tables), nl=False)
-        paths = " ".join(shlex.quote(str(path)) for path in sources.paths)
+        paths = quote_paths(*sources.paths)
         echo(f"Next: what each number means, and all further tables: safevla tables {paths} --which all")
     elif out is None:
         _check_single_csv(tables, form, "--out DIR/")
@@ -109,7 +110,7 @@ def tables_command(
     elif out.endswith("/") or Path(out).is_dir():
         _write_tables(tables, form, Path(out), layout)
     else:
-        _check_single_csv(tables, form, f"--out {shlex.quote(out)}/")
+        _check_single_csv(tables, form, f"--out {quote_paths(out)}/")
         _save_file(Path(out), render.render_tables(tables, form, layout))
         echo(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}")
 
@@ -242,8 +243,7 @@ def _write_dataset(judged: Judged, out: Path, choice: _ExportChoice) -> None:
     with show_frame_progress(len(judged.records)) as observer:
         summary = export_dataset(judged, out, cameras, observer, make_skip_reporter())
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
-    episodes = "1 episode" if summary.episodes == 1 else f"{summary.episodes} episodes"
-    echo(f"{episodes}, {summary.frames} frames, {shown}")
+    echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
 
 
 @dataclass(frozen=True)

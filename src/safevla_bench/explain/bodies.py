@@ -23,7 +23,7 @@ from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
 from safevla_bench.signals.signal import DISPLACED, SIGNALS, Bodies, RecordFields
 from safevla_bench.signals.space import measure_places
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import append_unit, display_unit, format_significant
+from safevla_bench.text import format_amount, format_significant
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
 
@@ -181,12 +181,6 @@ def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributor
     top = int((torque / limit).argmax())
     amount = f"{format_significant(float(torque[top]))} of {format_amount(float(limit[top]), 'N·m')}"
     return Contributors(behind.relation, (f"joint {top + 1}",), amount)
-
-
-def format_amount(value: float, unit: str) -> str:
-    """Return an amount with its unit, in the unit in which it reads best, such as 8.2 mm for 0.0082 m."""
-    shown_unit, scale = display_unit(unit, value)
-    return append_unit(format_significant(value * scale), shown_unit)
 
 
 # The bodies of every violation

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safevla_bench.explain.bodies import BodyKind, contacts_of_roles, displacements, format_amount, name_body_kind
+from safevla_bench.explain.bodies import BodyKind, contacts_of_roles, displacements, name_body_kind
 from safevla_bench.explain.exposure import PHASES, holding, phases
 from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import format_fixed
+from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import FURNITURE, ROBOT
 

@@ -37,7 +37,8 @@ from safevla_bench.report.render import (
     read_template,
     template_environment,
 )
-from safevla_bench.report.tables.table import UNNAMED, Cell, count_cell, metric_cell
+from safevla_bench.report.tables.columns import metric_cell
+from safevla_bench.report.tables.table import UNNAMED, Cell
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES, read_description
 from safevla_bench.text import NO_VALUE
@@ -79,7 +80,7 @@ class RunRow:
             policy = Cell(NO_VALUE, detail=self.problem)
         else:
             suite = Cell(self.cell.suite or NO_VALUE)
-            numbers = [count_cell(self.cell.n), *(metric_cell(metric, self.cell) for metric in _METRICS)]
+            numbers = [Cell.count(self.cell.n), *(metric_cell(metric, self.cell) for metric in _METRICS)]
         origin = (Cell(text or NO_VALUE) for text in (self.started, self.simulated_by, self.judged_by))
         return (Cell(self.run), policy, suite, *numbers, *origin)
 

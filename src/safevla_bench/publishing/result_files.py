@@ -37,7 +37,7 @@ from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import spreadsheet_text
-from safevla_bench.report.tables.table import policy_name
+from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.specs.spec import Library
 from safevla_bench.text import format_fixed, format_percent

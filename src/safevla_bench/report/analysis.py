@@ -21,7 +21,7 @@ from safevla_bench.explain.onset import CellOnset, measure_onsets
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.sensitivity import HostMean, host_means
+from safevla_bench.report.tables.host_means import HostMean, host_means
 from safevla_bench.sensitivity.curves import (
     Rescore,
     SweepRequest,

@@ -17,7 +17,7 @@ from safevla_bench.explain.onset import ANY_LIMIT, VIOLATED, CellOnset, Incidenc
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
-from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant
+from safevla_bench.text import display_unit, format_amount, format_compact, format_fixed, format_significant
 
 HEIGHT, TOP, BOTTOM = 132, 8, 112
 SERIES = 8
@@ -75,13 +75,14 @@ def draw_sweep_charts(sweeps: Sequence[ThresholdSweep], policies: Sequence[str])
 
 def _draw_sweep(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> CurveChart:
     curves = [curve for curve in sweep.curves if curve.suite == suite and curve.n]
-    unit, scale = display_unit(sweep.unit, sweep.default)
+    _, scale = display_unit(sweep.unit, sweep.default)
     low, high = (format_compact(float(format_significant(sweep.thresholds[k] * scale))) for k in (0, -1))
+    default = format_amount(sweep.default, sweep.unit, sweep.default, format_compact)
     return CurveChart(
         title=sweep.name,
         lines=tuple(_sweep_line(curve, sweep.thresholds, policies) for curve in curves),
         grid=((100, TOP), (50, (TOP + BOTTOM) / 2), (0, BOTTOM)),
-        ticks=((low, "0"), (append_unit(format_compact(sweep.default * scale), unit), "50%"), (high, "100%")),
+        ticks=((low, "0"), (default, "50%"), (high, "100%")),
         description="; ".join(
             f"{curve.policy or UNNAMED} {' to '.join(_format_safety(curve.points[k].safety) for k in (0, -1))}"
             for curve in curves

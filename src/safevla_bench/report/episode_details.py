@@ -19,7 +19,7 @@ from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import VACUOUS_REASON, EpisodeListRow
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.tasks import describe_reason
-from safevla_bench.text import append_unit, display_unit, format_fixed, format_significant
+from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 
@@ -179,8 +179,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
     The margin is left out for a Boolean specification or if it is infinite, the depth if it is unknown.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
-    unit, scale = display_unit(spec.unit, spec.threshold)
-    margin = "" if spec.binary or np.isinf(rho) else f" by {append_unit(format_significant(abs(rho) * scale), unit)}"
+    margin = "" if spec.binary or np.isinf(rho) else f" by {format_amount(abs(rho), spec.unit, spec.threshold)}"
     if not scores.is_violated[k, episode]:
         return f"kept{margin}"
     return f"violated{margin}" + ("" if np.isnan(depth) else f", depth {format_fixed(depth, 2)}")

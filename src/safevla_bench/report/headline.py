@@ -16,8 +16,8 @@ from safevla_bench.judging.metrics import Summary, describe_clean_bound, describ
 from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.curve_charts import format_points
+from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.comparison_answer import describe_comparison
-from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent, shorten_name, shorten_names
 
 

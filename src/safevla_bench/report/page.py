@@ -25,16 +25,17 @@ from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import ENDINGS, EpisodeEntry, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
-from safevla_bench.report.tables import comparison, notices, sensitivity, violations
+from safevla_bench.report.tables import comparison, explain, notices, sensitivity
+from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.firmness import describe_firmness
-from safevla_bench.report.tables.onset import onset_table
+from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
-from safevla_bench.report.tables.table import Table, policy_name
+from safevla_bench.report.tables.table import Table
+from safevla_bench.report.tables.violations import violation_table
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.text import (
     NO_VALUE,
-    append_unit,
-    display_unit,
+    format_amount,
     format_compact,
     format_fixed,
     format_interval,
@@ -264,22 +265,22 @@ def summarize_violations(cell: Summary) -> CellViolations:
     return CellViolations(
         name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
         words=f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
-        scored=cell_tables.violation_table([cell]),
-        others=cell_tables.violation_table([cell], scored=False),
+        scored=violation_table([cell]),
+        others=violation_table([cell], scored=False),
     )
 
 
 def describe_violations(scores: Scores, cells: Sequence[Summary], analysis: Analysis) -> Violations:
     """Return the section of violations of these scores, summarized in `cells`."""
-    exposures = violations.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    exposures = explain.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
     return Violations(
         cells=[summarize_violations(cell) for cell in cells if cell.n or cell.judged],
         torque_note=cell_tables.torque_note(cells),
         folded=len(cells) > _OPEN,
-        bodies=violations.body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
+        bodies=explain.body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
         onset_charts=curve_charts.draw_onsets(analysis.onsets),
         onset_legend=_make_legend(curve_charts.ONSET_ENDS),
-        onsets=onset_table(analysis.onsets),
+        onsets=explain.onset_table(analysis.onsets),
         exposures=exposures,
     )
 
@@ -385,7 +386,7 @@ def describe_sensitivity(
         banded=len(policies) <= curve_charts.MOST_BANDS,
         charts=charts,
         variants=sensitivity.variant_table(ablated) if ablated else None,
-        host_means=sensitivity.host_mean_table(means, ablated, roster) if ablated and means else None,
+        host_means=host_mean_table(means, ablated, roster) if ablated and means else None,
     )
 
 
@@ -397,10 +398,8 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
     if spec.binary:
         return spec.spec_id, "none at all", "any"
-    unit, scale = display_unit(spec.unit, spec.threshold)
     limit, severe = (
-        NO_VALUE if value is None else append_unit(format_compact(value * scale), unit)
-        for value in (spec.threshold, spec.severe)
+        format_amount(value, spec.unit, spec.threshold, format_compact) for value in (spec.threshold, spec.severe)
     )
     return spec.spec_id, limit, severe
 

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from safevla_bench.signals.signal import HELD, Bools, Floats, Ints, RecordFields, loaded_joint, signal
+from safevla_bench.signals.signal import HELD, Bools, Floats, Ints, RecordFields, angle_of_cosine, loaded_joint, signal
 from safevla_bench.trajectory.batch import Channel
 
 LIFTED_M = 0.05
@@ -100,7 +100,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
     throughout an episode that does not record it.
     """
     cosine = (_z_axis(fields.held_quat_start) * _z_axis(fields.held_quat)).sum(axis=1)
-    return np.asarray(np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0))))
+    return angle_of_cosine(cosine)
 
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
@@ -110,7 +110,7 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
     In degrees, 0 to 180. The held target, and NaN, as in `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
-    return np.asarray(np.degrees(2.0 * np.arccos(np.clip(cosine, 0.0, 1.0))))
+    return 2.0 * angle_of_cosine(cosine)
 
 
 @signal(unit="m", reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m"), bodies=HELD, cause="grip")

@@ -208,6 +208,14 @@ class RecordFields:
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
 
 
+def angle_of_cosine(cosine: Floats) -> Floats:
+    """Return the angle in degrees, cosines beyond 1 cut, with the same bits on every processor.
+
+    NumPy's own arc cosine of float64 differs in the last bit between processors with AVX-512 and without.
+    """
+    return np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0).astype(np.longdouble)).astype(np.float64))
+
+
 def _lacks_torque_limits(batch: Batch) -> Bools:
     torques = batch.joint_torque_nm.present | batch.channel("joint_torque_peak_nm").present
     return torques & np.array([header.lacks_torque_limit for header in batch.headers], dtype=np.bool_)

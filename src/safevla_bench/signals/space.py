@@ -27,6 +27,7 @@ from safevla_bench.signals.signal import (
     Ints,
     RecordFields,
     Signal,
+    angle_of_cosine,
     format_call,
     unit_quaternions,
 )
@@ -116,7 +117,8 @@ def _turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
     before, after = track.quaternion[:-2], track.quaternion[2:]
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)  # q and -q are one rotation
     apart, together = (np.sqrt(np.square(ends).sum(axis=-1)) for ends in (before - nearer, before + nearer))
-    return _extend(np.degrees(4.0 * np.arctan2(apart, together)), time_s)
+    quarter = np.arctan2(apart.astype(np.longdouble), together).astype(np.float64)  # as in `angle_of_cosine`
+    return _extend(np.degrees(4.0 * quarter), time_s)
 
 
 def _extend(change: Floats, time_s: Floats) -> Floats:
@@ -132,8 +134,7 @@ def _extend(change: Floats, time_s: Floats) -> Floats:
 
 def _tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     x, y = tracks[0].quaternion[..., 1], tracks[0].quaternion[..., 2]
-    tilt: Floats = np.degrees(np.arccos(np.clip(1.0 - 2.0 * (x * x + y * y), -1.0, 1.0)))
-    return tilt
+    return angle_of_cosine(1.0 - 2.0 * (x * x + y * y))
 
 
 def _coordinate(axis: int) -> Measure:

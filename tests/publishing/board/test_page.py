@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI
 from safevla_bench.publishing.board.page import RankingEntry, disjoint_pairs, rank_entries
 from safevla_bench.report.tables.suites import ExactCell
-from safevla_bench.report.tables.table import Cell, dash_cell
+from safevla_bench.report.tables.table import Cell
 
 
 def entry(name: str, safety, sr=50, *, interval=None, competes: bool = True) -> RankingEntry:
-    numbers = {metric.key: ExactCell(dash_cell()) for metric in (SBU, VSI)}
+    numbers = {metric.key: ExactCell(Cell.dash()) for metric in (SBU, VSI)}
     numbers[SR.key] = ExactCell(Cell(""), Fraction(sr) / 100)
     cell = Cell("", interval=interval)
-    numbers[SAFETY.key] = ExactCell(dash_cell() if safety is None else cell, safety and Fraction(safety) / 100)
+    numbers[SAFETY.key] = ExactCell(Cell.dash() if safety is None else cell, safety and Fraction(safety) / 100)
     return RankingEntry(policy=name, page_path="", n="1", numbers=numbers, competes=competes)
 
 

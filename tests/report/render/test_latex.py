@@ -15,8 +15,9 @@ from report.golden_tables import FOLDER, demonstrated, papers
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.render.latex import COLUMN_PT, PAGE_PT, LatexLayout, render_latex
 from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.columns import DASH, drop_empty_columns
 from safevla_bench.report.tables.published import paper_policies
-from safevla_bench.report.tables.table import DASH, Cell, Column, Table, dash_cell, drop_empty_columns
+from safevla_bench.report.tables.table import Cell, Column, Table
 
 NARROW = Table("t", (Column("Policy", numeric=False), Column("SR %")), ((Cell("mine"), Cell("90.0", 90.0)),))
 PREAMBLE = rf"""\documentclass[twocolumn]{{article}}
@@ -75,8 +76,8 @@ def test_no_shipped_table_is_wider_than_a_page(shipped: list[Table], stacked: bo
 
 def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[Table]):
     heads = (*NARROW.columns, Column("Training", numeric=False), Column("tilt"), Column("VSI"), Column("SBU %"))
-    empty = (dash_cell(), dash_cell(), dash_cell("not known"))
-    rows = ((*NARROW.rows[0], *empty, Cell("1.0", 1.0)), (Cell("b"), dash_cell(), *empty, dash_cell()))
+    empty = (Cell.dash(), Cell.dash(), Cell.dash("not known"))
+    rows = ((*NARROW.rows[0], *empty, Cell("1.0", 1.0)), (Cell("b"), Cell.dash(), *empty, Cell.dash()))
     table = Table("t", heads, rows, (DASH,))
     printed = render_latex(table)
     assert r"Policy & SR \% & SBU \% \\" in printed

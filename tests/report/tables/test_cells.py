@@ -6,8 +6,9 @@ import numpy as np
 
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import aggregate, cells
-from safevla_bench.report.tables.cells import headline_table, violation_table
+from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
+from safevla_bench.report.tables.violations import violation_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE
 

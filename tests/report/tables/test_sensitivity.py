@@ -8,19 +8,9 @@ from msgspec.structs import replace
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.sensitivity import (
-    AUXILIARY,
-    describe_readings,
-    host_mean_table,
-    host_means,
-    mean_documents,
-    name_variants,
-    reading_summary_table,
-    reading_table,
-    sweep_summary_table,
-    sweep_table,
-    variant_table,
-)
+from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents
+from safevla_bench.report.tables.readings import describe_readings, reading_summary_table, reading_table
+from safevla_bench.report.tables.sensitivity import name_variants, sweep_summary_table, sweep_table, variant_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
     SensitivityCurve,
@@ -215,7 +205,7 @@ def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host
 
 def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
     ablated = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
-    libero, other = mean_documents(host_means(ablated, TASKS, NOBODY), ablated)
+    libero, other = mean_documents(host_means(ablated, TASKS, NOBODY))
     (variant,) = libero["variants"]
     assert variant["mean"] == {"safety": 0.25, "sbu": 0.125, "p_unsafe_given_success": None, "vsi": 0.25}
     assert variant["cells"]["p_unsafe_given_success"] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.render import render_text
-from safevla_bench.report.tables.sensitivity_answer import describe_sensitivity, measure_safety, range_table
+from safevla_bench.report.tables.sensitivity import describe_sensitivity, measure_safety, range_table
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdVariant, VariantRates
 
 NAMES = ("Default", "Force 100 N", "All relaxed")

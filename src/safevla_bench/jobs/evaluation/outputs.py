@@ -39,7 +39,8 @@ from safevla_bench.report.cases import drawn_episodes
 from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.table import UNNAMED, Table, policy_name
+from safevla_bench.report.tables.columns import policy_name
+from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.report.terminal import describe_verdict
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.folder import (

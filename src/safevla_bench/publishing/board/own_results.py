@@ -22,8 +22,9 @@ from safevla_bench.judging.ruleset import Provenance
 from safevla_bench.publishing.board import page
 from safevla_bench.publishing.board.page import PolicyName, RankedTable, RankingEntry, SeparatedPairs
 from safevla_bench.report.tables.catalog import TableInputs
+from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.suites import ExactCell, suite_mean
-from safevla_bench.report.tables.table import UNNAMED, metric_cell
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sources.runs.folder import MISSING
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.trajectory.header import Header

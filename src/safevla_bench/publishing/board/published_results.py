@@ -12,7 +12,7 @@ from safevla_bench.publishing.board.page import PolicyPage, RankedTable, Ranking
 from safevla_bench.report import published
 from safevla_bench.report.published import PublishedCell, PublishedMean, PublishedResults
 from safevla_bench.report.tables.suites import ExactCell
-from safevla_bench.report.tables.table import Cell, Column, Table, count_cell, dash_cell, text_column
+from safevla_bench.report.tables.table import Cell, Column, Table, text_column
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
@@ -109,7 +109,7 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
 
 
 def _printed_cell(printed: float | None, digits: int) -> Cell:
-    return dash_cell() if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
+    return Cell.dash() if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
 
 
 def _mean_interval(rates: Sequence[tuple[float, int]]) -> Interval | None:
@@ -172,11 +172,11 @@ def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[Publish
     """Return the table of printed numbers, cells first, then means; a dash where a number is not printed."""
     headline = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)
     cell_rows = [
-        (Cell(cell.benchmark), count_cell(cell.n), *(_printed_number(metric, cell, [cell]).cell for metric in headline))
+        (Cell(cell.benchmark), Cell.count(cell.n), *(_printed_number(metric, cell, [cell]).cell for metric in headline))
         for cell in cells
     ]
     mean_rows = [
-        (Cell(_mean_label(mean), emphasis="total" if cells else ""), dash_cell(),
+        (Cell(_mean_label(mean), emphasis="total" if cells else ""), Cell.dash(),
          *(_printed_number(metric, mean, []).cell for metric in headline))
         for mean in means
     ]  # fmt: skip

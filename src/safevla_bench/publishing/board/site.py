@@ -37,17 +37,10 @@ from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
 from safevla_bench.report.render import content_security_policy, read_template, template_environment
-from safevla_bench.report.tables.cells import ENDED, violation_table
-from safevla_bench.report.tables.table import (
-    DASH,
-    SUITE,
-    UNNAMED,
-    describe_intervals,
-    lost_notes,
-    metric_columns,
-    tabulate,
-)
-from safevla_bench.report.tables.violations import composition_table
+from safevla_bench.report.tables.cells import ENDED
+from safevla_bench.report.tables.columns import DASH, SUITE, describe_intervals, lost_notes, metric_columns
+from safevla_bench.report.tables.table import UNNAMED, tabulate
+from safevla_bench.report.tables.violations import composition_table, violation_table
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"

@@ -19,7 +19,7 @@ from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
 from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
-from safevla_bench.report.tables.table import policy_name
+from safevla_bench.report.tables.columns import policy_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.report.figures import sheet, style
-from safevla_bench.report.tables.table import policy_name
+from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
 

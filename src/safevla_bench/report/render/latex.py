@@ -14,7 +14,8 @@ from itertools import product
 from typing import NamedTuple
 
 from safevla_bench.report.render.text import wrap_line
-from safevla_bench.report.tables.table import Cell, Column, Table, drop_empty_columns, group_spans
+from safevla_bench.report.tables.columns import drop_empty_columns
+from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls
 
 _HEAD_WIDTHS = (14, 10, 8)

@@ -18,10 +18,8 @@ from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables import violations
-from safevla_bench.report.tables.agreement import agreement_table, disagreement_table
+from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
-from safevla_bench.report.tables.onset import onset_table
 from safevla_bench.report.tables.published import (
     PUBLISHED_TABLES,
     paper_task_rates,
@@ -193,18 +191,18 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_exposure and inputs.cells:
-        for table in violations.exposure_tables(*inputs.measure_exposure()):
+        for table in explain.exposure_tables(*inputs.measure_exposure()):
             yield table, inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_onsets and inputs.cells and (onsets := inputs.measure_onsets()):
-        yield onset_table(onsets), inputs.cells
+        yield explain.onset_table(onsets), inputs.cells
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.find_bodies and inputs.cells and not inputs.is_ablation:
-        for table in violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells):
+        for table in explain.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells):
             yield table, inputs.cells
 
 
@@ -212,9 +210,9 @@ def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is None or not inputs.read_labels or not any(labels := inputs.read_labels()):
         return
     rows, differing = measure_agreement(labels, inputs.scores)
-    yield agreement_table(rows), inputs.cells
+    yield explain.agreement_table(rows), inputs.cells
     if differing:
-        yield disagreement_table(differing, inputs.scores), inputs.cells
+        yield explain.disagreement_table(differing, inputs.scores), inputs.cells
 
 
 @dataclass(frozen=True)

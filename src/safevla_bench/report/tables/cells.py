@@ -8,29 +8,18 @@ from dataclasses import dataclass, field
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import SpecSummary, Summary, TaskRates, describe_clean_bound, has_verdict
+from safevla_bench.judging.metrics import Summary, TaskRates, describe_clean_bound, has_verdict
 from safevla_bench.judging.rates import HEADLINE, SAFETY
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.table import (
+from safevla_bench.report.tables.columns import (
     DASH,
-    UNNAMED,
-    Cell,
-    Column,
-    Table,
-    add_notes,
-    count_cell,
-    dash_cell,
     describe_intervals,
     lost_columns,
     lost_notes,
-    mean_cell,
     metric_columns,
     policy_name,
-    rate_cell,
-    tabulate,
-    text_column,
-    why_no_safety,
 )
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import NO_VALUE
@@ -159,7 +148,7 @@ def headline_table(
         [*cells, *pooled],
         (
             text_column("Policy", lambda cell: _POOLED if cell in pooled else _policy_cell(cell, privileged)),
-            text_column("Suite", lambda cell: _suite_cell(cell, "" if cell in pooled else NO_VALUE)),
+            text_column("Suite", lambda cell: suite_cell(cell, "" if cell in pooled else NO_VALUE)),
             ENDED,
             *metric_columns(HEADLINE),
             *lost_columns(cells),
@@ -183,69 +172,6 @@ def _policy_cell(cell: Summary, privileged: Collection[str | None]) -> Cell:
     return Cell(policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
 
-def _suite_cell(cell: Summary, without_name: str = NO_VALUE) -> Cell:
+def suite_cell(cell: Summary, without_name: str = NO_VALUE) -> Cell:
+    """Return the cell that names a suite, and says if its assets were stand-ins."""
     return Cell(cell.suite or without_name, detail=provenance_marks.STANDIN if cell.standin_assets else "")
-
-
-def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
-    """Return the table of the violations of each specification, a row per cell and specification.
-
-    A specification that is inactive, vacuous or without a verdict in every episode of a cell has dashes there. With a
-    single cell the columns that name it are left out. `scored`: the safe tier; else diagnostics and alternate tiers,
-    which enter no headline number.
-    """
-    several = len(cells) > 1
-    rows = tuple(
-        (*((Cell(policy_name(cell)), _suite_cell(cell)) if several else ()), *_violation_cells(cell, spec))
-        for cell in cells
-        for spec in cell.specs
-        if (spec.tier == "safe") == scored
-    )
-    names = (text_column("Policy"), text_column("Suite")) if several else ()
-    title = "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score"
-    table = Table(title, (*names, *_VIOLATION), rows, name="violations-by-cell" if scored else "diagnostics")
-    stopped = any(cell.stopped_on_violation for cell in cells)
-    return add_notes(
-        table,
-        "An episode counts once for each specification that it violates.",
-        "A violation stopped some episodes: what they would have violated later is not known." if stopped else "",
-        dash=DASH,
-    )
-
-
-_VIOLATION = (
-    text_column("Specification"),
-    Column("Violated", "of the judged episodes in the cell"),
-    Column("% of all", "with 95 % Wilson interval"),
-    Column("of active", "of the episodes where it applies"),
-    Column("in successes", "violations in successful episodes"),
-    Column("Depth", "mean normalised depth where it applies, 0 to 1"),
-    Column("Vacuous", "applies, but its condition never arose"),
-    Column("Inactive", "does not apply, or was not measured"),
-)
-
-
-def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
-    inactive = sum(spec.inactive.values())
-    outside = (count_cell(spec.vacuous), count_cell(inactive))
-    if why := _why_unjudged(cell, spec):
-        return (Cell(spec.spec_id), dash_cell(why), *[dash_cell()] * 4, *outside)
-    broken = spec.violations.count
-    return (
-        Cell(spec.spec_id),
-        Cell(f"{broken}/{spec.violations.n}", broken, emphasis="bad" if broken else ""),
-        rate_cell(spec.violations),
-        Cell(f"{broken}/{spec.violations_when_active.n}", broken),
-        count_cell(spec.unsafe_success),
-        mean_cell(spec.nsv, "ungraded"),
-        *outside,
-    )
-
-
-def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
-    """Return why there is no verdict: inactive in all episodes, vacuous in all where it applies, or not judged."""
-    if not spec.active:
-        return "inactive" if spec.inactive else "no episode"
-    if spec.vacuous == spec.active:
-        return "vacuous"
-    return "" if spec.violations.n else why_no_safety(cell)

@@ -1,15 +1,18 @@
-"""Tables of a comparison: each policy's value, and the differences."""
+"""Tables of a comparison: each policy's value, the differences, and what changes of suites do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Difference, MarginVerdict, least_tasks
+from safevla_bench.compare.perturbation import CONTROL, MEASURED, Change, ChangeReport
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.action_statistics import ActionChanges
-from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Bounds, Metric
+from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Metric
+from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
@@ -58,11 +61,9 @@ def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table
         *_SCOPE,
         text_column("Policy", lambda row: row.of.policy),
         Column("n", value=lambda row: row.of.n),
-        Column("Value", value=lambda row: value_cell(row.of.value, row.metric)),
-        Column(level, "interval over episodes", lambda row: interval_cell(row.of.ci, row.metric)),
-        Column(
-            "by task", f"{level} interval over whole tasks", lambda row: interval_cell(row.of.ci_by_task, row.metric)
-        ),
+        Column("Value", value=lambda row: value_cell(row.metric, row.of.value)),
+        Column(level, "interval over episodes", lambda row: format_ends(row.metric, row.of.ci)),
+        Column("by task", f"{level} interval over whole tasks", lambda row: format_ends(row.metric, row.of.ci_by_task)),
         text_column("Letters", lambda row: row.of.letters) if len(comparison.policies) > 2 else None,
     )
     rows = [_Row(*place, standing) for place in _scoped_metrics(comparison) for standing in place[1].standings]
@@ -83,10 +84,15 @@ def difference_table(comparison: Comparison) -> Table:
         "the p-value that decides, adjusted for the pairs of policies",
         lambda row: _pvalue_cell(row.of.p_adjusted),
     )
+    size, here, by_task = difference_columns(format_level(comparison))
     columns = (
         *_SCOPE,
         *(names if several else ()),
-        *_difference_columns(format_level(comparison)),
+        size,
+        here,
+        Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
+        by_task,
+        Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
         _COUNTS if comparison.paired else None,
         adjusted if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
@@ -99,17 +105,16 @@ def difference_table(comparison: Comparison) -> Table:
     return tabulate(title, rows, columns, notes=_difference_notes(comparison))
 
 
-def _difference_columns(level: str) -> tuple[Column, ...]:
+def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
+    """Return the columns of a difference and its intervals, for rows with a `metric` that are `of` a difference."""
     return (
-        Column("A − B", value=lambda row: value_cell(row.of.difference, row.metric)),
-        Column(level, "interval if the same tasks were run again", lambda row: interval_cell(row.of.ci, row.metric)),
-        Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
+        Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
+        Column(level, "interval if the same tasks were run again", lambda row: format_ends(row.metric, row.of.ci)),
         Column(
             "by task",
             "interval if other tasks like these were run",
-            lambda row: interval_cell(row.of.ci_by_task, row.metric),
+            lambda row: format_ends(row.metric, row.of.ci_by_task),
         ),
-        Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
     )
 
 
@@ -152,18 +157,6 @@ def _comparison_title(comparison: Comparison) -> str:
     whose = "left out" if len(comparison.policies) == 2 else "lost by some"
     left_out = f" ({pooled.left_out} {whose})" if pooled.left_out else ""
     return f"{len(comparison.policies)} policies on the same {pooled.pairs} {what}{left_out}{mark}"
-
-
-def value_cell(value: float | None, metric: Metric) -> Cell:
-    """Return a value in the unit printed for the metric; a dash for None."""
-    return Cell(NO_VALUE) if value is None else Cell(metric.format(value), metric.scale * value)
-
-
-def interval_cell(ends: Bounds | None, metric: Metric) -> Cell:
-    """Return an interval as text in the unit printed for the metric; a dash for None."""
-    if ends is None:
-        return Cell(NO_VALUE)
-    return Cell(format_interval(*ends, metric.digits, metric.scale))
 
 
 def _pvalue_cell(value: float | None) -> Cell:
@@ -300,3 +293,66 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
                 f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
                 "crashed or has no verdict were the worst, or the best, for one side."
             )
+
+
+# What changes of suites do
+
+
+def describe_changes(report: ChangeReport) -> str:
+    """Return which changes move SR or Safety, as far as the intervals establish it, then the controls."""
+    moved = [
+        f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
+        for row in report.changes
+        for metric in MEASURED
+        if row.change != CONTROL and (item := row.differences[metric.key]).ci and (sign := _sign(item))
+    ]
+    controls = [row for row in report.changes if row.change == CONTROL]
+    noise = [
+        f"{row.policy} {', '.join(f'{metric.label} {_points(row.differences[metric.key])}' for metric in MEASURED)}"
+        for row in controls
+    ]
+    answer = f"{'; '.join(moved)}." if moved else "No change is shown to move SR or Safety."
+    again = f"Run again without a change: {'; '.join(noise)}." if noise else "There is no control: run the suite twice."
+    return f"{answer[:1].upper()}{answer[1:]} {again}"
+
+
+def _sign(item: Difference) -> int:
+    """Return 1 or -1 if the whole interval lies above or below 0, else 0."""
+    low, high = item.ci or (0.0, 0.0)
+    return int(low > 0) - int(high < 0)
+
+
+def _points(item: Difference, sign: int = 1) -> str:
+    """Return a difference in points; with the sign -1, how far it lies below 0."""
+    if item.difference is None:
+        return "not known"
+    points = f"{format_fixed(100 * sign * item.difference, 1)} points"
+    if item.ci is None:
+        return points
+    low, high = sorted(sign * end for end in item.ci)
+    return f"{points} ({format_interval(low, high, 1, 100)})"
+
+
+def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
+    """Return a row for each policy and change: the pairs, and the differences changed minus unchanged in points."""
+    columns = (
+        text_column("Policy", lambda row: row.policy),
+        text_column("Changed", lambda row: row.change),
+        text_column("Suites", lambda row: ", ".join(row.suites)),
+        Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
+        *(Column(metric.label, "points", value=partial(_difference_cell, metric=metric)) for metric in MEASURED),
+        Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
+        Column("Left out", "without their like", lambda row: row.left_out),
+    )
+    together = (
+        f"Changed minus unchanged, on the same tasks, initial states and seeds. All intervals hold together at "
+        f"{format_compact(100 * report.confidence)} % on these tasks: each is at "
+        f"{format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
+    )
+    return tabulate("What changes of the suites do", report.changes, columns, notes=(together, *notes))
+
+
+def _difference_cell(row: Change, metric: Metric) -> Cell:
+    item = row.differences[metric.key]
+    detail = format_ends(metric, item.ci) if item.ci else ""
+    return value_cell(metric, item.difference, "no pair has a value of both", detail)

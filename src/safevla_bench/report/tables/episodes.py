@@ -7,38 +7,19 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from safevla_bench.explain.episode import Moment, SpecTrace
+from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
 from safevla_bench.judging.scores import NO_VERDICT, EpisodeScore, SpecColumn
 from safevla_bench.report.episode_list import EpisodeListRow
-from safevla_bench.report.tables.table import (
-    POLICY,
-    WILSON,
-    Cell,
-    Column,
-    Table,
-    count_cell,
-    dash_cell,
-    number_cell,
-    rate_cell,
-    tabulate,
-    text_column,
-)
-from safevla_bench.report.tables.violations import format_kinds
+from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell, spec_amount
+from safevla_bench.report.tables.explain import format_kinds
+from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.foreign import LACKS, ForeignResults
 from safevla_bench.stl.formula import Formula, format_formula
-from safevla_bench.text import (
-    NO_VALUE,
-    append_unit,
-    display_unit,
-    format_against_limit,
-    format_compact,
-    format_fixed,
-    format_significant,
-)
+from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_significant
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
@@ -62,9 +43,9 @@ def episode_list_table(
             *_number_columns(rows),
             text_column("Outcome", lambda row: row.outcome),
             text_column("Safe", _format_safe),
-            Column("VSI", value=lambda row: number_cell(row.vsi, 3)),
+            Column("VSI", value=lambda row: Cell.number(row.vsi, 3)),
             None if spec_id else text_column("Worst specification", lambda row: row.spec or NO_VALUE),
-            Column("Margin", value=lambda row: Cell(_format_margin(row), row.rho)),
+            Column("Margin", value=lambda row: Cell.amount(row.rho, row.unit or "", row.threshold)),
             text_column("Broken at", _format_first_time),
             text_column("Bodies", _format_bodies) if with_bodies else None,
             text_column("Firm", lambda row: row.firmness or NO_VALUE) if any(row.firmness for row in rows) else None,
@@ -110,13 +91,6 @@ def _format_safe(row: EpisodeListRow) -> str:
     return NO_VERDICT if row.safe is None else "yes" if row.safe else "no"
 
 
-def _format_margin(row: EpisodeListRow) -> str:
-    if row.rho is None or row.threshold is None or row.unit is None:
-        return NO_VALUE
-    unit, scale = display_unit(row.unit, row.threshold)
-    return append_unit(format_significant(row.rho * scale), unit)
-
-
 def _format_bodies(row: EpisodeListRow) -> str:
     named = [
         " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
@@ -131,22 +105,17 @@ def _format_first_time(row: EpisodeListRow) -> str:
 
 def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
     """Return the table of clauses that hold: value nearest to the limit, limit, margin, and time of that value [s]."""
-    return tabulate("Kept", clauses, _KEPT)
-
-
-def _limit_cell(clause: SpecTrace) -> Cell:
-    signal_trace = clause.signal_trace
-    unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
-    return Cell(append_unit(format_compact(signal_trace.limit * scale), unit), signal_trace.limit)
-
-
-_KEPT = (
-    text_column("Specification", lambda clause: clause.spec.spec_id),
-    Column("Nearest", value=lambda clause: Cell(format_moment_value(clause, clause.worst), clause.worst.value)),
-    Column("Limit", value=_limit_cell),
-    Column("Margin", value=lambda clause: Cell(format_margin(clause), clause.rho)),
-    Column("At", value=lambda clause: Cell(f"{format_fixed(clause.worst.time_s, 2)} s", clause.worst.time_s)),
-)
+    return tabulate(
+        "Kept",
+        clauses,
+        (
+            text_column("Specification", lambda clause: clause.spec.spec_id),
+            Column("Nearest", value=lambda clause: clause.chart.format_value(clause.worst.step)),
+            Column("Limit", value=lambda clause: clause.chart.limit_text),
+            Column("Margin", value=format_margin),
+            Column("At", value=lambda clause: f"{format_fixed(clause.worst.time_s, 2)} s"),
+        ),
+    )
 
 
 def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
@@ -168,36 +137,18 @@ def scored_clause_table(row: EpisodeScore, specs: Sequence[SpecColumn]) -> Table
         (
             text_column("Specification", lambda spec: spec.spec_id),
             text_column("Verdict", lambda spec: "BROKEN" if spec.spec_id in row.violated_specs else "kept"),
-            Column("Worst", value=lambda spec: Cell(_format_amount(row.extreme.get(spec.spec_id), spec))),
-            Column("Threshold", value=lambda spec: Cell(_format_amount(spec.threshold, spec))),
-            Column("Margin", value=lambda spec: Cell(_format_amount(row.robustness.get(spec.spec_id), spec))),
-            Column("Depth", value=lambda spec: number_cell(row.depth.get(spec.spec_id), 3)),
+            Column("Worst", value=lambda spec: spec_amount(spec, row.extreme.get(spec.spec_id))),
+            Column("Threshold", value=lambda spec: spec_amount(spec, spec.threshold)),
+            Column("Margin", value=lambda spec: spec_amount(spec, row.robustness.get(spec.spec_id))),
+            Column("Depth", value=lambda spec: Cell.number(row.depth.get(spec.spec_id), 3)),
         ),
     )
 
 
-def _format_amount(value: float | None, spec: SpecColumn) -> str:
-    if value is None:
-        return NO_VALUE
-    unit, scale = display_unit(spec.unit, spec.threshold)
-    return append_unit(format_significant(value * scale), unit)
-
-
-def format_moment_value(clause: SpecTrace, moment: Moment) -> str:
-    """Return the signal's value in one record with its unit; a dash where it is not finite."""
-    if moment.value is None:
-        return NO_VALUE
-    limit = clause.signal_trace.limit
-    unit, scale = display_unit(clause.signal_trace.unit, limit)
-    return append_unit(format_against_limit(moment.value * scale, limit * scale), unit)
-
-
 def format_margin(spec_trace: SpecTrace) -> str:
     """Return the robustness of a specification with its unit; a dash where a Boolean signal decided its violation."""
-    if spec_trace.cause:
-        return NO_VALUE
-    unit, scale = display_unit(spec_trace.spec.unit, spec_trace.spec.threshold)
-    return append_unit(format_significant(spec_trace.rho * scale), unit)
+    spec = spec_trace.spec
+    return format_amount(None if spec_trace.cause else spec_trace.rho, spec.unit, spec.threshold)
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
@@ -249,8 +200,7 @@ def _format_rho(answer: Answer) -> str:
 def _format_signal(name: str, value: float | bool | None) -> str:
     if value is None or isinstance(value, bool):
         return f"{name} {NO_VALUE if value is None else str(value).lower()}"
-    unit, scale = display_unit(SIGNALS[name].unit, value)
-    return f"{name} {append_unit(format_significant(value * scale), unit)}"
+    return f"{name} {format_amount(value, SIGNALS[name].unit)}"
 
 
 # Foreign results and replays
@@ -271,7 +221,7 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
             groups.setdefault((suite, None), []).append(episode.success)
             groups.setdefault((suite, episode.task), []).append(episode.success)
     rows = [_Results(*names, flags) for names, flags in groups.items()]
-    errors = Column("Errors", "outside n", lambda row: count_cell(row.errors, "bad" if row.errors else ""))
+    errors = Column("Errors", "outside n", lambda row: Cell.count(row.errors, "bad" if row.errors else ""))
     return tabulate(
         f"{results.kind}: {source}",
         rows,
@@ -281,7 +231,7 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
             Column("n", value=lambda row: row.sr.n),
             errors if any(row.errors for row in rows) else None,
             Column(SR.heading, value=lambda row: rate_cell(row.sr, "no episode")),
-            *(Column(metric.heading, value=lambda row: dash_cell(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
+            *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
         ),
         notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),
     )
@@ -344,7 +294,7 @@ def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return tuple(Cell(NO_VALUE, detail="no states recorded") for _ in range(4))
-    states = count_cell(int(str(replay["compared"])))
+    states = Cell.count(int(str(replay["compared"])))
     if replay["exact"]:
         return states, Cell("0", 0.0, "every bit"), Cell("0", 0.0, "every bit"), Cell(NO_VALUE, detail="never")
     steps = [coordinate["first_step"] for coordinate in divergence.values() if coordinate["first_step"] is not None]

@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 
 from safevla_bench.judging.scores import SpecColumn
+from safevla_bench.report.tables.columns import limit_cell, spec_amount
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
@@ -24,13 +25,9 @@ from safevla_bench.sensitivity.firmness import (
 )
 from safevla_bench.text import (
     NO_VALUE,
-    append_unit,
     count_noun,
-    display_unit,
-    format_compact,
     format_fixed,
     format_percent,
-    format_significant,
 )
 
 _MOST_LISTED = 20
@@ -60,7 +57,7 @@ def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) ->
 
     def margin(side: Mapping[str, ClauseReading], spec_id: str) -> Cell:
         reading = side.get(spec_id)
-        return _amount(columns[spec_id], None if reading is None else reading.rho)
+        return spec_amount(columns[spec_id], None if reading is None else reading.rho)
 
     def first(side: Mapping[str, ClauseReading], spec_id: str) -> str:
         reading = side.get(spec_id)
@@ -120,7 +117,7 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
         (
             text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
             text_column("Specification", lambda row: row.spec_id),
-            Column("Limit", value=lambda row: _limit(columns[row.spec_id])),
+            Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
             Column("Compared", "replays that decide before they leave the path", lambda row: row.compared),
             Column("Flips", value=lambda row: row.flips),
             Column("Flips %", value=_flip_share),
@@ -143,18 +140,8 @@ def _flip_share(row: ClauseFirmness) -> Cell:
     return Cell(text, float(Fraction(100 * row.flips, row.compared)) if row.compared else None)
 
 
-def _limit(spec: SpecColumn) -> Cell:
-    unit, scale = display_unit(spec.unit, spec.threshold)
-    return Cell(append_unit(format_compact(spec.threshold * scale), unit), spec.threshold)
-
-
-def _amount(spec: SpecColumn, value: float | None) -> Cell:
-    unit, scale = display_unit(spec.unit, spec.threshold)
-    return Cell(NO_VALUE if value is None else append_unit(format_significant(value * scale), unit), value)
-
-
 def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
-    return _amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
+    return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -14,11 +15,11 @@ from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.table import COUNT, UNNAMED, Cell, Column, Table, number_cell, tabulate, text_column
+from safevla_bench.report.tables.columns import COUNT, limit_cell
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import (
     NO_VALUE,
-    append_unit,
     display_unit,
     escape_controls,
     format_against_limit,
@@ -180,17 +181,9 @@ def baseline_table(baseline: Baseline) -> Table:
 
 
 def _worst_cell(floor: BaselineViolation) -> Cell:
-    unit, scale = display_unit(floor.spec.unit, floor.spec.threshold)
-    if floor.extreme is None:
-        return Cell(NO_VALUE)
-    text = format_against_limit(floor.extreme * scale, floor.spec.threshold * scale)
-    return Cell(append_unit(text, unit), floor.extreme)
-
-
-def _limit_cell(floor: BaselineViolation) -> Cell:
-    unit, scale = display_unit(floor.spec.unit, floor.spec.threshold)
-    text = append_unit(format_compact(floor.spec.threshold * scale), unit)
-    return Cell("none at all" if floor.spec.binary else text, floor.spec.threshold)
+    _, scale = display_unit(floor.spec.unit, floor.spec.threshold)
+    against_limit = partial(format_against_limit, limit=floor.spec.threshold * scale)
+    return Cell.amount(floor.extreme, floor.spec.unit, floor.spec.threshold, against_limit)
 
 
 _FLOORS = (
@@ -203,7 +196,7 @@ _FLOORS = (
         lambda floor: Cell(f"{floor.violations}/{floor.n}", floor.violations, emphasis="bad"),
     ),
     Column("Worst value", value=_worst_cell),
-    Column("Limit", value=_limit_cell),
+    Column("Limit", value=lambda floor: "none at all" if floor.spec.binary else limit_cell(floor.spec)),
     Column("From record", "0 is before any action", lambda floor: floor.first_step),
 )
 
@@ -254,7 +247,7 @@ _OUTCOMES = (
     text_column("Suite", lambda row: row.suite or "all"),
     text_column("Gate", lambda row: _gate_name(row)),
     COUNT,
-    Column("Value", value=lambda row: number_cell(row.value, 3)),
+    Column("Value", value=lambda row: Cell.number(row.value, 3)),
     text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
     text_column("Why", lambda row: row.reason),
 )

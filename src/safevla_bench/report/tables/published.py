@@ -22,18 +22,9 @@ from safevla_bench.report.published import (
     load_published,
     printed_rate,
 )
+from safevla_bench.report.tables.columns import DASH, policy_name
 from safevla_bench.report.tables.suites import Cells, suite_mean
-from safevla_bench.report.tables.table import (
-    DASH,
-    UNNAMED,
-    Cell,
-    Column,
-    Table,
-    dash_cell,
-    policy_name,
-    tabulate,
-    text_column,
-)
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_interval
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
@@ -191,7 +182,7 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
     """Return the difference of two policies' cells of the same suites; a dash where a side has no interval."""
     suites = tuple(here)
     mine, theirs = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
-    difference = dash_cell()
+    difference = Cell.dash()
     if mine.exact is not None and theirs.exact is not None and mine.cell.interval and theirs.cell.interval:
         (low, high), exact = theirs.cell.interval, 100 * (mine.exact - theirs.exact)
         minus = (-float(100 * theirs.exact), Interval(-high, -low))
@@ -300,9 +291,9 @@ def published_table(compared: PublishedComparison, *, full: bool = False) -> Tab
             text_column("Suite", lambda row: row.place) if several else None,
             text_column("Metric", lambda row: row.metric.heading),
             Column("value", group=compared.policy, value=lambda row: row.here),
-            Column("n", group=compared.policy, value=lambda row: row.episodes[0] or dash_cell()),
+            Column("n", group=compared.policy, value=lambda row: row.episodes[0] or Cell.dash()),
             Column("value", group=compared.paper, value=lambda row: row.published),
-            Column("n", group=compared.paper, value=lambda row: row.episodes[1] or dash_cell()),
+            Column("n", group=compared.paper, value=lambda row: row.episodes[1] or Cell.dash()),
             Column("points", group="difference", value=lambda row: row.difference),
         ),
         notes=("95 % intervals as of independent samples: Wilson, and MOVER for means and differences.",),

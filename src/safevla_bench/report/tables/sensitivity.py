@@ -1,35 +1,20 @@
-"""Tables of sensitivity: the paper's Table 9, the ranking under its variants, sweeps, and readings of the paper."""
+"""Sensitivity to thresholds: how far Safety moves, the paper's Table 9, sweeps, and the ranking of policies."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 
 import msgspec
 
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
-from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
-from safevla_bench.report.published import PAPER, PublishedVariant, load_published
-from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
-from safevla_bench.report.tables.comparison import interval_cell, value_cell, verdict_cell
+from safevla_bench.report.tables.columns import POLICY, drop_intervals, format_ends, rate_cell, value_cell
+from safevla_bench.report.tables.comparison import difference_columns, verdict_cell
 from safevla_bench.report.tables.suites import exact_value
-from safevla_bench.report.tables.table import (
-    POLICY,
-    UNNAMED,
-    Cell,
-    Column,
-    Table,
-    dash_cell,
-    drop_intervals,
-    rate_cell,
-    tabulate,
-    text_column,
-)
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import (
     SensitivityCurve,
     ThresholdAblation,
@@ -37,41 +22,185 @@ from safevla_bench.sensitivity.curves import (
     ThresholdVariant,
     VariantRates,
 )
-from safevla_bench.sensitivity.readings import PROSE_DEPTH, ReadingCell, ReadingComparison, VerdictChanges
-from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact, format_fixed, format_interval
+from safevla_bench.sensitivity.readings import ReadingCell
+from safevla_bench.text import append_unit, display_unit, format_compact
+
+MOST_NAMED = 3
+"""Policies that a sentence names; more are counted, and in the table."""
+
+
+# Safety of each policy, all suites pooled: the answer
+
+
+def pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
+    """Return policy -> its Safety at each point, its suites pooled; `cells` are pairs of policy and Safety."""
+    points: dict[str, list[Sequence[Rate]]] = {}
+    for policy, rates in cells:
+        points.setdefault(policy or UNNAMED, []).append(rates)
+    return {
+        policy: [_add_rates(rates) for rates in zip(*of_suites, strict=True)] for policy, of_suites in points.items()
+    }
+
+
+def _add_rates(rates: Sequence[Rate]) -> Rate:
+    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+
+
+def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
+    return pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class PolicySafety:
+    """Safety of a policy over all suites: under the first variant, and the least and greatest with their variants."""
+
+    policy: str
+    default: Rate
+    least: tuple[Rate, str]
+    greatest: tuple[Rate, str]
+    sizes: tuple[int, int]
+    """The least and the greatest number of judged episodes, of variants that have any."""
+    silent: tuple[str, ...]
+    """The variants under which no episode is judged."""
+
+    @property
+    def is_still(self) -> bool:
+        """True if no variant changes it, or the number of episodes that it is of."""
+        has_one_value = self.least[0].value == self.greatest[0].value == self.default.value
+        return has_one_value and self.sizes[0] == self.sizes[1] and not self.silent
+
+
+def measure_safety(ablation: ThresholdAblation) -> list[PolicySafety]:
+    """Return the range of Safety of each policy that has a value under the first variant, in the order of the curves.
+
+    Of variants with an equal value the first is named.
+    """
+    names = [variant.name for variant in ablation.variants]
+    return [
+        _measure_range(policy, list(zip(rates, names, strict=True)))
+        for policy, rates in _pool_curves(ablation).items()
+        if rates[0].n
+    ]
+
+
+def _measure_range(policy: str, rates: Sequence[tuple[Rate, str]]) -> PolicySafety:
+    known = [pair for pair in rates if pair[0].n]
+    known.sort(key=lambda pair: pair[0].value or 0.0)
+    sizes = [rate.n for rate, _ in known]
+    most = [pair for pair in known if pair[0].value == known[-1][0].value]
+    silent = tuple(name for rate, name in rates if not rate.n)
+    return PolicySafety(policy, rates[0][0], known[0], most[0], (min(sizes), max(sizes)), silent)
+
+
+def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
+    """Return how far Safety moves under the variants, policy by policy, and whether a pair is shown to change order."""
+    ranges, policies = measure_safety(ablation), list(_pool_curves(ablation))
+    if not ranges:
+        return "Safety has no value: no specification reached a verdict."
+    silent = [policy for policy in policies if policy not in {item.policy for item in ranges}]
+    without = [f"Safety of {_join(silent, 'policies')} has no value."] if silent else []
+    sentences = _range_sentences(ranges, len(ablation.variants) - 1)
+    return " ".join([*sentences, *without, *_order_sentences(ranking, len(policies))])
+
+
+def _range_sentences(ranges: Sequence[PolicySafety], others: int) -> Iterator[str]:
+    """Yield whose Safety moves under the other variants, and how far."""
+    moving = [item for item in ranges if not item.is_still]
+    if not moving:
+        yield f"None of the {others} other variants of the thresholds changes Safety of any policy."
+    for item in moving[:MOST_NAMED]:
+        yield from _moving_sentences(item)
+    if more := len(moving[MOST_NAMED:]):
+        yield f"That of {more} more changes too: see the table."
+    if still := [item.policy for item in ranges if item.is_still and moving]:
+        yield f"That of {_join(still, 'other policies')} does not change."
+
+
+def _moving_sentences(item: PolicySafety) -> Iterator[str]:
+    """Yield where Safety goes to either side; that it is of other episodes; and where it has no value."""
+    fewest, most = item.sizes
+    ends = [
+        f"{side} to {_format_rate(rate, fewest < most)} ({variant})"
+        for side, (rate, variant) in (("down", item.least), ("up", item.greatest))
+        if rate.value != item.default.value
+    ]
+    moves = f", {' and '.join(ends)} under other thresholds" if ends else ""
+    yield f"Safety of {item.policy} is {_format_rate(item.default, fewest < most)}{moves}."
+    if fewest < most:
+        yield f"It is of {fewest} to {most} episodes: those cut short are judged only where they violate."
+    if item.silent:
+        yield f"It has no value under {_join(item.silent, 'variants')}."
+
+
+def _format_rate(rate: Rate, with_size: bool) -> str:
+    return f"{SAFETY.format(rate.value or 0.0)} %{f' of {rate.n}' if with_size else ''}"
+
+
+def _join(names: Sequence[str], what: str) -> str:
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} {what}"
+
+
+def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Iterator[str]:
+    """Yield whether the order of two policies is shown to change; nothing for a single policy."""
+    if ranking is None:
+        if policies > 1:
+            yield "Whether their order changes is not known: they cannot be compared under every variant."
+        return
+    changes = [
+        f"{variant.variant} ({_join([f'{after} above {before}' for before, after in variant.reversed], 'pairs')})"
+        for variant in ranking.changes
+    ]
+    yield (
+        f"The order changes under {'; '.join(changes)}." if changes else "No pair of policies is shown to change order."
+    )
+
+
+def range_table(ablation: ThresholdAblation, notes: Sequence[str] = ()) -> Table:
+    """Return the table of each policy's Safety over all suites: as it stands, its least and its greatest."""
+    return tabulate(
+        f"Safety under {len(ablation.variants)} variants of the thresholds (paper's Table 9), all suites pooled",
+        measure_safety(ablation),
+        (
+            text_column("Policy", lambda row: row.policy),
+            Column("n", value=lambda row: row.default.n),
+            Column(SAFETY.heading, value=lambda row: rate_cell(row.default)),
+            Column("least", value=lambda row: rate_cell(row.least[0], n=row.default.n)),
+            text_column("under", lambda row: row.least[1]),
+            Column("greatest", value=lambda row: rate_cell(row.greatest[0], n=row.default.n)),
+            text_column("under", lambda row: row.greatest[1]),
+        ),
+        notes=notes,
+        remarks=ablation.warnings,
+    )
+
+
+# Cells under each variant or threshold
+
+
+@dataclass(frozen=True, slots=True)
+class CellPoint:
     """One cell under one variant, threshold or reading, which `head` names."""
 
     cell: SensitivityCurve | ReadingCell
     head: Cell
     rates: VariantRates
-    changes: VerdictChanges | None = None
 
 
-def _number_cell(metric: Metric, row: _Point) -> Cell:
+def _number_cell(metric: Metric, row: CellPoint) -> Cell:
     number: Rate | Mean = getattr(row.rates, metric.key)
-    if number.value is None or (number.ci is None and isinstance(number, Rate)):
-        return Cell(NO_VALUE, detail="no success" if metric is UNSAFE_SUCCESS else "")
-    exact = Fraction(number.count, number.n) if isinstance(number, Rate) else number.value
-    return Cell(metric.format(exact), float(metric.scale * exact))
+    return value_cell(metric, exact_value(number), "no success" if metric is UNSAFE_SUCCESS else "")
 
 
-def _ends_text(metric: Metric, row: _Point) -> str:
+def _ends_text(metric: Metric, row: CellPoint) -> str:
     number: Rate | Mean = getattr(row.rates, metric.key)
-    if number.ci is None or (isinstance(number, Mean) and number.n < 2):
-        return NO_VALUE
-    return format_interval(*number.ci, digits=metric.digits, scale=metric.scale)
+    return format_ends(metric, None if isinstance(number, Mean) and number.n < 2 else number.ci)
 
 
 def _number_column(metric: Metric) -> Column:
     return Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
 
 
-_METRICS = (
+RATE_COLUMNS = (
     _number_column(SAFETY),
     Column("95 %", "Wilson interval", partial(_ends_text, SAFETY)),
     _number_column(SBU),
@@ -80,12 +209,12 @@ _METRICS = (
     _number_column(VSI),
     Column("95 %", "interval of the mean severity", partial(_ends_text, VSI)),
 )
-_NAMES = (
+CELL_COLUMNS = (
     text_column("Policy", lambda row: POLICY.cell(row.cell)),
     text_column("Suite", lambda row: row.cell.suite),
     Column("n", value=lambda row: row.cell.n),
 )
-_WHY = "SR does not depend on thresholds."
+SAME_SR = "SR does not depend on thresholds."
 
 
 def variant_table(ablation: ThresholdAblation) -> Table:
@@ -95,160 +224,14 @@ def variant_table(ablation: ThresholdAblation) -> Table:
     return tabulate(
         "Sensitivity to thresholds (variants of the paper's Table 9)",
         _curve_points(ablation.curves, heads),
-        (*_NAMES, text_column("Variant", lambda row: row.head), *_METRICS),
-        notes=(_WHY, left_out if ablation.left_out else ""),
+        (*CELL_COLUMNS, text_column("Variant", lambda row: row.head), *RATE_COLUMNS),
+        notes=(SAME_SR, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
     )
 
 
-def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[_Point]:
-    return [_Point(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
-
-
-def reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
-    *changed, differences = _change_columns()
-    return tabulate(
-        "Readings of the paper",
-        [
-            _Point(cell, Cell(name), point.rates, point.changes)
-            for cell in comparison.cells
-            for name, point in zip(comparison.readings, cell.points, strict=True)
-        ],
-        (
-            *_NAMES,
-            text_column("Reading", lambda row: row.head),
-            *changed,
-            *_METRICS,
-            differences,
-        ),
-        notes=(
-            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
-            "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
-            _WHY.replace("thresholds", "the reading"),
-        ),
-        remarks=comparison.warnings,
-        name="readings",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _PooledReading:
-    """One policy under one reading, its suites pooled."""
-
-    policy: str
-    reading: str
-    safety: Rate
-    changes: VerdictChanges
-
-
-def _pool_readings(comparison: ReadingComparison) -> list[_PooledReading]:
-    """Return a row for each policy and reading but prose depth, which changes no verdict."""
-    shown = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
-    rows = []
-    for policy in dict.fromkeys(cell.policy for cell in comparison.cells):
-        points = [cell.points for cell in comparison.cells if cell.policy == policy]
-        rows += [
-            _PooledReading(
-                policy or UNNAMED,
-                comparison.readings[k],
-                _add_rates([of_cell[k].rates.safety for of_cell in points]),
-                _add_changes([of_cell[k].changes for of_cell in points]),
-            )
-            for k in shown
-        ]
-    return rows
-
-
-def _add_rates(rates: Sequence[Rate]) -> Rate:
-    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-
-
-def _add_changes(parts: Sequence[VerdictChanges]) -> VerdictChanges:
-    violations = Counter[str]()
-    for part in parts:
-        violations.update(part.violations)
-    return VerdictChanges(
-        changed=sum(part.changed for part in parts),
-        to_unsafe=sum(part.to_unsafe for part in parts),
-        to_safe=sum(part.to_safe for part in parts),
-        violations={name: count for name, count in violations.items() if count},
-    )
-
-
-def describe_readings(comparison: ReadingComparison) -> str:
-    """Return under which readings verdicts change, and where Safety of each policy goes."""
-    rows, (first, *_) = _pool_readings(comparison), comparison.readings
-    changed = Counter[str]()
-    for row in rows:
-        changed[row.reading] += row.changes.changed
-    counts = [f"{count} under {name}" for name, count in changed.items() if count]
-    total = sum(cell.n for cell in comparison.cells)
-    if not counts:
-        return f"No reading of the paper changes one of {total} verdicts."
-    moved = [f"{policy} {', '.join(ends)}" for policy, ends in _group_moves(rows).items() if ends]
-    more = f"; and {len(moved) - _MOST_MOVED} more" if len(moved) > _MOST_MOVED else ""
-    answer = f"Of {total} verdicts {' and '.join(counts)} differ from {first}."
-    return f"{answer} Safety: {'; '.join(moved[:_MOST_MOVED])}{more}." if moved else answer
-
-
-def _group_moves(rows: Sequence[_PooledReading]) -> dict[str, list[str]]:
-    """Return policy -> its Safety under the first reading, then under those that change it, alike ones together."""
-    moves: dict[str, list[str]] = {}
-    for policy in dict.fromkeys(row.policy for row in rows):
-        readings: dict[str, list[str]] = {}
-        for row in (row for row in rows if row.policy == policy and row.safety.value is not None):
-            readings.setdefault(f"{SAFETY.format(row.safety.value or 0.0)} %", []).append(row.reading)
-        if len(readings) > 1:
-            moves[policy] = [f"{value} ({', '.join(names)})" for value, names in readings.items()]
-    return moves
-
-
-_MOST_MOVED = 3
-"""Policies that the sentence names; the table has all."""
-
-
-def reading_summary_table(comparison: ReadingComparison) -> Table:
-    """Return the table of a row per policy and reading that changes a verdict, all suites pooled, with Safety."""
-    first, rows = comparison.readings[0], _pool_readings(comparison)
-    return tabulate(
-        "Readings of the paper, all suites pooled",
-        [row for row in rows if row.reading == first or row.changes.changed],
-        (
-            text_column("Policy", lambda row: row.policy),
-            text_column("Reading", lambda row: row.reading),
-            Column("n", value=lambda row: row.safety.n),
-            Column(SAFETY.heading, value=lambda row: rate_cell(row.safety)),
-            *_change_columns(),
-        ),
-        notes=(f"Changes are from {first}. Readings that change no verdict of a policy are left out.",),
-        remarks=comparison.warnings,
-        name="readings",
-    )
-
-
-def _change_columns() -> list[Column]:
-    changed = {
-        "all": _changed_cell,
-        "to unsafe": lambda row: row.changes.to_unsafe,
-        "to safe": lambda row: row.changes.to_safe,
-    }
-    return [
-        *(Column(name, "verdicts", value, group="Changed") for name, value in changed.items()),
-        text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
-    ]
-
-
-def _changed_cell(row: _Point | _PooledReading) -> Cell:
-    assert row.changes is not None
-    lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
-    return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
-
-
-def _format_differences(row: _Point | _PooledReading) -> str:
-    assert row.changes is not None
-    differences = row.changes.violations.items()
-    return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in differences)
+def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[CellPoint]:
+    return [CellPoint(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
 
 
 def sweep_table(sweep: ThresholdSweep) -> Table:
@@ -264,8 +247,8 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
     return tabulate(
         f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
         _curve_points(sweep.curves, heads),
-        (*_NAMES, Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head), *_METRICS),
-        notes=[f"{default}. K = severe/threshold stays. {_WHY}"],
+        (*CELL_COLUMNS, Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head), *RATE_COLUMNS),
+        notes=[f"{default}. K = severe/threshold stays. {SAME_SR}"],
         remarks=sweep.warnings,
     )
 
@@ -291,19 +274,13 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
 
 def sweep_summary_table(sweep: ThresholdAblation, name: str) -> Table:
     """Return the table of Safety under each threshold of `name_variants`, a column per policy, all suites pooled."""
-    rates: dict[str, list[Rate]] = {}
-    for policy in dict.fromkeys(curve.policy for curve in sweep.curves):
-        points = [curve.points for curve in sweep.curves if curve.policy == policy]
-        rates[policy or UNNAMED] = [
-            _add_rates([rate.safety for rate in of_one]) for of_one in zip(*points, strict=True)
-        ]
-
-    def policy_column(policy: str) -> Column:
-        n = rates[policy][0].n
-        return Column(f"{policy}, n = {n}", value=lambda k: rate_cell(rates[policy][k], n=n))
-
     heads = [f"{sweep.variants[0].name}, as it stands", *(variant.name for variant in sweep.variants[1:])]
-    columns = [text_column("Threshold", lambda k: heads[k]), *map(policy_column, rates)]
+
+    def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
+        return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
+
+    columns = [text_column("Threshold", lambda k: heads[k])]
+    columns += [policy_column(policy, rates) for policy, rates in _pool_curves(sweep).items()]
     title = f"Safety % over the sweep of {name}, all suites pooled"
     return drop_intervals(tabulate(title, range(len(heads)), columns, remarks=sweep.warnings))
 
@@ -336,13 +313,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
             text_column("Variant", lambda row: row.variant),
             text_column("A", lambda row: row.of.first),
             text_column("B", lambda row: row.of.second),
-            Column("A − B", "Safety over all suites, in points", lambda row: value_cell(row.of.difference, SAFETY)),
-            Column(level, "interval if the same tasks were run again", lambda row: interval_cell(row.of.ci, SAFETY)),
-            Column(
-                "by task",
-                "interval if other tasks like these were run",
-                lambda row: interval_cell(row.of.ci_by_task, SAFETY),
-            ),
+            *difference_columns(level, "Safety over all suites, in points"),
             text_column("Told apart", lambda row: verdict_cell(row.of, SAFETY)),
             text_column("Order", lambda row: row.order),
         ),
@@ -358,6 +329,7 @@ class _Ranked:
     variant: str
     of: Difference
     order: Cell
+    metric: Metric = SAFETY
 
 
 def _order_cell(ranking: RankingSensitivity, variant: VariantRanking, item: Difference) -> Cell:
@@ -380,180 +352,3 @@ def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
     yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
     if count > 1:
         yield f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
-
-
-# Means over the cells of each host
-
-
-_AVERAGED = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
-AUXILIARY = "auxiliary entries"
-
-
-@dataclass(frozen=True, slots=True)
-class ExactMean:
-    """An unweighted mean of cell values, a share or a severity; `cells` of them have a value."""
-
-    value: Fraction | None
-    cells: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostMean:
-    """The cells that are averaged together: of one host, of one suite that is not the paper's, or auxiliary ones."""
-
-    title: str
-    policies: tuple[str | None, ...]
-    suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]
-    """The paper's suites of this host that none of the cells is of."""
-    cells: int
-    points: tuple[Mapping[Metric, ExactMean], ...]
-    """For each variant the mean of each metric."""
-    published: tuple[PublishedVariant | None, ...]
-    """For each variant the paper's row of this host; None where it prints none."""
-
-
-def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
-    """Return the means of each host, in order of first appearance, those of auxiliary entries last.
-
-    The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
-    """
-    groups: dict[str, list[SensitivityCurve]] = {}
-    for curve in ablation.curves:
-        if curve.policy != NOOP:
-            apart = roster.is_auxiliary(curve)
-            groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
-    return tuple(
-        _host_mean(title, groups[title], ablation, registry)
-        for title in sorted(groups, key=lambda title: title == AUXILIARY)
-        if len(groups[title]) > 1 or published_suites(registry, title)
-    )
-
-
-def _host_mean(
-    title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
-) -> HostMean:
-    suites = tuple(dict.fromkeys(curve.suite for curve in curves))
-    published = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
-    return HostMean(
-        title=title,
-        policies=tuple(dict.fromkeys(curve.policy for curve in curves)),
-        suites=suites,
-        missing_suites=tuple(
-            suite for suite, names in published_suites(registry, title).items() if not names & set(suites)
-        ),
-        cells=len(curves),
-        points=tuple(
-            {metric: _average([getattr(curve.points[k], metric.key) for curve in curves]) for metric in _AVERAGED}
-            for k in range(len(ablation.variants))
-        ),
-        published=tuple(published.get(variant.name) for variant in ablation.variants),
-    )
-
-
-def _average(numbers: Sequence[Rate | Mean]) -> ExactMean:
-    known = [value for value in map(exact_value, numbers) if value is not None]
-    return ExactMean(sum(known, Fraction(0)) / len(known) if known else None, len(known))
-
-
-def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, roster: Roster) -> Table:
-    """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
-    a row.
-    """
-    beside_paper = any(row for mean in means for row in mean.published)
-    return tabulate(
-        "Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
-        [
-            _VariantMean(mean, variant.name, point, row)
-            for mean in means
-            for variant, point, row in zip(ablation.variants, mean.points, mean.published, strict=True)
-        ],
-        (
-            text_column("Host", lambda row: row.host.title),
-            Column("Cells", "policy × suite", lambda row: row.host.cells),
-            text_column("Variant", lambda row: row.variant),
-            *(column for metric in _AVERAGED for column in _mean_columns(metric, beside_paper)),
-        ),
-        notes=_mean_notes(means, roster, beside_paper),
-        remarks=ablation.warnings,
-        name="host-means",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _VariantMean:
-    """The means of a host under a variant."""
-
-    host: HostMean
-    variant: str
-    means: Mapping[Metric, ExactMean]
-    paper: PublishedVariant | None
-
-
-def _mean_columns(metric: Metric, beside_paper: bool) -> tuple[Column, ...]:
-    here, paper = partial(_mean_cell, metric), partial(_published_cell, metric)
-    if not beside_paper:
-        return (Column(metric.heading, value=here),)
-    return Column("here", value=here, group=metric.heading), Column("paper", value=paper, group=metric.heading)
-
-
-def _mean_cell(metric: Metric, row: _VariantMean) -> Cell:
-    mean, cells = row.means[metric], row.host.cells
-    if mean.value is None:
-        return dash_cell("no cell has it")
-    detail = "" if mean.cells == cells else f"{mean.cells} of {cells} cells"
-    return Cell(metric.format(mean.value), float(metric.scale * mean.value), detail)
-
-
-def _published_cell(metric: Metric, row: _VariantMean) -> Cell:
-    if row.paper is None:
-        return dash_cell("not printed")
-    printed: float = getattr(row.paper, metric.key)
-    return Cell(format_fixed(Fraction(repr(printed)), metric.digits), printed)
-
-
-def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -> Iterator[str]:
-    yield "Unweighted means over cells; P[U|S] is a mean of ratios."
-    for mean in means:
-        if mean.missing_suites and any(mean.published):
-            yield f"{mean.title}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
-    privileged = [
-        policy or UNNAMED
-        for policy in dict.fromkeys(policy for mean in means for policy in mean.policies)
-        if roster.is_privileged(policy)
-    ]
-    if privileged:
-        yield f"Privileged simulator state was seen by {', '.join(privileged)}."
-    if any(mean.title == AUXILIARY for mean in means):
-        yield "Auxiliary entries are in no other mean."
-    if beside_paper:
-        yield (
-            "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
-            "docs/reconstruction.md says what makes them incomparable."
-        )
-
-
-def mean_documents(means: Sequence[HostMean], ablation: ThresholdAblation) -> list[dict[str, object]]:
-    """Return the means as plain values for JSON: shares of 1 and severities, null where there is none.
-
-    `paper` holds the paper's row of Table 9 in the same units, null where it prints none.
-    """
-    return [
-        {
-            "host": host.title,
-            "cells": host.cells,
-            "policies": list(host.policies),
-            "suites": list(host.suites),
-            "missing_suites": list(host.missing_suites),
-            "variants": [
-                {
-                    "name": variant.name,
-                    "mean": {m.key: None if (mean := point[m].value) is None else float(mean) for m in _AVERAGED},
-                    "cells": {m.key: point[m].cells for m in _AVERAGED},
-                    "paper": row and {m.key: float(Fraction(repr(getattr(row, m.key))) / m.scale) for m in _AVERAGED},
-                }
-                for variant, point, row in zip(ablation.variants, host.points, host.published, strict=True)
-            ],
-        }
-        for host in means
-    ]

@@ -13,19 +13,8 @@ from safevla_bench.compare.difference import least_tasks
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.judging.rates import SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.table import (
-    DASH,
-    PAPER_INTERVALS,
-    SERIES_INTERVALS,
-    Cell,
-    Column,
-    Table,
-    dash_cell,
-    mean_cell,
-    rate_cell,
-    tabulate,
-    text_column,
-)
+from safevla_bench.report.tables.columns import DASH, PAPER_INTERVALS, SERIES_INTERVALS, mean_cell, rate_cell
+from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import format_compact, format_fixed
 
 
@@ -79,7 +68,7 @@ def _number_cell(metric: Metric, row: _Run) -> Cell:
 def _gain_cell(metric: Metric, row: _Run) -> Cell:
     gain = row.point.gains.get(metric)
     if gain is None or gain.difference is None:
-        return dash_cell("the first" if row.point is row.curve.points[0] else "not comparable")
+        return Cell.dash("the first" if row.point is row.curve.points[0] else "not comparable")
     value = 100 * gain.difference
     if gain.ci is None:
         return Cell(_format_points(gain.difference), value)

@@ -10,7 +10,7 @@ from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.report.published import printed_mean
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.table import (
+from safevla_bench.report.tables.columns import (
     BEST_NOTE,
     COUNT,
     DASH,
@@ -18,18 +18,19 @@ from safevla_bench.report.tables.table import (
     LARGEST_NOTE,
     MEAN_INTERVALS,
     SUITE,
-    UNNAMED,
-    Cell,
-    Column,
-    Table,
-    add_notes,
-    dash_cell,
     describe_intervals,
     lost_columns,
     lost_notes,
     metric_cell,
     metric_columns,
     range_cell,
+)
+from safevla_bench.report.tables.table import (
+    UNNAMED,
+    Cell,
+    Column,
+    Table,
+    add_notes,
     table_file_name,
     tabulate,
     text_column,
@@ -66,14 +67,14 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
-        return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else dash_cell(unknown))
+        return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown))
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
     if len(judged) < len(suites):
-        return ExactCell(dash_cell(f"{len(judged)} of {len(suites)} suites"))
+        return ExactCell(Cell.dash(f"{len(judged)} of {len(suites)} suites"))
     numbers = [cell.number(metric) for cell in judged]
     exact = [value for value in map(exact_value, numbers) if value is not None]
     if not exact:
-        return ExactCell(dash_cell(metric_cell(metric, judged[0]).detail))
+        return ExactCell(Cell.dash(metric_cell(metric, judged[0]).detail))
     value = sum(exact, Fraction(0)) / len(exact)
     cell = Cell(metric.format(value), float(metric.scale * value))
     if len(exact) < len(suites):
@@ -178,7 +179,7 @@ def _metric_block(
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
     if cell is None:
-        return ExactCell(dash_cell("not run"))
+        return ExactCell(Cell.dash("not run"))
     if metric.needs_verdict and not has_verdict(cell):
         return ExactCell(metric_cell(metric, cell))
     return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)))

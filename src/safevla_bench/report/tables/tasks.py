@@ -18,24 +18,18 @@ from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, Bools, Scores, SpecColumn
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.table import (
+from safevla_bench.report.tables.columns import (
     COUNT,
     DASH,
     SUITE,
     WILSON,
-    Cell,
-    Column,
-    Table,
-    count_cell,
-    dash_cell,
     lost_columns,
     lost_notes,
     metric_cell,
     range_cell,
     rate_cell,
-    tabulate,
-    text_column,
 )
+from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.tasks import check_applicability
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
@@ -129,9 +123,9 @@ class _ActiveRow(NamedTuple):
 def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, Cell]) -> _ActiveRow:
     tags = ruleset.tags(*task)
     verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in ruleset.library.safe}
-    active = count_cell(sum(verdict.applies for verdict in verdicts.values()))
+    active = Cell.count(sum(verdict.applies for verdict in verdicts.values()))
     why = "; ".join(f"{name} ({verdict.reason})" for name, verdict in verdicts.items() if not verdict.applies)
-    in_runs = counted.get(task, dash_cell("no run"))
+    in_runs = counted.get(task, Cell.dash("no run"))
     return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, in_runs, why or "none")
 
 
@@ -219,7 +213,7 @@ def _has_row(effect: _Effect) -> bool:
 
 
 def _share_cell(count: int, effect: _Effect) -> Cell:
-    return rate_cell(Rate.of(count, effect.successes)) if effect.successes else dash_cell("no success")
+    return rate_cell(Rate.of(count, effect.successes)) if effect.successes else Cell.dash("no success")
 
 
 _EFFECTS = (

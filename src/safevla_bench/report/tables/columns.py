@@ -1,0 +1,243 @@
+"""The columns, cells and notes that builders share, and tables with fewer columns or without intervals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from safevla_bench.judging.metrics import Summary, TaskRates, describe_unjudged, has_verdict
+from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
+from safevla_bench.judging.scores import NO_VERDICT, SpecColumn
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, add_notes, text_column
+from safevla_bench.sensitivity.curves import SensitivityCurve
+from safevla_bench.text import NO_VALUE, format_compact, format_interval
+
+LARGEST = "†"
+"""The mark of the largest SBU of a column, as in the paper."""
+_INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities"
+INTERVALS = f"{_INTERVALS} (VSI|U has none below {LEAST_UNSAFE} unsafe episodes)."
+SERIES_INTERVALS = f"{_INTERVALS}."
+PAPER_INTERVALS = (
+    "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
+)
+MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites (MOVER)."
+BEST_NOTE = "Bold: the best of a column"
+LARGEST_NOTE = f"{LARGEST}: the largest SBU of a column."
+WILSON = "Below each value its 95 % interval (Wilson)."
+DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
+
+
+def describe_intervals(cells: Iterable[Summary]) -> str:
+    """Return the note on the intervals below values, by whether that of any VSI is a bootstrap."""
+    return PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in cells) else INTERVALS
+
+
+def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
+    """Return the policy of a cell, or `UNNAMED` where the record names none."""
+    return cell.policy or UNNAMED
+
+
+POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
+SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
+"""The policy and the suite of a row that has them as `policy` and `suite`."""
+COUNT = Column("n", value=lambda row: row.n)
+
+
+def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
+    """Return a rate in percent with its interval; a dash and a reason where the rate has no interval.
+
+    The reason is the rate's own (`unknown`), else `why_none`. `n` is that of the row: if the rate is over another
+    number of episodes, the cell says that number (`of`).
+    """
+    if rate.ci is None:
+        return Cell.dash(rate.unknown or why_none)
+    return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, _own_n(rate.n, n))
+
+
+def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
+    """Return a mean with 3 decimals and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
+
+    A mean of one episode, or without an interval, says how few episodes there are instead. `n` is as in `rate_cell`.
+    """
+    if mean.value is None:
+        return Cell.dash(mean.unknown or why_none)
+    of = _own_n(mean.n, n)
+    if mean.ci is None or mean.n == 1:
+        few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
+        return replace(Cell.number(mean.value, 3), detail=few, of=of)
+    return Cell.estimate(mean.value, mean.ci, 3, of=of)
+
+
+def _own_n(own: int, n: int | None) -> int | None:
+    return None if n is None or own == n else own
+
+
+def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
+    """Return a value of a metric in the unit printed for it; a dash and its reason for None."""
+    return Cell.dash(why_none) if value is None else Cell(metric.format(value), float(metric.scale * value), detail)
+
+
+def format_ends(metric: Metric, ends: Bounds | None) -> str:
+    """Return an interval in the unit printed for the metric; a dash for None."""
+    return NO_VALUE if ends is None else format_interval(*ends, metric.digits, metric.scale)
+
+
+def metric_cell(metric: Metric, cell: Summary) -> Cell:
+    """Return a metric of a cell; a dash and the reason where there is no verdict or no value.
+
+    The cell says how many episodes the value is over if a reader would take it for another number.
+    """
+    if metric.needs_verdict and not has_verdict(cell):
+        return Cell.dash(why_no_safety(cell))
+    number = cell.number(metric)
+    if isinstance(number, Rate):
+        n = cell.rates[SR.key].count if metric.given == "success" else cell.n
+        return rate_cell(number, "no success" if cell.n else "no episode", n=n)
+    why = "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known"
+    return mean_cell(number, why, n=None if metric.given == "unsafe" else cell.n)
+
+
+def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
+    """Return a column of each metric, for rows that are summaries."""
+    return tuple(Column(metric.heading, metric.meaning, partial(metric_cell, metric)) for metric in metrics)
+
+
+def why_no_safety(cell: Summary) -> str:
+    """Return why a cell without a judged episode has no rate of safety: no verdict, or no episode at all."""
+    return NO_VERDICT if cell.n or cell.unjudged else "no episode"
+
+
+def spec_amount(spec: SpecColumn, value: float | None) -> Cell:
+    """Return a value in the unit of a specification; a dash for None."""
+    return Cell.amount(value, spec.unit, spec.threshold)
+
+
+def limit_cell(spec: SpecColumn) -> Cell:
+    """Return the threshold of a specification."""
+    return Cell.amount(spec.threshold, spec.unit, spec.threshold, format_compact)
+
+
+def range_cell(counts: Iterable[int]) -> Cell:
+    """Return a count; the least and the greatest if they differ."""
+    ends = sorted(set(counts))
+    return Cell.count(ends[0]) if len(ends) == 1 else Cell(f"{ends[0]}–{ends[-1]}")
+
+
+_LOST = {
+    "crashed": Column("Crashed", "outside n"),
+    "stopped": Column("Stopped", "outside n"),
+    "unjudged": Column("No verdict", "safety unknown"),
+}
+
+
+def lost_columns(
+    cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row], emphasis: Emphasis = "bad"
+) -> Iterator[Column]:
+    """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
+
+    `cells_of` returns what a row counts: objects with the attributes of `Summary` of these names. `emphasis` is that of
+    counts above 0.
+    """
+
+    def count(row: object, kind: str) -> Cell:
+        number = sum(int(getattr(cell, kind)) for cell in cells_of(row))
+        return Cell.count(number, emphasis if number else "")
+
+    for kind, column in _LOST.items():
+        if any(getattr(cell, kind) for cell in cells):
+            yield replace(column, value=partial(count, kind=kind))
+
+
+def lost_notes(cells: Sequence[Summary], *, columns: bool = True) -> Iterator[str]:
+    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost.
+
+    Without `columns` of lost episodes there is no note on these.
+    """
+    reasons: Counter[str] = Counter()
+    for cell in cells:
+        reasons.update(cell.no_verdict)
+    stopped = sum(cell.stopped_on_violation for cell in cells)
+    if columns and any(cell.crashed or cell.stopped for cell in cells):
+        yield "Crashed and stopped episodes are outside n, and so in no SR."
+    if stopped:
+        yield (
+            f"A violation stopped {stopped} episode{'' if stopped == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells "
+            "that hold any are unknown."
+        )
+    if reasons:
+        yield (
+            f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over "
+            "the others; a value over other episodes than n has its own n below it."
+        )
+
+
+def drop_intervals(table: Table) -> Table:
+    """Return the table without intervals and the notes on them. Reasons of dashes and notes on few episodes stay."""
+    rows = tuple(
+        tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
+    )
+    interval_notes = (INTERVALS, PAPER_INTERVALS, MEAN_INTERVALS, WILSON)
+    return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in interval_notes))
+
+
+def select_columns(table: Table, names: Sequence[str]) -> Table:
+    """Return the table with the named columns, in the order of the names, and without notes that no longer apply.
+
+    A name is that of a column, of its group, or both; case and percent signs do not matter, and unknown names are
+    skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
+    are dashes. The counts of lost episodes stay last.
+    """
+    wanted = [_plain_name(name) for name in names]
+    chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
+    leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
+    stay = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
+    lost = [k for k, column in enumerate(table.columns) if column in _LOST.values()]
+    return _keep_columns(table, list(dict.fromkeys([*stay, *chosen, *lost])))
+
+
+def drop_empty_columns(table: Table) -> Table:
+    """Return the table without the columns, but for the first, that have no value in any row.
+
+    A note names those of numbers, with the reasons of their dashes.
+    """
+    cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
+    empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
+    if not empty:
+        return table
+    names = []
+    for column, of in ((table.columns[k], cells[k]) for k in empty if table.columns[k].numeric):
+        reasons = sorted({cell.detail for cell in of} - {""})
+        names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
+    kept = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
+    return add_notes(kept, f"Left out, without a value in any row: {', '.join(names)}." if names else "")
+
+
+def _keep_columns(table: Table, places: Sequence[int]) -> Table:
+    """Return the table with the columns at these places, without notes on what these no longer hold."""
+    rows = tuple(tuple(row[k] for k in places) for row in table.rows)
+    shown = [cell for row in rows for cell in row]
+    applies = {
+        LARGEST_NOTE: any(cell.mark for cell in shown),
+        f"{NO_VALUE} ": any(cell.text == NO_VALUE for cell in shown),
+        BEST_NOTE: any(cell.emphasis == "best" for cell in shown),
+    }
+    gone = tuple(note for note in applies if not applies[note])
+    notes = tuple(note for note in table.notes if not note.startswith(gone))
+    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows, notes=notes)
+
+
+def has_column(table: Table, name: str) -> bool:
+    """Return whether `name` is that of a column, of a group, or both, as `select_columns` reads names."""
+    return any(_plain_name(name) in _column_names(column) for column in table.columns)
+
+
+def _column_names(column: Column) -> set[str]:
+    return {_plain_name(name) for name in (column.name, column.group, column.full) if name}
+
+
+def _plain_name(name: str) -> str:
+    return " ".join(name.lower().replace("%", "").split())

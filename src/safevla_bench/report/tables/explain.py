@@ -1,0 +1,445 @@
+"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts.
+
+Bodies are counted by kind; a second table has the displacement that is left without the goal's receptacles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
+from safevla_bench.explain.bodies import BodyFindings, BodyViolation
+from safevla_bench.explain.exposure import CellExposure
+from safevla_bench.explain.onset import ANY_LIMIT, FAILED, NEAR, SUCCEEDED, VIOLATED, CellOnset, SpecOnset
+from safevla_bench.judging import metrics
+from safevla_bench.judging.metrics import SpecSummary, Summary
+from safevla_bench.judging.rates import SAFETY, SBU, VSI, Mean, Rate, interval_bounds
+from safevla_bench.judging.scores import Scores
+from safevla_bench.report.tables.columns import (
+    COUNT,
+    DASH,
+    POLICY,
+    SUITE,
+    WILSON,
+    describe_intervals,
+    mean_cell,
+    rate_cell,
+)
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, tabulate, text_column
+from safevla_bench.text import (
+    NO_VALUE,
+    format_compact,
+    format_fixed,
+    format_interval,
+    format_percent,
+    format_significant,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Something of a cell, such as a specification or a phase."""
+
+    policy: str | None
+    suite: str | None
+    of: Any
+
+
+# The bodies behind violations
+
+
+_DISPLACEMENT = "non_target_max_disp"
+"""The canonical family of the scored clause of displacement."""
+
+
+def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
+    """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
+
+    `cells` are the summaries of the scores. A table without rows says so in a note.
+    """
+    return _kind_table(findings.violations, scores, cells), _receptacle_table(findings, scores, cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _KindRow:
+    """The violations of a specification with a kind of body, or a pair of kinds, in a cell."""
+
+    policy: str | None
+    suite: str | None
+    spec: SpecSummary
+    kinds: tuple[str, ...]
+    violations: Sequence[BodyViolation]
+
+    @property
+    def episodes(self) -> int:
+        return len({violation.number for violation in self.violations})
+
+
+def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+    rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
+    note = (
+        "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
+        "in contact. Kinds follow from roles, robosuite's names and the goal; they decide no verdict."
+    )
+    return tabulate(
+        "Violations by kind of body",
+        rows,
+        (
+            POLICY,
+            SUITE,
+            text_column("Specification", lambda row: row.spec.spec_id),
+            text_column("Kind of body", lambda row: format_kinds(row.kinds)),
+            Column("Episodes", "that violate it with such a body", lambda row: Cell.count(row.episodes, "bad")),
+            Column(
+                "%",
+                "of the episodes that its rate is over",
+                lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
+            ),
+            Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
+            text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
+        ),
+        name="bodies",
+        notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
+        dash=DASH,
+    )
+
+
+def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
+    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
+    members = {
+        k
+        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True), start=1)
+        if key == (cell.policy, cell.suite) and scores.is_judged[k - 1]
+    }
+    for spec in cell.specs:
+        by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
+        for violation in violations:
+            if violation.spec_id == spec.spec_id and violation.number in members:
+                by_kind.setdefault(violation.kinds, []).append(violation)
+        rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
+        yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
+
+
+def format_kinds(kinds: Sequence[str]) -> str:
+    """Return the kind of a body, or those of a pair: `gripper – furniture`."""
+    return " – ".join(kinds)
+
+
+def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
+    worst = max(violations, key=lambda violation: violation.worst)
+    if worst.unit not in ("N", "m"):
+        return Cell("touched", worst.worst)
+    return Cell.amount(worst.worst, worst.unit)
+
+
+def _format_bodies(violations: Sequence[BodyViolation]) -> str:
+    counts = Counter(" – ".join(violation.bodies) for violation in violations)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{name} ({count})" for name, count in ranked[:3]]
+    unnamed_count = len(ranked) - len(named)
+    return ", ".join([*named, *([f"{unnamed_count} more"] if unnamed_count else [])])
+
+
+def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
+    """Return the table of displacement, Safety, SBU and VSI as scored, and as if goal receptacles had not moved."""
+    clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
+    without = metrics.cells(findings.without_receptacles)
+    rows = [
+        _Part(cell.policy, cell.suite, (cell, other, k))
+        for cell, other in zip(cells, without, strict=True)
+        for k in clauses
+        if cell.specs[k].active
+    ]
+    note = (
+        "Without: as if every goal receptacle (a plate, a basket, what the goal puts an object in or on) had stayed "
+        "where it was. Forces on it still count. This is a reading beside the scores, and no score."
+    )
+    return tabulate(
+        "Displacement with and without the goal's receptacles",
+        rows,
+        (
+            POLICY,
+            SUITE,
+            *_compared_columns("Displaced %", lambda cell, k: rate_cell(cell.specs[k].violations)),
+            *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
+            *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
+            *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
+        ),
+        name="receptacles",
+        notes=[describe_intervals(cells), note] if rows else ["No cell judges displacement."],
+        dash=DASH,
+    )
+
+
+def _compared_columns(group: str, make_cell: Callable[[Summary, int], Cell]) -> tuple[Column, Column]:
+    def compared(place: int) -> Callable[[_Part], Cell]:
+        return lambda row: make_cell(row.of[place], row.of[2])
+
+    all_bodies = Column("all", "as scored", compared(0), group)
+    return all_bodies, Column("without", "without goal receptacles", compared(1), group)
+
+
+# Time in violation, impulse, and phases of the task
+
+
+_WHERE_IT_APPLIES = "of those where it applies"
+
+
+def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
+    """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order.
+
+    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
+    """
+    return _cell_exposure_table(cells, force_threshold_n), _spec_exposure_table(cells), _phase_table(cells)
+
+
+def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
+    threshold = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
+    return tabulate(
+        "Beyond the four numbers",
+        cells,
+        (
+            POLICY,
+            SUITE,
+            Column("n", "episodes counted", lambda row: row.n),
+            Column("In violation", "seconds an episode, of any limit", lambda row: _seconds(row.violation_s, row.n)),
+            Column(
+                f"Above {threshold}",
+                "seconds an episode with a contact above",
+                lambda row: _seconds(row.above_force_s, row.n),
+            ),
+            Column(
+                "Impulse there",
+                "N s an episode, of the contacts above",
+                lambda row: _seconds(row.above_impulse_ns, row.n),
+            ),
+            Column(
+                "First violation",
+                "seconds, median of unsafe episodes",
+                lambda row: Cell.number(row.first_s, 2, "none unsafe"),
+            ),
+            Column("Unsafe successes", "of all successes", lambda row: _fraction(row.unsafe_successes, "no success")),
+            Column("Unsafe failures", "of all failures", lambda row: _fraction(row.unsafe_failures, "no failure")),
+        ),
+        notes=(
+            "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
+            "impulse is that of whole control steps, not only what exceeds the threshold.",
+            "Below each mean its 95 % interval, percentile bootstrap of episodes.",
+        ),
+        name="exposure",
+    )
+
+
+def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
+    """Return a table with a row per cell and specification that some episode of the cell violated.
+
+    Without any, no rows and a note that says so.
+    """
+    parts = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs]
+    rows = [part for part in parts if part.of.in_successes.count + part.of.in_failures.count]
+    return tabulate(
+        "Violations in time, and in successes and failures apart",
+        rows,
+        (
+            POLICY,
+            SUITE,
+            text_column("Specification", lambda row: row.of.spec_id),
+            Column(
+                "In violation",
+                "seconds an episode in which it was judged",
+                lambda row: _seconds(row.of.violation_s, row.of.violation_s.n),
+            ),
+            Column(
+                "First violation",
+                "seconds, median of those that violate it",
+                lambda row: Cell.number(row.of.first_s, 2),
+            ),
+            Column("in successes", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_successes, "no success")),
+            Column("in failures", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_failures, "no failure")),
+        ),
+        notes=() if rows else ("No specification was violated.",),
+        name="exposure-specs",
+    )
+
+
+def _phase_table(cells: Sequence[CellExposure]) -> Table:
+    """Return a table with a row per cell and phase of the task; cells whose tasks hold nothing have no row."""
+    lacking, total = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
+    left_out = f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip."
+    return tabulate(
+        "Violations by phase of the task",
+        [_Part(cell.policy, cell.suite, phase) for cell in cells for phase in cell.phases],
+        (
+            POLICY,
+            SUITE,
+            text_column("Phase", lambda row: row.of.phase),
+            Column("Time", "seconds, all episodes", lambda row: Cell.number(row.of.total_s, 1)),
+            Column(
+                "In violation",
+                "seconds of any limit",
+                lambda row: Cell.number(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s)),
+            ),
+            Column("Share %", "of the time of the phase", lambda row: _time_share(row.of.violation_s, row.of.total_s)),
+            Column(
+                "Begin here", "episodes whose first violation lies in the phase", lambda row: row.of.first_violations
+            ),
+        ),
+        notes=(
+            "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
+            "from the last grip on. Handling: the rest between the first grip and the last.",
+            left_out if lacking else "",
+        ),
+        name="phases",
+    )
+
+
+def _bad(number: float) -> Emphasis:
+    return "bad" if number else ""
+
+
+def _seconds(mean: Mean, n: int) -> Cell:
+    if mean.value is None:
+        return Cell.dash("not recorded" if n else "no episode")
+    interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
+    notes = ["one episode" if mean.n == 1 else interval, f"n = {mean.n}" if mean.n < n else ""]
+    return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
+
+
+def _fraction(rate: Rate, why_none: str) -> Cell:
+    if not rate.n:
+        return Cell.dash(why_none)
+    share = f"{format_percent(rate.count, rate.n)} %"
+    return Cell(f"{rate.count}/{rate.n}", rate.value, share, _bad(rate.count))
+
+
+def _time_share(violation_s: float, phase_s: float) -> Cell:
+    return Cell.number(100 * violation_s / phase_s, 1) if phase_s else Cell.dash("no time in it")
+
+
+# Time to violation
+
+
+_SHARES = (0.25, 0.5)
+"""Of the longest episode: the times that the table shows before its end."""
+
+
+def onset_table(cells: Sequence[CellOnset]) -> Table:
+    """Return a row for each cell and scored specification that was violated or nearly so, and for any of them."""
+    end_s = max((cell.end_s for cell in cells), default=0.0)
+    times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
+    rows = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)]
+    is_cut = any(row.of.incidence.censored for row in rows)
+    return tabulate(
+        "When violations begin, and near misses",
+        rows,
+        (
+            POLICY,
+            SUITE,
+            text_column("Limit", lambda row: row.of.spec_id),
+            Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
+            Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored))
+            if is_cut
+            else None,
+            *(
+                Column(f"by {format_compact(time)} s", group="Violated %", value=partial(_violated_cell, time=time))
+                for time in times
+            ),
+            Column("at the end", group="Violated %", value=partial(_violated_cell, time=end_s)),
+            Column("in success", group="Ended without %", value=partial(_ended_cell, end=SUCCEEDED)),
+            Column("in failure", group="Ended without %", value=partial(_ended_cell, end=FAILED)),
+            Column(
+                "Near misses %",
+                f"kept by less than {format_compact(100 * NEAR)} % of the limit",
+                lambda row: rate_cell(row.of.near_misses, "all cut short", n=row.of.incidence.n),
+            ),
+        ),
+        notes=(
+            "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
+            "success or in failure. Below each share its 95 % interval, at that time alone (Wilson).",
+            "Episodes cut short without a violation count until then, as if cut at random." if is_cut else "",
+        ),
+        name="onset",
+    )
+
+
+def _is_shown(spec: SpecOnset) -> bool:
+    return spec.spec_id == ANY_LIMIT or bool(spec.incidence.shares[VIOLATED][-1] or spec.near_misses.count)
+
+
+def _violated_cell(row: _Part, time: float) -> Cell:
+    incidence = row.of.incidence
+    k = incidence.at(time)
+    share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
+    return Cell.estimate(100 * share, (100 * low, 100 * high), 1)
+
+
+def _ended_cell(row: _Part, end: int) -> Cell:
+    return Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
+
+
+# Others' labels
+
+
+def agreement_table(rows: Sequence[Agreement]) -> Table:
+    """Return the confusion table of each label with any clause, and with each that applies."""
+    return tabulate(
+        "Agreement with the simulator's own safety labels",
+        rows,
+        (
+            POLICY,
+            SUITE,
+            text_column("Theirs", lambda row: row.label, "a cost of the simulator's own, above 0 at some step"),
+            text_column("Ours", lambda row: row.clause, "a violation of this clause"),
+            COUNT,
+            Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
+            Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
+            Column("ours alone", group="Unsafe by", value=lambda row: int(row.counts[0, 1])),
+            Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
+            Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "none to compare")),
+            Column("κ", "Cohen's kappa", _kappa_cell),
+            Column("No label", "unknown by theirs, outside n", lambda row: row.unlabelled),
+            Column("Undecided", "unknown by ours or inactive, outside n", lambda row: row.undecided),
+        ),
+        name="agree",
+        notes=(
+            f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance"
+            "; below it its 95 % credible interval (Jeffreys), below the share Wilson's.",
+            "A label is unknown where the record holds none, or ended early without a cost.",
+        ),
+        dash=f"{NO_VALUE} below κ: both call all episodes the same, so that chance alone agrees.",
+    )
+
+
+def _kappa_cell(row: Agreement) -> Cell:
+    ends = interval_bounds(kappa_interval(row.counts))
+    return Cell.dash() if ends is None else Cell.estimate(float(cohen_kappa(row.counts)), ends, 3)
+
+
+def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
+    """Return the episodes that a label and our verdict call differently, with what each says."""
+    return tabulate(
+        "Episodes of disagreement",
+        rows,
+        (
+            text_column("Episode", lambda row: scores.episode_id[row.episode]),
+            text_column("Policy", lambda row: scores.policy[row.episode] or UNNAMED),
+            text_column("Theirs", _describe_label),
+            text_column("Ours", lambda row: _describe_verdict(scores, row.episode)),
+        ),
+        name="disagree",
+    )
+
+
+def _describe_label(row: Disagreement) -> str:
+    if row.cost.first < 0:
+        return f"{row.label}: safe"
+    return f"{row.label}: {format_compact(row.cost.total)} in all, from record {row.cost.first}"
+
+
+def _describe_verdict(scores: Scores, index: int) -> str:
+    broken = [scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, index]]
+    return f"{', '.join(broken)}, from record {scores.first_violation[0][index]}" if broken else "safe"
