@@ -7,7 +7,7 @@ import socket
 import textwrap
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedErro
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.client import ChunkModel
 from safevla_bench.policies.servers.dialects import Dialect
-from safevla_bench.policies.servers.endpoint import KEY, Endpoint
+from safevla_bench.policies.servers.endpoint import KEY, Endpoint, redact_key
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -73,10 +73,10 @@ class WebsocketClient:
         from websockets.exceptions import ConnectionClosed
 
         try:
-            return self._require_connection().recv(timeout=self._endpoint.timeouts.answer_s)
+            return self._require_connection().recv(timeout=self._endpoint.answer_s)
         except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
             self._hang_up()
-            raise silent_error(self.address, self._endpoint.timeouts.answer_s) from None
+            raise silent_error(self.address, self._endpoint.answer_s) from None
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
 
@@ -152,9 +152,9 @@ class WebsocketClient:
 class WebsocketModel(ChunkModel):
     """A model behind a websocket. Servers take a connection for an episode."""
 
-    def __init__(self, socket: WebsocketClient, dialect: Dialect) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
-        self._socket = socket
+        self._socket = WebsocketClient(endpoint)
         self._is_fresh = False
         """Whether the connection was made by `connect` and no episode has used it."""
 
@@ -211,7 +211,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
     `attempt` tries an address until a monotonic time and returns None, or the reason why it does not answer. Raises
     `ServerUnreachableError` if none answers, and what `attempt` raises.
     """
-    until = time.monotonic() + endpoint.timeouts.connect_s
+    until = time.monotonic() + endpoint.connect_s
     while True:
         problems = []
         for address in endpoint.addresses:
@@ -220,16 +220,10 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
                 return address
             problems.append(problem)
         if time.monotonic() + _PAUSE_S >= until:
-            raise unreachable_error(problems, endpoint.timeouts.connect_s)
+            remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
+            answers = f"no policy server answers within {endpoint.connect_s:g} s ({'; '.join(problems)})"
+            raise ServerUnreachableError(answers, remedy=remedy)
         time.sleep(_PAUSE_S)
-
-
-def unreachable_error(problems: list[str], seconds: float) -> ServerUnreachableError:
-    """Return the error if no server of a list answers within `seconds`; `problems` has a reason for each."""
-    remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
-    return ServerUnreachableError(
-        f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
-    )
 
 
 def silent_error(address: str, seconds: float) -> ServerLostError:
@@ -255,8 +249,9 @@ def too_large_error(address: str) -> PolicyError:
     return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
 
 
-def server_error(address: str, text: str) -> PolicyError:
+def server_error(address: str, text: str, key: str | None) -> PolicyError:
     """Return the error for a server's failure: its last line first, then all of it, or the end of it."""
+    text = redact_key(text, key)
     shown = text[-MAX_CHARACTERS:].strip()
     lines = shown.splitlines() or ["no reason given"]
     problem = f"the policy server {address} failed: {lines[-1].strip()[:MAX_LINE_CHARACTERS]}"

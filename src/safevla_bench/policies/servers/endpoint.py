@@ -28,20 +28,30 @@ CONNECT_S, ANSWER_S = 10.0, 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds to try to connect, and to wait for one answer (a server may compile its model for the first)."""
-
-    connect_s: float = CONNECT_S
-    answer_s: float = ANSWER_S
-
-
-@dataclass(frozen=True, slots=True)
 class Endpoint:
     """The servers of a policy: addresses to try in their order, how long to wait for them, and their key."""
 
     addresses: tuple[str, ...]
-    timeouts: Timeouts
+    connect_s: float = CONNECT_S
+    """To try to connect."""
+    answer_s: float = ANSWER_S
+    """To wait for one answer; a server may compile its model for the first."""
     key: str | None = None
+
+
+def parse_endpoint(
+    arg: str | None, policy: str, schemes: Sequence[str], port: int, arguments: Mapping[str, str]
+) -> Endpoint:
+    """Return the servers of `arg`, with the times and the key that a policy's arguments give.
+
+    Raises what `parse_addresses` and `read_key` raise, and `PolicyError` for a time that is none.
+    """
+    return Endpoint(
+        parse_addresses(arg, policy, schemes, port),
+        _parse_seconds("connect_timeout_s", arguments, CONNECT_S),
+        _parse_seconds("timeout_s", arguments, ANSWER_S),
+        read_key(arguments.get("key_env"), arguments.get("key_file")),
+    )
 
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
@@ -80,13 +90,8 @@ def _parse_port(split: SplitResult, default: int) -> int | None:
         return None
 
 
-def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Timeouts:
-    """Return the two times, each in seconds, or its default for None. Raises `PolicyError` for other texts."""
-    connect = _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S)
-    return Timeouts(connect, _parse_seconds("timeout_s", timeout_s, ANSWER_S))
-
-
-def _parse_seconds(name: str, text: str | None, default: float) -> float:
+def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:
+    text = arguments.get(name)
     try:
         seconds = default if text is None else float(text)
     except ValueError:

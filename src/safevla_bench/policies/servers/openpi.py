@@ -16,7 +16,6 @@ import msgspec
 
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
 from safevla_bench.policies.servers.codecs import OPENPI
@@ -28,15 +27,13 @@ from safevla_bench.policies.servers.dialects import (
     dialects_of,
     load_dialect_file,
 )
-from safevla_bench.policies.servers.endpoint import Greeting, redact_key, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, sanitize_greeting
 
 
 class OpenpiModel(connection.WebsocketModel):
     """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
 
-    def __init__(
-        self, socket: connection.WebsocketClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` for an `unnorm_key` of another server than starVLA's."""
         unnorm_key = arguments.get("unnorm_key")
         if unnorm_key is not None:
@@ -44,7 +41,7 @@ class OpenpiModel(connection.WebsocketModel):
                 problem = f"unnorm_key is for starVLA's servers, and {dialect.name!r} is the dialect of others"
                 raise PolicyError(problem, remedy="Pass --policy-arg dialect=starvla-libero, or leave it out.")
             dialect = replace(dialect, fields=(*dialect.fields, RequestEntry(("unnorm_key",), fixed=unnorm_key)))
-        super().__init__(socket, dialect)
+        super().__init__(endpoint, dialect, arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # also for what it asks for
@@ -60,7 +57,7 @@ class OpenpiModel(connection.WebsocketModel):
         if reply.get("ok") is False:
             reason = reply.get("error")
             text = str(reason.get("message", reason) if isinstance(reason, Mapping) else reason)
-            raise connection.server_error(self._socket.address, redact_key(text, self._socket.key))
+            raise connection.server_error(self._socket.address, text, self._socket.key)
         return reply
 
     def _greet(self) -> None:
@@ -77,7 +74,7 @@ class OpenpiModel(connection.WebsocketModel):
         frame = self._socket.receive()
         if isinstance(frame, str):  # the server's traceback
             self._socket.close()
-            raise connection.server_error(self._socket.address, redact_key(frame, self._socket.key))
+            raise connection.server_error(self._socket.address, frame, self._socket.key)
         message = OPENPI.unpack(frame)
         if not isinstance(message, dict):
             problem = f"the server {self._socket.address} sent a {type(message).__name__} where openpi sends a map"
@@ -130,7 +127,4 @@ def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
         return None
 
 
-make = client_factory(
-    "openpi",
-    lambda endpoint, dialect, arguments: OpenpiModel(connection.WebsocketClient(endpoint), dialect, arguments),
-)
+make = client_factory("openpi", OpenpiModel)

@@ -21,12 +21,11 @@ from msgspec import structs
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -49,10 +48,8 @@ class VlaEvalModel(connection.WebsocketModel):
     conventions of its gripper.
     """
 
-    def __init__(
-        self, socket: connection.WebsocketClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS
-    ) -> None:
-        super().__init__(socket, dialect)
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        super().__init__(endpoint, dialect, arguments)
         self._own_dialect = dialect
         self._params, self._is_chosen = parse_params(arguments.get("params")), "dialect" in arguments
         images = arguments.get("images", next(iter(CODECS)))
@@ -128,9 +125,8 @@ class VlaEvalModel(connection.WebsocketModel):
             raise PolicyError(problem, remedy=remedy)
         payload: dict[str, object] = message["payload"]
         if message.get("type") == "error":
-            raise connection.server_error(
-                self._socket.address, redact_key(str(payload.get("error", payload)), self._socket.key)
-            )
+            reason = str(payload.get("error", payload))
+            raise connection.server_error(self._socket.address, reason, self._socket.key)
         if message.get("type") != kind or message.get("seq") != seq:
             self._socket.close()
             got = f"{message.get('type')} {message.get('seq')}"
@@ -221,7 +217,4 @@ def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-make = client_factory(
-    "vla-eval",
-    lambda endpoint, dialect, arguments: VlaEvalModel(connection.WebsocketClient(endpoint), dialect, arguments),
-)
+make = client_factory("vla-eval", VlaEvalModel)
