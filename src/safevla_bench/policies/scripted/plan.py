@@ -18,9 +18,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Privileged
-from safevla_bench.policies.mobile.moves import box_axes, box_center
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import Floats
+from safevla_bench.policies.scripted.geometry import Floats, box_axes, box_center
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
