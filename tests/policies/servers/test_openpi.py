@@ -163,7 +163,7 @@ def test_a_reply_over_the_limit_is_refused_and_the_limit_named(monkeypatch):
 def test_a_greeting_that_is_not_metadata_is_refused():
     with (
         websockets(lambda connection: connection.send(OPENPI.pack([1]))) as server,
-        pytest.raises(PolicyError, match="list where openpi"),
+        pytest.raises(PolicyError, match="list where a map"),
     ):
         ask(server.url)
 

@@ -270,7 +270,6 @@ def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
         small.close()
 
 
-
 @pytest.mark.parametrize(
     "given", ["", "Api-Key", "Api-Key ", "Api-Key s3cre", "Api-Key s3cret2", "Bearer s3cret", "s3cret"]
 )

@@ -68,7 +68,7 @@ _KINDS = (
         "websocket, MessagePack of vla-evaluation-harness",
         "vla-eval-libero",
         replans=False,
-        arguments=("params", "images"),
+        arguments=("images",),
     ),
     ClientKind(
         "gr00t",

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import ChunkModel
+from safevla_bench.policies.servers.client import KINDS, ChunkModel
+from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.endpoint import KEY, Endpoint, redact_key
 
@@ -150,7 +151,10 @@ class WebsocketClient:
 
 
 class WebsocketModel(ChunkModel):
-    """A model behind a websocket. Servers take a connection for an episode."""
+    """A model behind a websocket. Servers take a connection for an episode, and answer each message with a map."""
+
+    kind = "openpi"
+    codec = OPENPI
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
@@ -180,6 +184,28 @@ class WebsocketModel(ChunkModel):
     @abstractmethod
     def _greet(self) -> None:
         """Exchange greetings over a new connection; sets `greeting`."""
+
+    def ask(self, message: object) -> dict[str, object]:
+        """Send a message and return the answer; raises what `receive_map` raises."""
+        self._socket.send(self.codec.pack(message))
+        return self.receive_map()
+
+    def receive_map(self) -> dict[str, object]:
+        """Return the next message; raises as `WebsocketClient.receive`, and for a text, the server's traceback."""
+        frame = self._socket.receive()
+        if isinstance(frame, str):
+            self.close()
+            raise self.server_error(frame)
+        message = self.codec.unpack(frame)
+        if not isinstance(message, dict):
+            problem = f"the server {self._socket.address} sent a {type(message).__name__} where a map belongs"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+        return message
+
+    def server_error(self, reason: object) -> PolicyError:
+        """Return the error for the server's own reason, its text or a map with its `message`."""
+        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
+        return server_error(self._socket.address, str(text), self._socket.key)
 
     def close(self) -> None:
         self._socket.close()

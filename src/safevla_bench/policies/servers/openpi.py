@@ -18,7 +18,6 @@ from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
-from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import (
     NONE,
     Dialect,
@@ -52,16 +51,13 @@ class OpenpiModel(connection.WebsocketModel):
         return served.arguments(self.dialect) if served else asked
 
     def query(self, observation: Observation) -> Reply:
-        self._socket.send(OPENPI.pack(self.dialect.build_request(observation)))
-        reply = self._receive_map()
+        reply = self.ask(self.dialect.build_request(observation))
         if reply.get("ok") is False:
-            reason = reply.get("error")
-            text = str(reason.get("message", reason) if isinstance(reason, Mapping) else reason)
-            raise connection.server_error(self._socket.address, text, self._socket.key)
+            raise self.server_error(reply.get("error"))
         return reply
 
     def _greet(self) -> None:
-        self.greeting = sanitize_greeting(self._receive_map(), self._socket.key)
+        self.greeting = sanitize_greeting(self.receive_map(), self._socket.key)
         if served := _parse_served(self.greeting):
             served.require_images(self.dialect)
         files = {name: load_dialect_file(name).greets for name in dialects_of("openpi")}
@@ -69,17 +65,6 @@ class OpenpiModel(connection.WebsocketModel):
         if fitting and self.dialect.name not in fitting:
             problem = f"the server {self._socket.address} is a {files[fitting[0]]}, not one of {self.dialect.name!r}"
             raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={' or '.join(fitting)}.")
-
-    def _receive_map(self) -> dict[str, object]:
-        frame = self._socket.receive()
-        if isinstance(frame, str):  # the server's traceback
-            self._socket.close()
-            raise connection.server_error(self._socket.address, frame, self._socket.key)
-        message = OPENPI.unpack(frame)
-        if not isinstance(message, dict):
-            problem = f"the server {self._socket.address} sent a {type(message).__name__} where openpi sends a map"
-            raise PolicyError(problem, remedy="Is it an openpi server?")
-        return message
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):

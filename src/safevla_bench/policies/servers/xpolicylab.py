@@ -22,6 +22,7 @@ ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result
 class XpolicylabModel(connection.WebsocketModel):
     """A model behind such a server, which names no checkpoint."""
 
+    kind, codec = "xpolicylab", GR00T_MAIN
     _trial, _step, _number = "", 0, 0
 
     def begin(self, task: Task, seed: int) -> None:
@@ -40,14 +41,11 @@ class XpolicylabModel(connection.WebsocketModel):
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
         self._number += 1
         frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
-        self._socket.send(GR00T_MAIN.pack({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None}))
-        received = self._socket.receive()
-        answer = GR00T_MAIN.unpack(received) if isinstance(received, bytes) else None
-        said, content = (answer.get("message_type"), answer.get("payload")) if isinstance(answer, dict) else ("", None)
-        if isinstance(content, dict) and said == "error":
-            reason = str(content.get("message", content))
-            raise connection.server_error(self._socket.address, reason, self._socket.key)
-        if not isinstance(content, dict) or said != ANSWERS[kind]:
+        answer = self.ask({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None})
+        content = answer.get("payload")
+        if isinstance(content, dict) and answer.get("message_type") == "error":
+            raise self.server_error(content)
+        if not isinstance(content, dict) or answer.get("message_type") != ANSWERS[kind]:
             problem = f"the server {self._socket.address} sent no {ANSWERS[kind]} of XPolicyLab"
             raise PolicyError(problem, remedy="Is it a policy server of XPolicyLab, started with protocol: ws?")
         return content
