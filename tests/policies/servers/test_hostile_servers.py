@@ -259,7 +259,10 @@ def test_what_is_no_message_of_the_harness_is_refused(said):
         for _ in connection:
             connection.send(said)
 
-    with websockets(handle) as peer, pytest.raises(PolicyError, match=r"vla-evaluation-harness|cannot be read|a map|failed: text"):
+    with (
+        websockets(handle) as peer,
+        pytest.raises(PolicyError, match=r"vla-evaluation-harness|cannot be read|a map|failed: text"),
+    ):
         meet(peer.url, "vla-eval")
 
 

@@ -22,7 +22,7 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_endpoint
 from safevla_bench.sources.runs.folder import Repeats
 
-_SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_env", "key_file")
+_SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5
 """Of the same observation, to see if a server answers the same twice; it may compile its model for the first."""
 _READINGS = {"agent_pos": 4, "joint_pos": 7}

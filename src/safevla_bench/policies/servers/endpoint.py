@@ -21,7 +21,7 @@ from safevla_bench.errors import Place, PolicyError
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
 KEY = "SAFEVLA_API_KEY"
-"""The environment variable that holds a server's key, unless an argument names another."""
+"""The environment variable that holds a server's key, unless an argument names a file."""
 WORKER = "SAFEVLA_WORKER"
 """The environment variable that holds the number of a worker process: each begins at another of several servers."""
 CONNECT_S, ANSWER_S = 10.0, 120.0
@@ -50,7 +50,7 @@ def parse_endpoint(
         parse_addresses(arg, policy, schemes, port),
         _parse_seconds("connect_timeout_s", arguments, CONNECT_S),
         _parse_seconds("timeout_s", arguments, ANSWER_S),
-        read_key(arguments.get("key_env"), arguments.get("key_file")),
+        read_key(arguments.get("key_file")),
     )
 
 
@@ -101,40 +101,21 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
     return seconds
 
 
-def read_key(key_env: str | None = None, key_file: str | None = None) -> str | None:
-    """Return a server's key from the file or else the environment variable; None if neither is named or set.
+def read_key(key_file: str | None = None) -> str | None:
+    """Return a server's key from the file, or else the environment variable `KEY`; None if neither is named or set.
 
     From now on the key is hidden wherever text is printed or written. Raises `PolicyError`, without the key, if the
     named place does not hold one.
     """
-    if key_file is not None:
-        return _read_key_file(Path(key_file))
-    secret = os.environ.get(key_env or KEY, "").strip()
-    if key_env and not secret:
-        remedy = f"Set it before, or pass key_file=FILE; without key_env it is read from {KEY}."
-        raise PolicyError(f"the environment variable {key_env!r} holds no key", remedy=remedy)
-    return _register_key(secret, key_env or KEY) if secret else None
-
-
-def _read_key_file(path: Path) -> str:
-    """Return the key in a file, and hide it from now on."""
     try:
-        secret = path.read_text().strip()
+        secret = (os.environ.get(KEY, "") if key_file is None else Path(key_file).read_text()).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(
-            f"the key cannot be read: {error.__class__.__name__}",
-            remedy="Name a file that holds the key alone.",
-            place=Place(file=str(path)),
-        ) from None
-    if not secret:
-        raise PolicyError("the file holds no key", remedy="Write the key into it.", place=Place(file=str(path)))
-    return _register_key(secret, str(path))
-
-
-def _register_key(secret: str, source: str) -> str:
-    """Return the key; from now on it is hidden wherever text is printed or written."""
-    if not secret.isascii() or not secret.isprintable():
-        raise PolicyError(f"{source} does not hold a key", remedy="A key is one line of printable ASCII.")
+        problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Name a file that holds the key alone."
+        raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
+    if not secret and key_file is None:
+        return None
+    if not secret or not secret.isascii() or not secret.isprintable():
+        raise PolicyError(f"{key_file or KEY} does not hold a key", remedy="A key is one line of printable ASCII.")
     learn_secret(secret)
     return secret
 
