@@ -121,10 +121,10 @@ def test_as_an_argument(everything, tmp_path, name, monkeypatch):
 
 
 def test_names_of_arguments_that_hold_no_secret_are_free():
-    assert not any(map(is_secret_name, ("key_env", "key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
+    assert not any(map(is_secret_name, ("key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
 
 
-@pytest.mark.parametrize("given", ["default", "environment", "file"])
+@pytest.mark.parametrize("given", ["default", "file"])
 def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, given):
     asked = keyed(tmp_path, monkeypatch, given)
     (tmp_path / "looks.py").write_text(LOOKS)
@@ -151,13 +151,13 @@ def test_in_the_environment_of_the_doctor(everything, monkeypatch):
 
 
 def keyed(place: Path, monkeypatch, given: str) -> list[str]:
-    """The words that name a key, which is given in one of the three ways."""
+    """The words that name a key, which is given in one of the two ways."""
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
     if given == "file":
         (place / "key").write_text(SECRET)
         return [f"--policy-arg=key_file={place / 'key'}"]
-    monkeypatch.setenv("SAFEVLA_API_KEY" if given == "default" else "MY_SERVER", SECRET)
-    return [] if given == "default" else ["--policy-arg=key_env=MY_SERVER"]
+    monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
+    return []
 
 
 def closing(connection):

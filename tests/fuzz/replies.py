@@ -21,7 +21,6 @@ from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.serve import parse_observation
 
-NOW = endpoint.parse_timeouts("1", "1")
 TASK = Task("served", "task_0", 0, "served", "put it there", (0.0,) * 6 + (-1.0,))
 SEEN = Observation("put it there", np.zeros(3), np.array([1.0, 0, 0, 0]), np.zeros(2))
 SPEECH: dict[str, Dialect] = {}
@@ -108,9 +107,12 @@ class Zmq:
     def close(self, linger: int = 0) -> None: ...
 
 
+STRANGER = endpoint.Endpoint(("tcp://stranger:5555",), 1.0, 1.0)
+
+
 class Requests(gr00t.RequestSocket):
     def __init__(self, *answers: bytes) -> None:
-        super().__init__(endpoint.Endpoint(("tcp://stranger:5555",), NOW))
+        super().__init__(STRANGER)
         self._answers = list(answers)
 
     def _connect(self) -> Any:
@@ -166,7 +168,8 @@ def ask(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> A
             video = {"video": {"keys": ["image"]}}
             modalities = pack(rng, change(rng, video)) if hostile and rng.random() < 0.1 else b"\x80"
             action = pack(rng, change(rng, answer)) if hostile else msgspec.msgpack.encode(answer)
-            policy = gr00t.Gr00tModel(Requests(ping, b"\x80", modalities, action), speech)
+            policy = gr00t.Gr00tModel(STRANGER, speech, {})
+            policy._requests = Requests(ping, b"\x80", modalities, action)
         case "vla-eval":
 
             def message(of: str, payload: Any, changes: bool) -> Callable[[bytes], bytes]:
@@ -178,14 +181,15 @@ def ask(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> A
                 return answer
 
             greeted = hostile and rng.random() < 0.1
-            socket = Socket(message("hello", {}, greeted), message("action", whole, hostile))
-            policy = vla_eval.VlaEvalModel(socket, speech)
+            policy = vla_eval.VlaEvalModel(STRANGER, speech, {})
+            policy._socket = Socket(message("hello", {}, greeted), message("action", whole, hostile))
         case _:
             texts = ["", "Traceback\n  ValueError: \x1b[31m", "\u202e" * 9000, "\n\n"]
             greeting: Any = pack(rng, change(rng, {"a": 1})) if hostile and rng.random() < 0.1 else b"\x80"
             frame: Any = pack(rng, change(rng, whole)) if hostile else msgspec.msgpack.encode(whole)
             frame = rng.choice(texts) if hostile and rng.random() < 0.05 else frame
-            policy = openpi.OpenpiModel(Socket(greeting, frame), speech)
+            policy = openpi.OpenpiModel(STRANGER, speech, {})
+            policy._socket = Socket(greeting, frame)
     policy.begin(TASK, 0)
     return policy.infer(SEEN)
 

@@ -235,7 +235,7 @@ def serve_command(
     name = own_name or spec
     policy_settings = policy_arguments(arguments, name)
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
-    key = endpoint.read_key(key_file=key_file)
+    key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host

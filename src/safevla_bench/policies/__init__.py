@@ -68,7 +68,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     """Return the call if a file must not choose the policy: it runs code, or sends a server the user's key."""
     if runs_code(spec):
         return format_call(spec, arguments)
-    has_key = KEY in os.environ or {"key_env", "key_file"} & set(arguments)
+    has_key = KEY in os.environ or "key_file" in arguments
     is_played = spec.partition(":")[0] in _PLAYED
     return None if is_played or not has_key else f"{format_call(spec, arguments)}, which would be sent your key"
 

@@ -44,7 +44,7 @@ class Replay:
     clip = True
     """Recorded actions out of range were clipped by their simulator, too; how many are is counted."""
 
-    def __init__(self, path: Path, takes: Sequence[RecordedActions], tolerance: float, from_host: bool) -> None:
+    def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
         """Take the recorded episodes and hash the files under `path`; `PolicyError` for both poses and changes of pose.
 
         `from_host` says that an episode without a recorded start begins at the host's initial states.
@@ -53,7 +53,7 @@ class Replay:
         if len(kinds) > 1:
             problem = f"{path.name} holds actions that are poses, and others that are changes of pose"
             raise PolicyError(problem, remedy="Replay one policy's: --policy-arg policy=NAME.")
-        self._takes, self._tolerance, self._from_host = takes, tolerance, from_host
+        self._takes, self._from_host = takes, from_host
         self.wants = Wants(absolute=True in kinds)
         self.description: Mapping[str, object] = {
             "recording": path.name,
@@ -131,7 +131,7 @@ class Replay:
             **({"policy": take.policy} if take.policy else {}),
             **({"render": dict(take.render)} if take.render else {}),
             **_describe_start(start, take),
-            **measure_divergence(take, played, coordinates, self._tolerance, observed),
+            **measure_divergence(take, played, coordinates, observed),
         }
         mark = {DIVERGED: True} if has_diverged(comparison, succeeded=played.headers[0].success) else {}
         (extra,) = played.extra
@@ -205,25 +205,17 @@ def _choice_error(where: str, indexed: Sequence[RecordedActions], several: Seque
     return PolicyError(problem, remedy=f"Recorded of this task: initial states {indices}.")
 
 
-def make(
-    arg: str | None, tolerance: str = str(TOLERANCE), policy: str | None = None, start: str | None = None
-) -> Replay:
+def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
     """Return the policy that plays the recording at a path.
 
-    A difference from the recorded states counts beyond `tolerance`, in m and rad. `policy` says whose episodes, if an
-    archive holds several policies'. `start=host` plays a recording that does not say where it starts from the host's
-    initial states in turn. Raises `PolicyError` if the recording cannot be read, or an argument is wrong.
+    `policy` says whose episodes, if an archive holds several policies'. `start=host` plays a recording that does not
+    say where it starts from the host's initial states in turn. Raises `PolicyError` if the recording cannot be read, or
+    an argument is wrong.
     """
     if not arg:
         raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
     if start not in (None, "host"):
         raise PolicyError(f"replay has no start {start!r}", remedy="Write start=host, or leave it out.")
-    try:
-        limit = float(tolerance)
-    except ValueError:
-        limit = -1.0
-    if not 0 <= limit < float("inf"):
-        raise PolicyError(f"the tolerance {tolerance!r} is not a number from 0", remedy="Write a number such as 0.001.")
     path = Path(arg)
     try:
         takes = foreign.read_recorded_actions(path)
@@ -238,7 +230,7 @@ def make(
     if readable and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in readable))
         raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"It has those of {policies}.")
-    return Replay(path, chosen, limit, start == "host")
+    return Replay(path, chosen, start == "host")
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
@@ -318,27 +310,23 @@ def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, obje
 
 
 def measure_divergence(
-    take: RecordedActions,
-    played: Batch,
-    coordinates: Sequence[Coordinate],
-    tolerance: float,
-    observed: Sequence[Observation] = (),
+    take: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], observed: Sequence[Observation] = ()
 ) -> dict[str, object]:
     """Return the fields that a record holds about its replay.
 
     `compared` counts the states, `exact` says whether all their numbers are the same, and `divergence` has for each
-    coordinate the largest difference, its unit, and the first step beyond `tolerance`, in m and rad. If nothing can be
-    compared, `compared` is 0 and these others are missing.
+    coordinate the largest difference, its unit, and the first step beyond `TOLERANCE`. If nothing can be compared,
+    `compared` is 0 and these others are missing.
 
     Without states the recording's proprioception is compared with `observed`, the observation after each action, and
     `basis` says so; else the positions of bodies. Velocities and the time count for `exact` only.
     """
     if take.states is None and take.proprioception is not None:
         outcome = {} if take.success is None else {"recorded_success": take.success}
-        return {**outcome, **_compare_proprioception(take.proprioception, observed, tolerance)}
+        return {**outcome, **_compare_proprioception(take.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     if take.states is None or take.states.shape[1] != states.shape[1]:
-        return _compare_bodies(take, played, tolerance)
+        return _compare_bodies(take, played)
     count = min(len(take.states), len(states))
     was, now = take.states[:count], states[:count]
     distances: dict[str, tuple[str, Floats]] = {}
@@ -346,32 +334,35 @@ def measure_divergence(
         columns = slice(part.first, part.first + part.size)
         measure = _quaternion_angle if part.kind == "rotation" and part.size == 4 else _row_distance
         distances[f"{part.name} {part.kind}"] = part.kind, measure(was[:, columns], now[:, columns])
-    return _summarize(count, distances, tolerance, exact=was.tobytes() == np.ascontiguousarray(now).tobytes())
+    return _summarize(count, distances, exact=was.tobytes() == np.ascontiguousarray(now).tobytes())
 
 
-def _compare_bodies(take: RecordedActions, played: Batch, tolerance: float) -> dict[str, object]:
+def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
     bodies, places = played.body_pos_m.episode_poses(0)
-    distances, exact, count = {}, True, 0
-    for column, body in enumerate(bodies):
-        label = played.body_label(int(body))
-        was = take.positions_m.get(label)
-        if was is not None:
-            count = min(len(was), len(places))
-            recorded, replayed = was[:count], places[:count, column]
-            exact &= bool((recorded == replayed).all())
-            distances[f"{label} position"] = ("position", _row_distance(recorded, replayed))
-    return _summarize(count, distances, tolerance, exact=exact) if distances else {"compared": 0}
+    now = {played.body_label(int(body)): places[:, column] for column, body in enumerate(bodies)}
+    pairs = {name: _cut_alike(take.positions_m[name], now[name]) for name in now if name in take.positions_m}
+    if not pairs:
+        return {"compared": 0}
+    distances = {f"{name} position": ("position", _row_distance(*pair)) for name, pair in pairs.items()}
+    exact = all(bool((was == replayed).all()) for was, replayed in pairs.values())
+    return _summarize(len(next(iter(distances.values()))[1]), distances, exact=exact)
 
 
-def _compare_proprioception(recorded: Floats, observed: Sequence[Observation], tolerance: float) -> dict[str, object]:
+def _cut_alike(first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    count = min(len(first), len(second))
+    return first[:count], second[:count]
+
+
+def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
     """Return the fields from the proprioception after each action: row k of `recorded`, [n, 8], is step k + 1."""
     count = min(len(recorded), len(observed))
     if not count:
         return {"compared": 0}
     was = recorded[:count]
-    eef = np.array([observation.eef_pos_m for observation in observed[:count]])
-    fingers = np.array([observation.gripper_qpos for observation in observed[:count]])
-    turned = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
+    eef, fingers, turned = (
+        np.array([getattr(observation, name) for observation in observed[:count]])
+        for name in ("eef_pos_m", "gripper_qpos", "eef_quat_wxyz")
+    )
     size = np.linalg.norm(was[:, 3:6], axis=1, keepdims=True)
     axis = was[:, 3:6] / np.where(size > 0, size, 1.0)
     angle = _quaternion_angle(np.concatenate([np.cos(size / 2), axis * np.sin(size / 2)], axis=1), turned)
@@ -383,7 +374,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation], t
     }
     from_start = {name: (kind, np.concatenate([[0.0], distance])) for name, (kind, distance) in distances.items()}
     exact = bool(same.all() and (angle < _ROUNDED_RAD).all())
-    return {"basis": _HAND_ALONE, **_summarize(count, from_start, tolerance, exact=exact)}
+    return {"basis": _HAND_ALONE, **_summarize(count, from_start, exact=exact)}
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
@@ -395,24 +386,20 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
     return beyond or replay.get("recorded_success", succeeded) != succeeded
 
 
-def _summarize(
-    count: int, distances: Mapping[str, tuple[str, Floats]], tolerance: float, *, exact: bool
-) -> dict[str, object]:
+def _summarize(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
     divergence = {}
     for name, (kind, distance) in distances.items():
-        beyond = np.flatnonzero(distance > tolerance)
+        beyond = np.flatnonzero(distance > TOLERANCE)
         first = int(beyond[0]) if len(beyond) else None
         divergence[name] = {"max": float(distance.max()), "unit": UNITS[kind], "first_step": first}
-    return {"compared": count, "exact": exact, "tolerance": tolerance, "divergence": divergence}
+    return {"compared": count, "exact": exact, "tolerance": TOLERANCE, "divergence": divergence}
 
 
 def _row_distance(was: Floats, now: Floats) -> Floats:
-    distance: Floats = np.sqrt(np.square(now - was).sum(axis=1))
-    return distance
+    return np.asarray(np.sqrt(np.square(now - was).sum(axis=1)))
 
 
 def _quaternion_angle(was: Floats, now: Floats) -> Floats:
     first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (was, now))
     apart = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
-    angle: Floats = 4.0 * np.arcsin(np.clip(apart / 2.0, 0.0, 1.0))
-    return angle
+    return np.asarray(4.0 * np.arcsin(np.clip(apart / 2.0, 0.0, 1.0)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -11,14 +13,8 @@ from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile.moves import (
-    base_position,
-    base_yaw,
-    drive_base,
-    move_hand,
-    turn_to_face,
-    yaw_direction,
-)
+from safevla_bench.policies.scripted.geometry import OPEN
+from safevla_bench.policies.scripted.mobile import CAREFUL, MobileRobot
 from safevla_recorder.mujoco.scene import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -89,15 +85,15 @@ class TestRobocasa(HostConformance):
 
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the object, then down until something stops it."""
-        seen = env.reset(seed)
-        front, start = yaw_direction(base_yaw(seen)), base_position(seen)
+        robot = MobileRobot(env.reset(seed), CAREFUL)
+        front, start = robot.front[:2], robot.place_m
         aside = np.array([-front[1], front[0], 0.0])
-        item = seen.privileged.body_pos_m[OBJECT]
+        item = robot.scene.body_pos_m[OBJECT]
         place = start + (item[:2] - start) @ aside[:2] * aside[:2] - 0.1 * front
-        seen = played(env, seen, drive_base(seen, place, base_yaw(seen), 0.8))
-        down = turn_to_face(seen, np.array([0.0, 0.0, -1.0]), aside)
+        play(env, robot.drive(place, speed=0.8))
+        down = robot.face(np.array([0.0, 0.0, -1.0]), aside)
         for height, speed in ((0.15, 1.0), (-0.02, 0.3)):
-            seen = played(env, seen, move_hand(seen, item + FINGER_M * aside + [0, 0, height], speed, turn=down))
+            play(env, robot.reach(item + FINGER_M * aside + [0, 0, height], OPEN, down, speed=speed))
         return OBJECT
 
     def close_on_nothing(self, env, seed):
@@ -106,15 +102,12 @@ class TestRobocasa(HostConformance):
             env.step(CLOSE)
 
 
-def played(env, seen, move):
+def play(env, move):
     """Make a move to its end."""
-    try:
+    with suppress(StopIteration):
         action = next(move)
         while True:
-            seen, _ = env.step(action)
-            action = move.send(seen)
-    except StopIteration:
-        return seen
+            action = move.send(env.step(action)[0])
 
 
 def state(kitchen) -> np.ndarray:

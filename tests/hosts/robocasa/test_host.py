@@ -25,7 +25,7 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile.doors import move_point
+from safevla_bench.policies.scripted.kitchen import move_point
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile.moves import CLOSE
-from safevla_bench.policies.scripted.geometry import Rotation, lean_angle, to_rotation
+from safevla_bench.policies.scripted.arm import CLOSED_M, UNIT_RAD, Arm
+from safevla_bench.policies.scripted.geometry import CLOSE, Rotation, lean_angle, to_rotation
 from safevla_bench.policies.scripted.plan import CAREFUL, FixtureGoal
-from safevla_bench.policies.scripted.reaching import CLOSED_M, UNIT_RAD
 from safevla_bench.policies.scripted.strokes import LEVEL_RAD, follow_waypoints, plan_stroke
 
 BOXES = {
@@ -30,7 +29,7 @@ def shown(scene, seen):
 def played(shown, obeys: bool = True):
     """The waypoints of the stroke, and what is seen at each step of it, by a hand that goes where it is told or not."""
     waypoints = plan_stroke(shown.privileged, GOAL, 0.0, CAREFUL)
-    moves, seen, run = follow_waypoints(shown, waypoints, CAREFUL), shown, []
+    moves, seen, run = follow_waypoints(Arm(shown, CAREFUL), waypoints), shown, []
     action = next(moves)
     while len(run) < 1500:
         if obeys:

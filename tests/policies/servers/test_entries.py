@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 
 from policies.servers.expected_requests import EXPECTED, leaves, refusal, reply
 from policies.servers.strict_server import StrictServer
-from safevla_bench.errors import PolicyError, ReplyError
+from safevla_bench.errors import PolicyError, ReplyError, ServerRefusedError
 from safevla_bench.hosts import protocols
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, entries, transforms
+from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.report.published import PAPER, load_published
 
@@ -213,6 +215,34 @@ def test_a_checkpoint_a_suite_is_a_server_a_suite():
         **dict.fromkeys(("libero-spatial", "libero-object", "libero-goal"), "ws://a"),
         "libero-10": "ws://b",
     }
+
+
+class Replying(ChunkModel):
+    """A model that gives the same reply to everything."""
+
+    def __init__(self, reply):
+        super().__init__(dialects.load_dialect("vla-eval-libero"))
+        self.reply = reply
+
+    def begin(self, task, seed): ...
+
+    def query(self, observation):
+        return self.reply
+
+
+def test_a_server_whose_first_reply_cannot_be_read_is_refused_after_another_suite_s_could_be():
+    entry = entries.find_entry("openvla-7b@libero")
+    right, wrong = (Replying({"actions": np.zeros((1, width))}) for width in (7, 6))
+    models = {entry.suites[0]: right, entry.suites[1]: wrong}
+    policy = ChunkedPolicy(entries.EntryModel(entry, models), None)
+    policy.reset(task(entry), 0)
+    seen = observation(policy.dialect)
+    assert policy.act(seen).shape == (7,)
+    policy.reset(replace(task(entry), benchmark=entry.suites[1]), 0)
+    with pytest.raises(ServerRefusedError, match="has the shape"):
+        policy.act(seen)
+    with pytest.raises(PolicyError, match=f"no server is named for {entry.name} on {entry.suites[2]}"):
+        policy.reset(replace(task(entry), benchmark=entry.suites[2]), 0)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,9 @@ def greeting(gripper="binary_close_positive", **asked):
     return {"observation_params": asked, "action_spec": {"gripper": {"format": gripper}}}
 
 
-def checked(said, *, params=None, dialect="vla-eval-libero", chosen=False):
+def checked(said, *, dialect="vla-eval-libero", chosen=False):
     """What `begin` does with a greeting."""
-    wishes = {**(said.get("observation_params") or {}), **(params or {})}
+    wishes = said.get("observation_params") or {}
     spoken = adapt_dialect(dialects.load_dialect(dialect), wishes)
     check_requirements(wishes, said.get("action_spec") or {}, spoken, chosen=chosen)
     return spoken
@@ -226,24 +226,6 @@ def asking(greeting, log):
         vla_eval(acts, log)(connection)
 
     return handle
-
-
-def test_parameters_of_ones_own_go_before_the_server_s_wishes():
-    log: list[dict] = []
-    own = "send_wrist_image=false,quat_no_antipodal=true,env_seed=3"
-    with (
-        websockets(asking(greeting(send_state=True, send_wrist_image=True, env_seed=0), log)) as server,
-        playing("vla-eval", server.url, params=own) as policy,
-    ):
-        assert policy.wants.cameras == ("agentview",)
-        assert policy.env_seed == 3
-        policy.act(seen(eef_quat_wxyz=np.array([-0.1, np.sqrt(0.99), 0, 0])))
-    (payload,) = [message["payload"] for message in log if message["type"] == "observation"]
-    assert set(payload["images"]) == {"agentview"}
-    assert payload["states"][3] == pytest.approx(2 * np.arccos(-0.1))
-    for text in ("x=true", "send_state", "send_state=1", "env_seed=true"):
-        with pytest.raises(PolicyError, match="params="):
-            client("vla-eval", "ws://127.0.0.1:1", params=text)
 
 
 def test_what_a_server_asks_for_is_known_before_an_environment_is_made_and_may_not_change_then():

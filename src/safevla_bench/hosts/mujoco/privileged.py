@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -24,19 +23,10 @@ _HINGE = 3  # of mjtJoint
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Sizes of every recorded body with collision geometry but the robot's, as in `Privileged`; `root` are body ids."""
-
-    root: Mapping[str, int]
-    half_extents_m: Mapping[str, Floats]
-    center_m: Mapping[str, Floats]
-    pieces: Mapping[str, Boxes]
-
-
 class ScenePrivileged:
     """Ground truth of a scene, step by step; sizes are measured once, in the pose at making. Bodies are everything with
-    collision geometry but the robot, by their recorded names.
+    bounded collision geometry but the robot, by their recorded names; of several MuJoCo bodies under one name the first
+    is the root.
     """
 
     def __init__(
@@ -55,7 +45,15 @@ class ScenePrivileged:
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable, self._moved = frozenset(scene.objects), moved
         self._joints = {name: int(model.joint(name).qposadr[0]) for name in joints}
-        self._shapes = measure_shapes(model, data, scene)
+        made_of: dict[str, tuple[int, ...]] = {}
+        for body, name in enumerate(scene.body_name):
+            if scene.roles.get(name) != "robot":
+                made_of[name] = (*made_of.get(name, ()), body)
+        boxes = {name: bounding_box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+        pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
+        self._boxes = {name: box for name, box in boxes.items() if box}
+        self._pieces = {name: parts for name, parts in pieces.items() if parts}
+        self._root = {name: made_of[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
         if scene.eef_site is not None:  # in robosuite the end effector is a body of its own, beside the fingers
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
@@ -64,17 +62,17 @@ class ScenePrivileged:
 
     def read_now(self) -> Privileged:
         """Return the scene as it is, in read-only copies."""
-        data, shapes = self._data, self._shapes
+        data = self._data
         return Privileged(
-            body_pos_m={name: read_only(data.xpos[body]) for name, body in shapes.root.items()},
-            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
-            half_extents_m=shapes.half_extents_m,
-            center_m=shapes.center_m,
+            body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root.items()},
+            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in self._root.items()},
+            half_extents_m={name: half for name, (half, _) in self._boxes.items()},
+            center_m={name: center for name, (_, center) in self._boxes.items()},
             joint_pos={name: float(data.qpos[place]) for name, place in self._joints.items()},
             sites_m={name: read_only(position) for name, position in self._sites.items()},
             goal=self._goal,
             movable=self._movable,
-            pieces=shapes.pieces,
+            pieces=self._pieces,
             joints={name: self._read_joint(name, joint) for name, joint in self._moved.items()},
             hand=piece_boxes(self._model, data, 0, self._hand),
         )
@@ -89,24 +87,6 @@ class ScenePrivileged:
             high=float(high),
             bodies=self._below[name],
         )
-
-
-def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
-    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root.
-    Bodies without bounded collision geometry are left out.
-    """
-    made_of: dict[str, tuple[int, ...]] = {}
-    for body, name in enumerate(scene.body_name):
-        if scene.roles.get(name) != "robot":
-            made_of[name] = (*made_of.get(name, ()), body)
-    boxes = {name: bounding_box(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
-    pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in made_of.items()}
-    return Shapes(
-        root={name: made_of[name][0] for name, box in boxes.items() if box},
-        half_extents_m={name: box[0] for name, box in boxes.items() if box},
-        center_m={name: box[1] for name, box in boxes.items() if box},
-        pieces={name: parts for name, parts in pieces.items() if parts},
-    )
 
 
 def _collision_geoms(model: mujoco.MjModel, bodies: tuple[int, ...]) -> NDArray[np.intp]:

@@ -221,9 +221,10 @@ def _select_shard(
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
     for policy in made.values():
-        if isinstance(policy, entries.EntryPolicy):
+        model = getattr(policy, "model", None)
+        if isinstance(model, entries.EntryModel):
             for task in tasks:
-                policy.server_for(task.benchmark)
+                model.model_for(task.benchmark)
 
 
 def list_start_notes(request: Request) -> list[str]:
@@ -326,8 +327,9 @@ def _describe_server(policy: Policy) -> dict[str, object]:
     description: dict[str, object] = (
         {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
     )
-    if isinstance(policy, entries.EntryPolicy):
-        entry = policy.entry
+    model = getattr(policy, "model", None)
+    if isinstance(model, entries.EntryModel):
+        entry = model.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
     return description
 

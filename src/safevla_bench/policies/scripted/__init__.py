@@ -3,7 +3,7 @@
 The goal's predicates give subgoals, one after another (`plan`). An object is carried: its size says how to hold it, the
 shapes of everything how low the path may be (`geometry`), and both where the hand should be now (`placement`). A part
 of a fixture is pushed, pulled or turned by a stroke of the hand through waypoints (`strokes`). The script reads no
-specification and no threshold. A robot that drives has scripts of its own (`safevla_bench.policies.mobile`).
+specification and no threshold. A robot that drives has scripts of its own (`kitchen`).
 
 It cannot reach a place under a roof, such as a microwave's inside, because an object is held from above; nor hold what
 is both wide and flat, such as a plate, because the fingers fit nowhere. It then reaches the other subgoals and holds
@@ -12,21 +12,15 @@ still.
 
 from __future__ import annotations
 
-import numpy as np
-
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies import mobile
-from safevla_bench.policies.mobile import moves
-from safevla_bench.policies.mobile.moves import Move, read_scene
+from safevla_bench.policies.scripted import kitchen, mobile
+from safevla_bench.policies.scripted.arm import STILL, Arm, Move
 from safevla_bench.policies.scripted.geometry import nearest_yaw
 from safevla_bench.policies.scripted.placement import is_graspable, place_object
 from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, Subgoal, remaining_subgoals
-from safevla_bench.policies.scripted.reaching import HandTarget, steer_hand
 from safevla_bench.policies.scripted.strokes import follow_waypoints, plan_stroke
-
-STILL = (*[0.0] * 6, moves.OPEN)
 
 
 def make(arg: str | None) -> ScriptedPolicy:
@@ -34,7 +28,7 @@ def make(arg: str | None) -> ScriptedPolicy:
     if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
-    return ScriptedPolicy(STYLES[arg], moves.STYLES[arg])
+    return ScriptedPolicy(STYLES[arg], mobile.STYLES[arg])
 
 
 class ScriptedPolicy:
@@ -42,7 +36,7 @@ class ScriptedPolicy:
 
     wants = Wants(privileged=True)
 
-    def __init__(self, style: Style, mobile_style: moves.MobileStyle) -> None:
+    def __init__(self, style: Style, mobile_style: mobile.MobileStyle) -> None:
         """Take the style of a fixed arm, and that of a robot that drives."""
         self.style, self.mobile_style = style, mobile_style
         self._script: Move | None = None
@@ -64,7 +58,7 @@ class ScriptedPolicy:
         if observation.base_pos_m is None:
             self._script = follow_goal(observation, self.style)
         else:
-            self._script = mobile.follow_goal(observation, self.mobile_style, self._still)
+            self._script = kitchen.follow_goal(observation, self.mobile_style, self._still)
         return next(self._script)
 
     def close(self) -> None:
@@ -76,23 +70,21 @@ def follow_goal(seen: Observation, style: Style) -> Move:
 
     A subgoal that is over and not reached is begun again as a further attempt.
     """
-    target: HandTarget | None = None
+    arm = Arm(seen, style)
     tried: Subgoal | None = None
     attempt = 0
     while True:
-        scene = read_scene(seen)
-        for subgoal in remaining_subgoals(scene):
-            number = attempt + 1 if subgoal == tried else 0
+        for subgoal in remaining_subgoals(arm.scene):
             if isinstance(subgoal, FixtureGoal):
-                waypoints = plan_stroke(scene, subgoal, nearest_yaw(seen.eef_quat_wxyz), style)
+                waypoints = plan_stroke(arm.scene, subgoal, nearest_yaw(arm.seen.eef_quat_wxyz), style)
                 if not waypoints:
                     continue
-                seen, target = yield from follow_waypoints(seen, waypoints, style)
-            elif is_graspable(scene, subgoal.body):
-                seen, target, attempt = yield from place_object(seen, subgoal, style, number)
+                yield from follow_waypoints(arm, waypoints)
+            elif is_graspable(arm.scene, subgoal.body):
+                attempt = yield from place_object(arm, subgoal, attempt + 1 if subgoal == tried else 0)
             else:
                 continue
             tried = subgoal
             break
         else:
-            seen = yield np.array(STILL) if target is None else steer_hand(target, seen)
+            yield from arm.keep_target()

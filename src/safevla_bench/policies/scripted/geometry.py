@@ -1,4 +1,4 @@
-"""Geometry of a hand that points straight down: its orientations, and upright prisms as shapes of bodies.
+"""Geometry of a scene: boxes of bodies, the orientations of a hand that points straight down, and upright prisms.
 
 A prism is a convex outline, seen from above, between two heights. The outline is its support function: how far it
 reaches along each of `DIRECTIONS`. Two outlines are apart if along some direction one ends before the other begins.
@@ -12,13 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface.policy import Boxes, Privileged
+from safevla_bench.interface.policy import Boxes, Observation, Privileged
 
 Floats = NDArray[np.float64]
 
+OPEN, CLOSE = -1.0, 1.0
+"""The gripper's number of an action."""
 UPRIGHT = (0.0, 0.0, 0.0)
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 """The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
+
+
+def read_scene(seen: Observation) -> Privileged:
+    """Return the privileged state of an observation, which every script needs."""
+    assert seen.privileged is not None
+    return seen.privileged
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -30,6 +38,16 @@ def rotation_axes(quat_wxyz: Floats) -> Floats:
     """Return the rotated frame's axes as columns, [3, 3] of [4], or [N, 3, 3] of [N, 4]."""
     matrix: Floats = to_rotation(quat_wxyz).as_matrix()
     return matrix
+
+
+def box_axes(scene: Privileged, name: str) -> Floats:
+    """Return the axes of a body's box as columns, [3, 3], world frame."""
+    return rotation_axes(scene.body_quat_wxyz[name])
+
+
+def box_center(scene: Privileged, name: str) -> Floats:
+    """Return the centre of a body's box, [3] m, world frame."""
+    return np.asarray(scene.body_pos_m[name] + box_axes(scene, name) @ scene.center_m[name])
 
 
 def downward_hand(yaw_rad: float) -> Rotation:

@@ -12,11 +12,10 @@ from itertools import product
 import numpy as np
 
 from safevla_bench.interface.policy import Action, Observation, Privileged
-from safevla_bench.policies.mobile.moves import box_center, read_scene
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import Floats
-from safevla_bench.policies.scripted.plan import Placement, Style, target_point
-from safevla_bench.policies.scripted.reaching import CLOSED_M, OPEN_M, HandTarget, plan_path, reach
+from safevla_bench.policies.scripted.arm import CLOSED_M, OPEN_M, Arm, HandTarget
+from safevla_bench.policies.scripted.geometry import Floats, box_axes, box_center
+from safevla_bench.policies.scripted.plan import Placement, target_point
 
 WIDEST_HALF_M = 0.036
 """Half of the widest object that fits between the open fingers with a little room."""
@@ -57,7 +56,7 @@ class Grasp:
 
 def is_graspable(scene: Privileged, name: str) -> bool:
     """Return whether the fingers fit around a body or hold its rim; False for a body that is both wide and flat."""
-    turn, half = geometry.rotation_axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
+    turn, half = box_axes(scene, name), scene.half_extents_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
     return narrow or bool(2 * half[up] - LEAST_HEIGHT_M >= LEAST_DEPTH_M)
@@ -107,9 +106,7 @@ def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Pri
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
     """Return the grasps of a body's box: across each side that fits between the fingers, else at the rim."""
-    turn = geometry.rotation_axes(scene.body_quat_wxyz[name])
-    half = scene.half_extents_m[name]
-    center = scene.body_pos_m[name] + turn @ scene.center_m[name]
+    turn, half, center = box_axes(scene, name), scene.half_extents_m[name], box_center(scene, name)
     up = int(np.argmax(np.abs(turn[2])))
     flat = [axis for axis in range(3) if axis != up]
     sides = [turn[:, axis] * half[axis] for axis in flat]
@@ -135,8 +132,7 @@ def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Gras
     boxes = scene.pieces.get(name)
     if boxes is None:
         return
-    turn, home = geometry.rotation_axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
-    middle = home + turn @ scene.center_m[name]
+    turn, home, middle = box_axes(scene, name), scene.body_pos_m[name], box_center(scene, name)
     for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
         piece_axes = turn @ geometry.rotation_axes(quat)
         up = int(np.argmax(np.abs(piece_axes[2])))
@@ -178,89 +174,76 @@ _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_
 """Steps after which a move is over even if the hand is not at its target: something is in its way."""
 
 
-def place_object(
-    seen: Observation, placement: Placement, style: Style, attempt: int
-) -> Generator[Action, Observation, tuple[Observation, HandTarget, int]]:
-    """Bring an object to its place; return the last target of the hand and the last attempt, too.
+def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
+    """Bring an object to its place; return the last attempt.
 
     The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again. An
     object that has moved before the descent gets a new grasp; a dropped object begins a further attempt. In the end the
     object is left alone long enough to look whether it is where it should be.
     """
-    body = placement.body
+    body, style = placement.body, arm.style
     while True:
-        grasp, middle = _choose_grasp(seen, body, style, attempt), box_center(read_scene(seen), body)
+        grasp, middle = _choose_grasp(arm, body, attempt), box_center(arm.scene, body)
         above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
-        rig, everything = geometry.hand_prisms(grasp.yaw_rad, OPEN_M), geometry.obstacles_except(read_scene(seen))
-        path = plan_path(rig, seen.eef_pos_m, above.place_m, everything, style)
-        seen, _ = yield from reach(seen, above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
-        if np.linalg.norm(box_center(read_scene(seen), body) - middle) > _MOVED_M:
+        rig = geometry.hand_prisms(grasp.yaw_rad, OPEN_M)
+        path = arm.plan_path(rig, above.place_m, geometry.obstacles_except(arm.scene))
+        yield from arm.reach(above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
+        if np.linalg.norm(box_center(arm.scene, body) - middle) > _MOVED_M:
             continue
-        seen, held, most_m = yield from _lift_object(seen, body, replace(above, place_m=grasp.place_m), style)
-        if _hand_distance(seen, body) > most_m:
-            attempt += 1
-            continue
-        goal = _release_point(seen, placement, grasp, style) + [0.0, 0.0, style.hover_m]
-        others = geometry.obstacles_except(read_scene(seen), body)
-        path = plan_path(_loaded_hand(seen, body, grasp), seen.eef_pos_m, goal, others, style)
-        carried = replace(held, place_m=goal, speed=style.cruise)
-        seen, _ = yield from reach(seen, carried, _CARRY_STEPS, style.corner_m, path=path)
-        if _hand_distance(seen, body) > most_m:
-            attempt += 1
-            continue
-        lowered = replace(held, place_m=_release_point(seen, placement, grasp, style))
-        seen, _ = yield from reach(seen, lowered, _LOWER_STEPS, _NEAR_M, height_m=_AT_M)
-        let_go = replace(held, place_m=seen.eef_pos_m, aperture_m=OPEN_M)
-        seen, _ = yield from reach(seen, let_go, style.dwell_steps, 0.0)
-        away = replace(let_go, place_m=seen.eef_pos_m + [0.0, 0.0, _UP_M])
-        seen, _ = yield from reach(seen, away, _RETREAT_STEPS, _NEAR_M, height_m=_AT_M)
-        last = replace(let_go, place_m=seen.eef_pos_m)
-        seen, _ = yield from reach(seen, last, _PAUSE_STEPS, 0.0)
-        return seen, last, attempt
+        held, most_m = yield from _lift_object(arm, body, replace(above, place_m=grasp.place_m, speed=style.final))
+        if _hand_distance(arm, body) <= most_m:
+            goal = _release_point(arm, placement, grasp) + [0.0, 0.0, style.hover_m]
+            path = arm.plan_path(_loaded_hand(arm, body, grasp), goal, geometry.obstacles_except(arm.scene, body))
+            carried = replace(held, place_m=goal, speed=style.cruise)
+            yield from arm.reach(carried, _CARRY_STEPS, style.corner_m, path=path)
+        if _hand_distance(arm, body) <= most_m:
+            break
+        attempt += 1
+    lowered = replace(held, place_m=_release_point(arm, placement, grasp))
+    yield from arm.reach(lowered, _LOWER_STEPS, _NEAR_M, height_m=_AT_M)
+    let_go = replace(held, place_m=arm.hand_m, aperture_m=OPEN_M)
+    yield from arm.reach(let_go, style.dwell_steps, 0.0)
+    away = replace(let_go, place_m=arm.hand_m + [0.0, 0.0, _UP_M])
+    yield from arm.reach(away, _RETREAT_STEPS, _NEAR_M, height_m=_AT_M)
+    yield from arm.reach(replace(let_go, place_m=arm.hand_m), _PAUSE_STEPS, 0.0)
+    return attempt
 
 
-def _choose_grasp(seen: Observation, body: str, style: Style, attempt: int) -> Grasp:
-    scene = read_scene(seen)
-    others = geometry.obstacles_except(scene, body)
-    choices = rank_grasps(scene, body, others, geometry.nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
+def _choose_grasp(arm: Arm, body: str, attempt: int) -> Grasp:
+    others, yaw_rad = geometry.obstacles_except(arm.scene, body), geometry.nearest_yaw(arm.seen.eef_quat_wxyz)
+    choices = rank_grasps(arm.scene, body, others, yaw_rad, arm.style.clearance_m)
     return choices[attempt % len(choices)]
 
 
-def _lift_object(
-    seen: Observation, body: str, target: HandTarget, style: Style
-) -> Generator[Action, Observation, tuple[Observation, HandTarget, float]]:
+def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:
     """Descend, close, draw the object out from under what hangs over it, and lift it.
 
-    Returns the target of the hand and the distance from the object, m, beyond which it has been dropped, too.
+    Returns the target of the hand, and the distance from the object, m, beyond which it has been dropped.
     """
-    target = replace(target, speed=style.final)
-    seen, is_late = yield from reach(seen, target, _DESCEND_STEPS, _NEAR_M, height_m=_AT_M)
-    held = replace(target, place_m=seen.eef_pos_m if is_late else target.place_m, aperture_m=CLOSED_M)
-    seen, _ = yield from reach(seen, held, style.dwell_steps, 0.0)
-    most_m, scene = _hand_distance(seen, body) + _LOST_M, read_scene(seen)
-    hull, around = geometry.body_prisms(scene, body).hull(), geometry.obstacles_except(scene, body)
-    move = geometry.out_from_under(hull, around, style.clearance_m / 2)
-    pulled = replace(held, place_m=seen.eef_pos_m + [*move, _OFF_THE_GROUND_M])
-    seen, _ = yield from reach(seen, pulled, _PULL_STEPS, _AT_M)
-    lifted = replace(held, place_m=seen.eef_pos_m + [0.0, 0.0, style.lift_m])
-    seen, _ = yield from reach(seen, lifted, _LIFT_STEPS, _NEAR_M, height_m=_AT_M)
-    return seen, lifted, most_m
+    is_late = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_AT_M)
+    held = replace(target, place_m=arm.hand_m if is_late else target.place_m, aperture_m=CLOSED_M)
+    yield from arm.reach(held, arm.style.dwell_steps, 0.0)
+    most_m = _hand_distance(arm, body) + _LOST_M
+    hull, around = geometry.body_prisms(arm.scene, body).hull(), geometry.obstacles_except(arm.scene, body)
+    move = geometry.out_from_under(hull, around, arm.style.clearance_m / 2)
+    yield from arm.reach(replace(held, place_m=arm.hand_m + [*move, _OFF_THE_GROUND_M]), _PULL_STEPS, _AT_M)
+    lifted = replace(held, place_m=arm.hand_m + [0.0, 0.0, arm.style.lift_m])
+    yield from arm.reach(lifted, _LIFT_STEPS, _NEAR_M, height_m=_AT_M)
+    return lifted, most_m
 
 
-def _hand_distance(seen: Observation, body: str) -> float:
-    return float(np.linalg.norm(box_center(read_scene(seen), body) - seen.eef_pos_m))
+def _hand_distance(arm: Arm, body: str) -> float:
+    return float(np.linalg.norm(box_center(arm.scene, body) - arm.hand_m))
 
 
-def _loaded_hand(seen: Observation, body: str, grasp: Grasp) -> geometry.Prisms:
-    load = geometry.body_prisms(read_scene(seen), body).hull().shift_by(-seen.eef_pos_m)
+def _loaded_hand(arm: Arm, body: str, grasp: Grasp) -> geometry.Prisms:
+    load = geometry.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
     return geometry.concatenate_prisms(geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
 
-def _release_point(seen: Observation, placement: Placement, grasp: Grasp, style: Style) -> Floats:
-    scene, body = read_scene(seen), placement.body
-    hold = box_center(scene, body) - seen.eef_pos_m
-    spot = target_point(scene, placement) - hold[:2]
-    others = geometry.obstacles_except(scene, body)
-    floor = geometry.lowest_heights(_loaded_hand(seen, body, grasp), spot[None], others, 0.0, style.release_m)
-    height = float(floor[0]) if np.isfinite(floor[0]) else float(seen.eef_pos_m[2])
-    return np.array([*spot, height])
+def _release_point(arm: Arm, placement: Placement, grasp: Grasp) -> Floats:
+    body = placement.body
+    spot = target_point(arm.scene, placement) - (box_center(arm.scene, body) - arm.hand_m)[:2]
+    others = geometry.obstacles_except(arm.scene, body)
+    floor = geometry.lowest_heights(_loaded_hand(arm, body, grasp), spot[None], others, 0.0, arm.style.release_m)
+    return np.array([*spot, float(floor[0]) if np.isfinite(floor[0]) else float(arm.hand_m[2])])

@@ -9,7 +9,7 @@ speeds alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
@@ -18,9 +18,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Privileged
-from safevla_bench.policies.mobile.moves import box_axes, box_center
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import Floats
+from safevla_bench.policies.scripted.geometry import Floats, box_axes, box_center
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,28 +213,26 @@ def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
     return (*first, *(subgoal for subgoal in dict.fromkeys(shut) if subgoal not in first), *left, *last)
 
 
+_FINDERS: Mapping[str, tuple[Callable[[Privileged, str], Drawer | Door | Knob | None], ...]] = {
+    "open": (find_drawer,),
+    "ajar": (find_drawer,),
+    "close": (find_drawer, find_door),
+    "turnon": (find_knob,),
+}
+"""By the kind of a goal, what finds the fixture that it moves."""
+
+
 def find_fixture(scene: Privileged, goal: FixtureGoal) -> Drawer | Door | Knob | None:
     """Return the fixture that a goal moves; None if the scene does not show it, or for an unknown kind of goal."""
-    match goal.kind:
-        case "open" | "ajar":
-            return find_drawer(scene, goal.name)
-        case "close":
-            return find_drawer(scene, goal.name) or find_door(scene, goal.name)
-        case "turnon":
-            return find_knob(scene, goal.name)
-        case _:
-            return None
+    found = (find(scene, goal.name) for find in _FINDERS.get(goal.kind, ()))
+    return next((fixture for fixture in found if fixture), None)
 
 
 def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
     position = joint_position(scene, goal.name) or 0.0
-    match goal.kind:
-        case "open":
-            return abs(position) >= _OUT_M
-        case "turnon":
-            return position >= _ON_RAD
-        case _:
-            return abs(position) <= _SHUT
+    if goal.kind == "turnon":
+        return position >= _ON_RAD
+    return abs(position) >= _OUT_M if goal.kind == "open" else abs(position) <= _SHUT
 
 
 def goal_placements(scene: Privileged) -> tuple[Placement, ...]:

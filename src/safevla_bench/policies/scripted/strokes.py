@@ -5,18 +5,16 @@ The fingers are closed but where a handle is held. A hand that leans has its fin
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 
 import numpy as np
 
-from safevla_bench.interface.policy import Action, Observation, Privileged
-from safevla_bench.policies.mobile.moves import read_scene
+from safevla_bench.interface.policy import Privileged
 from safevla_bench.policies.scripted import geometry
+from safevla_bench.policies.scripted.arm import CLOSED_M, OPEN_M, Arm, HandTarget, Move
 from safevla_bench.policies.scripted.geometry import Floats
 from safevla_bench.policies.scripted.placement import ARM_M
 from safevla_bench.policies.scripted.plan import Door, Drawer, FixtureGoal, Knob, Style, find_fixture, rotate_planar
-from safevla_bench.policies.scripted.reaching import CLOSED_M, OPEN_M, HandTarget, plan_path, reach, steer_hand
 
 _ON_RAD = 1.5
 """Angle of the hand's path round a knob; it lags and slips, and a knob is on long before."""
@@ -149,21 +147,14 @@ def plan_stroke(scene: Privileged, goal: FixtureGoal, yaw_rad: float, style: Sty
             return ()
 
 
-def follow_waypoints(
-    seen: Observation, waypoints: tuple[HandTarget, ...], style: Style
-) -> Generator[Action, Observation, tuple[Observation, HandTarget]]:
-    """Go over everything to the first waypoint, from there to each, and up from the last; return that target, too.
-
-    The last needs no orientation.
-    """
+def follow_waypoints(arm: Arm, waypoints: tuple[HandTarget, ...]) -> Move:
+    """Go over everything to the first waypoint, from there to each, and up from the last, whatever the orientation."""
     first, last = waypoints[0], waypoints[-1]
-    rig, everything = geometry.hand_prisms(first.yaw_rad, OPEN_M), geometry.obstacles_except(read_scene(seen))
-    path = plan_path(rig, seen.eef_pos_m, first.place_m, everything, style)
-    seen, _ = yield from reach(seen, first, _FIRST_TIMEOUT_STEPS, _AT_M, turn_rad=_FACING_RAD, path=path)
+    rig, everything = geometry.hand_prisms(first.yaw_rad, OPEN_M), geometry.obstacles_except(arm.scene)
+    path = arm.plan_path(rig, first.place_m, everything)
+    yield from arm.reach(first, _FIRST_TIMEOUT_STEPS, _AT_M, turn_rad=_FACING_RAD, path=path)
     for waypoint in waypoints[1:]:
-        seen, _ = yield from reach(seen, waypoint, _TIMEOUT_STEPS, _AT_M, turn_rad=_FACING_RAD)
+        yield from arm.reach(waypoint, _TIMEOUT_STEPS, _AT_M, turn_rad=_FACING_RAD)
     up_m = last.place_m + [0.0, 0.0, _UP_M]
-    away = HandTarget(up_m, last.yaw_rad, last.aperture_m, style.cruise)
-    seen, _ = yield from reach(seen, away, _TIMEOUT_STEPS, _AT_M)
-    seen = yield steer_hand(away, seen)
-    return seen, away
+    yield from arm.reach(HandTarget(up_m, last.yaw_rad, last.aperture_m, arm.style.cruise), _TIMEOUT_STEPS, _AT_M)
+    yield from arm.keep_target()

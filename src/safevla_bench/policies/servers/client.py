@@ -19,10 +19,10 @@ from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_addresses, parse_timeouts, read_key
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_endpoint
 from safevla_bench.sources.runs.folder import Repeats
 
-_SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_env", "key_file")
+_SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5
 """Of the same observation, to see if a server answers the same twice; it may compile its model for the first."""
 _READINGS = {"agent_pos": 4, "joint_pos": 7}
@@ -68,7 +68,7 @@ _KINDS = (
         "websocket, MessagePack of vla-evaluation-harness",
         "vla-eval-libero",
         replans=False,
-        arguments=("params", "images"),
+        arguments=("images",),
     ),
     ClientKind(
         "gr00t",
@@ -113,6 +113,9 @@ KINDS: Mapping[str, ClientKind] = {kind.name: kind for kind in _KINDS}
 
 class ChunkModel(ABC):
     """A model that is asked in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
+
+    has_answered = False
+    """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
 
     def __init__(self, dialect: Dialect) -> None:
         """Keep the dialect; nothing is connected before `connect` or `begin`."""
@@ -172,8 +175,6 @@ class ChunkedPolicy:
         self.calls_s: list[float] = []
         self.model, self._replan = model, replan
         self._left: deque[Action] = deque()
-        self._answered = False
-        """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
 
     @property
     def greeting(self) -> Greeting:
@@ -227,7 +228,7 @@ class ChunkedPolicy:
         try:
             chunk = self.model.infer(observation)
         except ReplyError as error:
-            if self._answered:
+            if self.model.has_answered:
                 raise
             raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
         self.calls_s.append(time.perf_counter() - start)
@@ -236,9 +237,9 @@ class ChunkedPolicy:
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} are to be carried out"
-            kind = PolicyError if self._answered else ServerRefusedError
+            kind = PolicyError if self.model.has_answered else ServerRefusedError
             raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
-        self._answered = True
+        self.model.has_answered = True
         return chunk[: self._replan]
 
 
@@ -269,11 +270,7 @@ def client_factory(
     def make(arg: str | None, **arguments: str | None) -> ChunkedPolicy:
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
-        endpoint = Endpoint(
-            parse_addresses(arg, kind.name, kind.schemes, kind.port),
-            parse_timeouts(given.get("connect_timeout_s"), given.get("timeout_s")),
-            read_key(given.get("key_env"), given.get("key_file")),
-        )
+        endpoint = parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         dialect = dialects.choose_dialect(
             given.get("dialect", kind.dialect), kind.name, given.get("cameras"), given.get("image_size")
         )

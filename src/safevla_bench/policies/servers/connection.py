@@ -7,23 +7,24 @@ import socket
 import textwrap
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import ChunkModel
+from safevla_bench.policies.servers.client import KINDS, ChunkModel
+from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import Dialect
-from safevla_bench.policies.servers.endpoint import KEY, Endpoint
+from safevla_bench.policies.servers.endpoint import KEY, Endpoint, redact_key
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
 """Characters that are kept of a server's error message, and of its last line."""
-MAX_REPLY_BYTES = 64 * 2**20
+MAX_REPLY_BYTES = 4 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
 _TOO_BIG = 1009  # the websocket protocol's code
@@ -73,10 +74,10 @@ class WebsocketClient:
         from websockets.exceptions import ConnectionClosed
 
         try:
-            return self._require_connection().recv(timeout=self._endpoint.timeouts.answer_s)
+            return self._require_connection().recv(timeout=self._endpoint.answer_s)
         except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
             self._hang_up()
-            raise silent_error(self.address, self._endpoint.timeouts.answer_s) from None
+            raise silent_error(self.address, self._endpoint.answer_s) from None
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
 
@@ -150,11 +151,14 @@ class WebsocketClient:
 
 
 class WebsocketModel(ChunkModel):
-    """A model behind a websocket. Servers take a connection for an episode."""
+    """A model behind a websocket. Servers take a connection for an episode, and answer each message with a map."""
 
-    def __init__(self, socket: WebsocketClient, dialect: Dialect) -> None:
+    kind = "openpi"
+    codec = OPENPI
+
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
-        self._socket = socket
+        self._socket = WebsocketClient(endpoint)
         self._is_fresh = False
         """Whether the connection was made by `connect` and no episode has used it."""
 
@@ -180,6 +184,28 @@ class WebsocketModel(ChunkModel):
     @abstractmethod
     def _greet(self) -> None:
         """Exchange greetings over a new connection; sets `greeting`."""
+
+    def ask(self, message: object) -> dict[str, object]:
+        """Send a message and return the answer; raises what `receive_map` raises."""
+        self._socket.send(self.codec.pack(message))
+        return self.receive_map()
+
+    def receive_map(self) -> dict[str, object]:
+        """Return the next message; raises as `WebsocketClient.receive`, and for a text, the server's traceback."""
+        frame = self._socket.receive()
+        if isinstance(frame, str):
+            self.close()
+            raise self.server_error(frame)
+        message = self.codec.unpack(frame)
+        if not isinstance(message, dict):
+            problem = f"the server {self._socket.address} sent a {type(message).__name__} where a map belongs"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+        return message
+
+    def server_error(self, reason: object) -> PolicyError:
+        """Return the error for the server's own reason, its text or a map with its `message`."""
+        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
+        return server_error(self._socket.address, str(text), self._socket.key)
 
     def close(self) -> None:
         self._socket.close()
@@ -211,7 +237,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
     `attempt` tries an address until a monotonic time and returns None, or the reason why it does not answer. Raises
     `ServerUnreachableError` if none answers, and what `attempt` raises.
     """
-    until = time.monotonic() + endpoint.timeouts.connect_s
+    until = time.monotonic() + endpoint.connect_s
     while True:
         problems = []
         for address in endpoint.addresses:
@@ -220,16 +246,10 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
                 return address
             problems.append(problem)
         if time.monotonic() + _PAUSE_S >= until:
-            raise unreachable_error(problems, endpoint.timeouts.connect_s)
+            remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
+            answers = f"no policy server answers within {endpoint.connect_s:g} s ({'; '.join(problems)})"
+            raise ServerUnreachableError(answers, remedy=remedy)
         time.sleep(_PAUSE_S)
-
-
-def unreachable_error(problems: list[str], seconds: float) -> ServerUnreachableError:
-    """Return the error if no server of a list answers within `seconds`; `problems` has a reason for each."""
-    remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
-    return ServerUnreachableError(
-        f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
-    )
 
 
 def silent_error(address: str, seconds: float) -> ServerLostError:
@@ -255,8 +275,9 @@ def too_large_error(address: str) -> PolicyError:
     return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
 
 
-def server_error(address: str, text: str) -> PolicyError:
+def server_error(address: str, text: str, key: str | None) -> PolicyError:
     """Return the error for a server's failure: its last line first, then all of it, or the end of it."""
+    text = redact_key(text, key)
     shown = text[-MAX_CHARACTERS:].strip()
     lines = shown.splitlines() or ["no reason given"]
     problem = f"the policy server {address} failed: {lines[-1].strip()[:MAX_LINE_CHARACTERS]}"

@@ -21,18 +21,10 @@ from safevla_bench.errors import Place, PolicyError
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
 KEY = "SAFEVLA_API_KEY"
-"""The environment variable that holds a server's key, unless an argument names another."""
+"""The environment variable that holds a server's key, unless an argument names a file."""
 WORKER = "SAFEVLA_WORKER"
 """The environment variable that holds the number of a worker process: each begins at another of several servers."""
 CONNECT_S, ANSWER_S = 10.0, 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds to try to connect, and to wait for one answer (a server may compile its model for the first)."""
-
-    connect_s: float = CONNECT_S
-    answer_s: float = ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +32,26 @@ class Endpoint:
     """The servers of a policy: addresses to try in their order, how long to wait for them, and their key."""
 
     addresses: tuple[str, ...]
-    timeouts: Timeouts
+    connect_s: float = CONNECT_S
+    """To try to connect."""
+    answer_s: float = ANSWER_S
+    """To wait for one answer; a server may compile its model for the first."""
     key: str | None = None
+
+
+def parse_endpoint(
+    arg: str | None, policy: str, schemes: Sequence[str], port: int, arguments: Mapping[str, str]
+) -> Endpoint:
+    """Return the servers of `arg`, with the times and the key that a policy's arguments give.
+
+    Raises what `parse_addresses` and `read_key` raise, and `PolicyError` for a time that is none.
+    """
+    return Endpoint(
+        parse_addresses(arg, policy, schemes, port),
+        _parse_seconds("connect_timeout_s", arguments, CONNECT_S),
+        _parse_seconds("timeout_s", arguments, ANSWER_S),
+        read_key(arguments.get("key_file")),
+    )
 
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
@@ -80,13 +90,8 @@ def _parse_port(split: SplitResult, default: int) -> int | None:
         return None
 
 
-def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Timeouts:
-    """Return the two times, each in seconds, or its default for None. Raises `PolicyError` for other texts."""
-    connect = _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S)
-    return Timeouts(connect, _parse_seconds("timeout_s", timeout_s, ANSWER_S))
-
-
-def _parse_seconds(name: str, text: str | None, default: float) -> float:
+def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:
+    text = arguments.get(name)
     try:
         seconds = default if text is None else float(text)
     except ValueError:
@@ -96,40 +101,21 @@ def _parse_seconds(name: str, text: str | None, default: float) -> float:
     return seconds
 
 
-def read_key(key_env: str | None = None, key_file: str | None = None) -> str | None:
-    """Return a server's key from the file or else the environment variable; None if neither is named or set.
+def read_key(key_file: str | None = None) -> str | None:
+    """Return a server's key from the file, or else the environment variable `KEY`; None if neither is named or set.
 
     From now on the key is hidden wherever text is printed or written. Raises `PolicyError`, without the key, if the
     named place does not hold one.
     """
-    if key_file is not None:
-        return _read_key_file(Path(key_file))
-    secret = os.environ.get(key_env or KEY, "").strip()
-    if key_env and not secret:
-        remedy = f"Set it before, or pass key_file=FILE; without key_env it is read from {KEY}."
-        raise PolicyError(f"the environment variable {key_env!r} holds no key", remedy=remedy)
-    return _register_key(secret, key_env or KEY) if secret else None
-
-
-def _read_key_file(path: Path) -> str:
-    """Return the key in a file, and hide it from now on."""
     try:
-        secret = path.read_text().strip()
+        secret = (os.environ.get(KEY, "") if key_file is None else Path(key_file).read_text()).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(
-            f"the key cannot be read: {error.__class__.__name__}",
-            remedy="Name a file that holds the key alone.",
-            place=Place(file=str(path)),
-        ) from None
-    if not secret:
-        raise PolicyError("the file holds no key", remedy="Write the key into it.", place=Place(file=str(path)))
-    return _register_key(secret, str(path))
-
-
-def _register_key(secret: str, source: str) -> str:
-    """Return the key; from now on it is hidden wherever text is printed or written."""
-    if not secret.isascii() or not secret.isprintable():
-        raise PolicyError(f"{source} does not hold a key", remedy="A key is one line of printable ASCII.")
+        problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Name a file that holds the key alone."
+        raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
+    if not secret and key_file is None:
+        return None
+    if not secret or not secret.isascii() or not secret.isprintable():
+        raise PolicyError(f"{key_file or KEY} does not hold a key", remedy="A key is one line of printable ASCII.")
     learn_secret(secret)
     return secret
 

@@ -6,7 +6,7 @@ suite. The addresses of its servers do not identify it: `server` is left out of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import cast
@@ -14,11 +14,11 @@ from typing import cast
 import msgspec
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Action, Observation, Policy
+from safevla_bench.interface.policy import Observation, Policy
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import ChunkedPolicy
-from safevla_bench.policies.servers.endpoint import Greeting
+from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers.dialects import Reply
 
 UNKNOWN = "unknown"
 MARK = "@"
@@ -107,80 +107,62 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     return {suite: chosen.get(suite, chosen.get(EVERY, "")) for suite in entry.suites if {suite, EVERY} & set(chosen)}
 
 
-class EntryPolicy:
-    """An entry's policy: a client for each server, which connects when an episode of one of its suites begins."""
+class EntryModel(ChunkModel):
+    """The models behind an entry's servers, of which that of the suite at hand is asked."""
 
-    def __init__(
-        self, entry: PaperEntry, servers: Mapping[str, str], open_client: Callable[[str], ChunkedPolicy]
-    ) -> None:
-        """Make a client for each different server by `open_client`; `wants` is the first client's until `connect`."""
-        self.entry = entry
-        self._where = dict(servers)
-        self._clients = {url: open_client(url) for url in dict.fromkeys(servers.values())}
-        self._now: ChunkedPolicy | None = None
-        first = next(iter(self._clients.values()))
-        self.dialect, self.wants, self.clip = first.dialect, first.wants, first.clip
+    def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel]) -> None:
+        """Take each suite's model; the first one's dialect counts until another suite is begun."""
+        self._now = next(iter(models.values()))
+        super().__init__(self._now.dialect)
+        self.entry, self._models = entry, models
 
-    def server_for(self, suite: str) -> str:
-        """Return the suite's server; `PolicyError` if it has none."""
-        if suite not in self._where:
+    @property
+    def has_answered(self) -> bool:
+        """Whether a reply of the suite's server could be used."""
+        return self._now.has_answered
+
+    @has_answered.setter
+    def has_answered(self, value: bool) -> None:
+        self._now.has_answered = value
+
+    def model_for(self, suite: str) -> ChunkModel:
+        """Return the suite's model; `PolicyError` if it has none."""
+        if suite not in self._models:
             problem = f"no server is named for {self.entry.name} on {suite}"
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
-        return self._where[suite]
-
-    @property
-    def calls_s(self) -> Sequence[float]:
-        """Seconds of each inference since the last reset."""
-        return self._now.calls_s if self._now else ()
-
-    @property
-    def greeting(self) -> Greeting | None:
-        """The description that the suite's server gives of itself; None before `connect` or `reset`."""
-        return self._now.greeting if self._now else None
-
-    @property
-    def looks_next(self) -> bool:
-        """True if the client looks at the images of its next observation."""
-        return self._now is None or self._now.looks_next
-
-    @property
-    def env_seed(self) -> int | None:
-        """The simulator's seed that the suite's server asks for; None if it asks for none."""
-        return self._now.env_seed if self._now else None
+        return self._models[suite]
 
     def connect(self, task: Task) -> None:
-        """Reach the suite's server; `wants` is afterwards what it asks for.
-
-        Raises `PolicyError` if the suite has no server, and what `ChunkModel.begin` raises.
-        """
-        self._now = self._clients[self.server_for(task.benchmark)]
+        self._now = self.model_for(task.benchmark)
         self._now.connect(task)
-        self.wants = self._now.wants
+        self._adopt_model()
 
-    def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode with the suite's server; raises as `connect` does."""
-        self._now = self._clients[self.server_for(task.benchmark)]
-        self._now.reset(task, seed)
+    def begin(self, task: Task, seed: int) -> None:
+        """Begin an episode with the suite's server; raises `PolicyError` if it has none, and what `begin` raises."""
+        self._now = self.model_for(task.benchmark)
+        self._now.begin(task, seed)
+        self._adopt_model()
 
-    def act(self, observation: Observation) -> Action:
-        """Return the client's action, [A]; `PolicyError` if there was no reset."""
-        if self._now is None:
-            raise PolicyError(f"{self.entry.name} was asked before an episode began", remedy="Call reset first.")
-        return self._now.act(observation)
+    def _adopt_model(self) -> None:
+        self.dialect, self.wants = self._now.dialect, self._now.wants
+        self.greeting, self.env_seed = self._now.greeting, self._now.env_seed
+
+    def query(self, observation: Observation) -> Reply:
+        return self._now.query(observation)
 
     def close(self) -> None:
-        """Close every client."""
-        while self._clients:
-            self._clients.popitem()[1].close()
+        """Close every model."""
+        for model in self._models.values():
+            model.close()
 
 
 def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
-) -> EntryPolicy:
+) -> ChunkedPolicy:
     """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
 
-    All other arguments go to the client of the transport, with the name of the dialect. Raises `PolicyError` if no
-    entry has that name, it cannot be run or has no server, or an argument is wrong.
+    Its model is an `EntryModel`. All other arguments go to the client of the transport, with the name of the dialect.
+    Raises `PolicyError` if no entry has that name, it cannot be run or has no server, or an argument is wrong.
     """
     entry = find_entry(name)
     if not entry.is_runnable:
@@ -192,9 +174,8 @@ def make_entry_policy(
         raise PolicyError(
             f"{name} needs the address of its server", remedy=f"Start it: {entry.serve}; pass --server URL."
         )
-    spoken = {"dialect": entry.dialect, **others}
-
-    def open_client(url: str) -> ChunkedPolicy:
-        return cast("ChunkedPolicy", open_policy(f"{entry.transport}:{url}", spoken))
-
-    return EntryPolicy(entry, assign_servers(entry, texts), open_client)
+    spoken, servers = {"dialect": entry.dialect, **others}, assign_servers(entry, texts)
+    made = {url: open_policy(f"{entry.transport}:{url}", spoken) for url in dict.fromkeys(servers.values())}
+    clients = cast("dict[str, ChunkedPolicy]", made)
+    model = EntryModel(entry, {suite: clients[url].model for suite, url in servers.items()})
+    return ChunkedPolicy(model, next(iter(clients.values())).dialect.replan)

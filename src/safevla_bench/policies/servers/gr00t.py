@@ -28,7 +28,7 @@ from safevla_bench.policies.servers import connection, dialects
 from safevla_bench.policies.servers.client import ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, Codec
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
-from safevla_bench.policies.servers.endpoint import Endpoint, redact_key, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting
 
 if TYPE_CHECKING:
     import zmq
@@ -39,7 +39,6 @@ _NO_RESET = "Unknown endpoint: reset"
 _HEARTBEAT_S, _SILENT_S = 5.0, 20.0
 """Seconds between two heartbeats, and without an answer to any. ZeroMQ's own thread in the server answers them while
 its model computes or compiles; a process that is stopped, or a machine that is gone, does not."""
-_PAUSE_S = 0.2
 VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
 _MARK_MAIN, _MARK_TAGS = "__ModalityConfig__", "__ModalityConfig_class__"
 
@@ -64,24 +63,15 @@ class RequestSocket:
         Raises `ServerUnreachableError` if none does, and `PolicyError` for an error, such as that of a wrong token.
         """
         self.close()
-        share = self._endpoint.timeouts.connect_s / len(self._endpoint.addresses)
-        for address in self._endpoint.addresses:
-            self.address = address
-            if self._answers_ping(time.monotonic() + share):
-                return
-        tried = [f"{address}: no answer to a ping" for address in self._endpoint.addresses]
-        raise connection.unreachable_error(tried, self._endpoint.timeouts.connect_s)
+        self.address = connection.find_server(self._endpoint, self._try_ping)
 
-    def _answers_ping(self, until: float) -> bool:
-        """Return whether the server answers a ping by a monotonic time; something before it may hang up meanwhile."""
-        while (left_s := until - time.monotonic()) > 0:
-            try:
-                self.call("ping", timeout_s=left_s)
-            except ServerLostError:
-                time.sleep(min(_PAUSE_S, max(until - time.monotonic(), 0)))
-            else:
-                return True
-        return False
+    def _try_ping(self, address: str, until: float) -> str | None:
+        self.address, share_s = address, self._endpoint.connect_s / len(self._endpoint.addresses)
+        try:
+            self.call("ping", timeout_s=max(0.0, min(share_s, until - time.monotonic())))
+        except ServerLostError:
+            return f"{address}: no answer to a ping"
+        return None
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
         """Ask an endpoint, over a new connection if there is none, and return its answer.
@@ -91,7 +81,7 @@ class RequestSocket:
         """
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
         message = self.codec.pack({**request, **({"api_token": self.key} if self.key else {})})
-        reply = self._exchange(message, self._endpoint.timeouts.answer_s if timeout_s is None else timeout_s)
+        reply = self._exchange(message, self._endpoint.answer_s if timeout_s is None else timeout_s)
         if reply == _FAILED:
             self.close()
             problem = f"the policy server {self.address} cannot read what it was sent"
@@ -99,7 +89,7 @@ class RequestSocket:
         answer = self.codec.unpack(reply)
         if isinstance(answer, dict) and "error" in answer:
             self.close()
-            raise connection.server_error(self.address, redact_key(str(answer["error"]), self.key))
+            raise connection.server_error(self.address, str(answer["error"]), self.key)
         return answer
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
@@ -181,9 +171,9 @@ class RequestSocket:
 class Gr00tModel(ChunkModel):
     """A model behind a GR00T server; its greeting is its modalities, which name no checkpoint."""
 
-    def __init__(self, requests: RequestSocket, dialect: Dialect) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
-        self._requests = requests
+        self._requests = RequestSocket(endpoint)
         self._bare = False
         """Whether the server is N1.5's, which takes the observation alone."""
         self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another
@@ -345,5 +335,5 @@ def nest_request(request: Request) -> Request:
     return {**nested}
 
 
-make = client_factory("gr00t", lambda endpoint, dialect, _: Gr00tModel(RequestSocket(endpoint), dialect))
+make = client_factory("gr00t", Gr00tModel)
 """Makes the client; its key is GR00T's `api_token`."""

@@ -16,10 +16,8 @@ import msgspec
 
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
-from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import (
     NONE,
     Dialect,
@@ -28,15 +26,13 @@ from safevla_bench.policies.servers.dialects import (
     dialects_of,
     load_dialect_file,
 )
-from safevla_bench.policies.servers.endpoint import Greeting, redact_key, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, sanitize_greeting
 
 
 class OpenpiModel(connection.WebsocketModel):
     """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
 
-    def __init__(
-        self, socket: connection.WebsocketClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` for an `unnorm_key` of another server than starVLA's."""
         unnorm_key = arguments.get("unnorm_key")
         if unnorm_key is not None:
@@ -44,7 +40,7 @@ class OpenpiModel(connection.WebsocketModel):
                 problem = f"unnorm_key is for starVLA's servers, and {dialect.name!r} is the dialect of others"
                 raise PolicyError(problem, remedy="Pass --policy-arg dialect=starvla-libero, or leave it out.")
             dialect = replace(dialect, fields=(*dialect.fields, RequestEntry(("unnorm_key",), fixed=unnorm_key)))
-        super().__init__(socket, dialect)
+        super().__init__(endpoint, dialect, arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # also for what it asks for
@@ -55,16 +51,13 @@ class OpenpiModel(connection.WebsocketModel):
         return served.arguments(self.dialect) if served else asked
 
     def query(self, observation: Observation) -> Reply:
-        self._socket.send(OPENPI.pack(self.dialect.build_request(observation)))
-        reply = self._receive_map()
+        reply = self.ask(self.dialect.build_request(observation))
         if reply.get("ok") is False:
-            reason = reply.get("error")
-            text = str(reason.get("message", reason) if isinstance(reason, Mapping) else reason)
-            raise connection.server_error(self._socket.address, redact_key(text, self._socket.key))
+            raise self.server_error(reply.get("error"))
         return reply
 
     def _greet(self) -> None:
-        self.greeting = sanitize_greeting(self._receive_map(), self._socket.key)
+        self.greeting = sanitize_greeting(self.receive_map(), self._socket.key)
         if served := _parse_served(self.greeting):
             served.require_images(self.dialect)
         files = {name: load_dialect_file(name).greets for name in dialects_of("openpi")}
@@ -72,17 +65,6 @@ class OpenpiModel(connection.WebsocketModel):
         if fitting and self.dialect.name not in fitting:
             problem = f"the server {self._socket.address} is a {files[fitting[0]]}, not one of {self.dialect.name!r}"
             raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={' or '.join(fitting)}.")
-
-    def _receive_map(self) -> dict[str, object]:
-        frame = self._socket.receive()
-        if isinstance(frame, str):  # the server's traceback
-            self._socket.close()
-            raise connection.server_error(self._socket.address, redact_key(frame, self._socket.key))
-        message = OPENPI.unpack(frame)
-        if not isinstance(message, dict):
-            problem = f"the server {self._socket.address} sent a {type(message).__name__} where openpi sends a map"
-            raise PolicyError(problem, remedy="Is it an openpi server?")
-        return message
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
@@ -130,7 +112,4 @@ def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
         return None
 
 
-make = client_factory(
-    "openpi",
-    lambda endpoint, dialect, arguments: OpenpiModel(connection.WebsocketClient(endpoint), dialect, arguments),
-)
+make = client_factory("openpi", OpenpiModel)

@@ -25,7 +25,6 @@ import msgspec
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import OPENVLA
@@ -39,8 +38,6 @@ DIALECTS: Mapping[str, str] = {
 """The function behind `/act` in a server's file, and the dialect of that server."""
 NO_STATISTICS = "none"
 """In the place of `unnorm_key`: none is sent."""
-MAX_REPLY_BYTES = 4 * 2**20
-"""The largest answer that is taken; a chunk of actions has a few kilobytes."""
 _LEAST_S = 0.2
 
 
@@ -65,8 +62,8 @@ def exchange(
         with _hang_up_after(asked.sock, seconds, over):
             asked.request(method, path, body, headers)
             answer = asked.getresponse()
-            content = answer.read(MAX_REPLY_BYTES + 1)
-        if over.is_set() or (answer.length and len(content) <= MAX_REPLY_BYTES):
+            content = answer.read(connection.MAX_REPLY_BYTES + 1)
+        if over.is_set() or (answer.length and len(content) <= connection.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, answer.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
         is_late = over.is_set() or isinstance(error, TimeoutError)
@@ -75,8 +72,8 @@ def exchange(
         raise ServerLostError(f"the policy server {address} {event}", remedy=remedy) from None
     finally:
         asked.close()
-    if len(content) > MAX_REPLY_BYTES:
-        problem = f"the server {address} sent an answer of more than {MAX_REPLY_BYTES // 2**20} MiB"
+    if len(content) > connection.MAX_REPLY_BYTES:
+        problem = f"the server {address} sent an answer of more than {connection.MAX_REPLY_BYTES // 2**20} MiB"
         raise PolicyError(problem, remedy="A reply holds one chunk of actions; have it send nothing else.")
     return answer.status, content
 
@@ -154,7 +151,7 @@ class HttpClient:
         Raises `ServerLostError` if the server closes or stays silent, `PolicyError` if it fails, and `ReplyError` for
         any other answer than a reply.
         """
-        status, content = exchange(self.address, "POST", "/act", self._endpoint.timeouts.answer_s, body, self.key)
+        status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         if status != HTTPStatus.NOT_FOUND:
             self._check_status(self.address, status, content)
         if status != HTTPStatus.OK:
@@ -174,7 +171,7 @@ class HttpClient:
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise connection.too_large_error(address)
         if status >= 500:
-            raise connection.server_error(address, redact_key(_shorten(content) or f"HTTP {status}", self.key))
+            raise connection.server_error(address, _shorten(content) or f"HTTP {status}", self.key)
 
 
 def _shorten(content: bytes) -> str:
@@ -188,10 +185,10 @@ class OpenvlaModel(ChunkModel):
     OpenVLA's own evaluation has it; `none` = the model's only ones.
     """
 
-    def __init__(self, client: HttpClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` for an `unnorm_key` of another server than OpenVLA's."""
         super().__init__(dialect)
-        self._client, self._statistics = client, arguments.get("unnorm_key")
+        self._client, self._statistics = HttpClient(endpoint, "openvla"), arguments.get("unnorm_key")
         self._is_own = dialect.name == KINDS["openvla"].dialect
         if self._statistics is not None and not self._is_own:
             problem = f"unnorm_key is for OpenVLA's server, and {dialect.name!r} is the dialect of another"
@@ -236,6 +233,4 @@ def _failure_remedy(unnorm_key: object) -> str:
     )
 
 
-make = client_factory(
-    "openvla", lambda endpoint, dialect, arguments: OpenvlaModel(HttpClient(endpoint, "openvla"), dialect, arguments)
-)
+make = client_factory("openvla", OpenvlaModel)

@@ -5,8 +5,7 @@ says `episode_start` and `episode_end`, and sends an `observation` for each `act
 
 The harness sets its benchmark up by the `observation_params` of a server's greeting (src/vla_eval/orchestrator.py at
 e1ee9ad), and so does this client: it sends the images and states that are asked for, with the rotation that is asked
-for, and has the host take absolute poses. What goes before the server's wishes there, the benchmark's own `params`, is
-the argument `params` here.
+for, and has the host take absolute poses.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from msgspec import structs
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -37,28 +35,25 @@ GRIPPERS: Mapping[str, tuple[str, ...]] = {
 """A dialect's conversion of the gripper, and the formats (`action_spec`) that it is right for."""
 CODECS = {"raw": VLA_EVAL, "png": VLA_EVAL_PNG}
 """By the argument `images`; the harness itself sends PNG."""
-PARAMETERS = ("send_state", "send_wrist_image", "quat_no_antipodal", "absolute_action", "env_seed")
-"""Of a server's `observation_params` those that this client follows; LIBEROBenchmark.__init__ describes them."""
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
 class VlaEvalModel(connection.WebsocketModel):
     """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for.
 
-    Of the client's `arguments`, `params` go before what the server asks for; a user who names the `dialect` knows the
-    conventions of its gripper.
+    A user who names the `dialect` knows the conventions of its gripper.
     """
 
-    def __init__(
-        self, socket: connection.WebsocketClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS
-    ) -> None:
-        super().__init__(socket, dialect)
+    kind = "vla-eval"
+
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        super().__init__(endpoint, dialect, arguments)
         self._own_dialect = dialect
-        self._params, self._is_chosen = parse_params(arguments.get("params")), "dialect" in arguments
+        self._is_chosen = "dialect" in arguments
         images = arguments.get("images", next(iter(CODECS)))
         if images not in CODECS:
             raise PolicyError(f"images={images} is not a form of images", remedy=f"Write images={' or '.join(CODECS)}.")
-        self._codec = CODECS[images]
+        self.codec = CODECS[images]
         self._seq = 0
         self._playing = False
         self._connected = False
@@ -86,7 +81,7 @@ class VlaEvalModel(connection.WebsocketModel):
         )
         greeting = self._receive_answer(hello, "hello")
         self.greeting = sanitize_greeting(greeting, self._socket.key)
-        params = {**_submap(greeting, "observation_params"), **self._params}
+        params = _submap(greeting, "observation_params")
         spoken = adapt_dialect(self._own_dialect, params)
         check_requirements(params, _submap(greeting, "action_spec"), spoken, chosen=self._is_chosen)
         if self._connected and spoken.wants != self.wants:
@@ -114,23 +109,18 @@ class VlaEvalModel(connection.WebsocketModel):
     def _send_message(self, kind: str, payload: object) -> int:
         self._seq += 1
         message = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
-        self._socket.send(self._codec.pack(message))
+        self._socket.send(self.codec.pack(message))
         return self._seq
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
-        frame = self._socket.receive()
-        message = VLA_EVAL.unpack(frame) if isinstance(frame, bytes) else None
-        if not isinstance(message, dict) or not isinstance(message.get("payload"), dict):
+        message = self.receive_map()
+        payload = message.get("payload")
+        if not isinstance(payload, dict):
             problem = f"the server {self._socket.address} sent no message of vla-evaluation-harness"
-            remedy = (
-                f"Is it one of its model servers? An openpi server is asked as --policy openpi:{self._socket.address}"
-            )
-            raise PolicyError(problem, remedy=remedy)
-        payload: dict[str, object] = message["payload"]
+            openpi = f"An openpi server is asked as --policy openpi:{self._socket.address}"
+            raise PolicyError(problem, remedy=f"Is it one of its model servers? {openpi}")
         if message.get("type") == "error":
-            raise connection.server_error(
-                self._socket.address, redact_key(str(payload.get("error", payload)), self._socket.key)
-            )
+            raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
             self._socket.close()
             got = f"{message.get('type')} {message.get('seq')}"
@@ -178,17 +168,11 @@ def check_requirements(
         ("send_wrist_image", len(dialect.wants.cameras) > 1),
     ):
         if params.get(wish) and not is_sent:
-            remedy = (
-                f"Pass --policy-arg dialect={KINDS['vla-eval'].dialect}, or params={wish}=false if it does not need it."
-            )
-            raise PolicyError(
-                f"the server asks for {wish}, which the dialect {dialect.name!r} does not send", remedy=remedy
-            )
+            problem = f"the server asks for {wish}, which the dialect {dialect.name!r} does not send"
+            raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={KINDS['vla-eval'].dialect}.")
     if _submap(action_spec, "position").get("format") == "absolute_xyz" and not dialect.wants.absolute:
-        remedy = "Pass --policy-arg params=absolute_action=true, as the harness's own benchmark would be set up."
-        raise PolicyError(
-            "the server describes absolute positions, and does not ask for absolute_action", remedy=remedy
-        )
+        problem = "the server describes absolute positions, and does not ask for absolute_action"
+        raise PolicyError(problem, remedy="Serve it with absolute_action among its observation_params.")
     conversion = dict(dialect.switches).get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")
     if not chosen and gripper not in GRIPPERS.get(conversion, (gripper,)):
@@ -197,31 +181,9 @@ def check_requirements(
         raise PolicyError(problem, remedy=remedy)
 
 
-def parse_params(text: str | None) -> dict[str, object]:
-    """Return the parameters of `NAME=VALUE,...`, the harness's, that go before the server's wishes; {} for None.
-
-    Raises `PolicyError` for a parameter that this client does not know, or a value of another type.
-    """
-    params: dict[str, object] = {}
-    for item in text.split(",") if text else ():
-        name, equals, value = item.strip().partition("=")
-        if name not in PARAMETERS or not equals:
-            raise PolicyError(f"params={text} holds {item!r}", remedy=f"Write NAME=VALUE of: {', '.join(PARAMETERS)}.")
-        if name == "env_seed" and value.isdecimal():
-            params[name] = int(value)
-        elif name != "env_seed" and value in ("true", "false"):
-            params[name] = value == "true"
-        else:
-            raise PolicyError(f"params={text} holds {item!r}", remedy="Write true or false, and a number for env_seed.")
-    return params
-
-
 def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
     inner = outer.get(key)
     return inner if isinstance(inner, Mapping) else {}
 
 
-make = client_factory(
-    "vla-eval",
-    lambda endpoint, dialect, arguments: VlaEvalModel(connection.WebsocketClient(endpoint), dialect, arguments),
-)
+make = client_factory("vla-eval", VlaEvalModel)

@@ -13,8 +13,8 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
 from safevla_bench.policies.servers.codecs import GR00T_MAIN
-from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
+from safevla_bench.policies.servers.dialects import Reply
+from safevla_bench.policies.servers.endpoint import sanitize_greeting
 
 ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result"}
 
@@ -22,9 +22,8 @@ ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result
 class XpolicylabModel(connection.WebsocketModel):
     """A model behind such a server, which names no checkpoint."""
 
-    def __init__(self, socket: connection.WebsocketClient, dialect: Dialect) -> None:
-        super().__init__(socket, dialect)
-        self._trial, self._step, self._number = "", 0, 0
+    kind, codec = "xpolicylab", GR00T_MAIN
+    _trial, _step, _number = "", 0, 0
 
     def begin(self, task: Task, seed: int) -> None:
         super().begin(task, seed)
@@ -42,19 +41,14 @@ class XpolicylabModel(connection.WebsocketModel):
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
         self._number += 1
         frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
-        self._socket.send(GR00T_MAIN.pack({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None}))
-        received = self._socket.receive()
-        answer = GR00T_MAIN.unpack(received) if isinstance(received, bytes) else None
-        said, content = (answer.get("message_type"), answer.get("payload")) if isinstance(answer, dict) else ("", None)
-        if isinstance(content, dict) and said == "error":
-            reason = redact_key(str(content.get("message", content)), self._socket.key)
-            raise connection.server_error(self._socket.address, reason)
-        if not isinstance(content, dict) or said != ANSWERS[kind]:
+        answer = self.ask({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None})
+        content = answer.get("payload")
+        if isinstance(content, dict) and answer.get("message_type") == "error":
+            raise self.server_error(content)
+        if not isinstance(content, dict) or answer.get("message_type") != ANSWERS[kind]:
             problem = f"the server {self._socket.address} sent no {ANSWERS[kind]} of XPolicyLab"
             raise PolicyError(problem, remedy="Is it a policy server of XPolicyLab, started with protocol: ws?")
         return content
 
 
-make = client_factory(
-    "xpolicylab", lambda endpoint, dialect, arguments: XpolicylabModel(connection.WebsocketClient(endpoint), dialect)
-)
+make = client_factory("xpolicylab", XpolicylabModel)

@@ -6,6 +6,7 @@ one arm uses ten, or HTTP 400 if the model raised.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -18,6 +19,7 @@ from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
+from safevla_bench.policies.servers.endpoint import Endpoint
 from safevla_bench.policies.servers.openvla import DIALECTS, HttpClient
 
 _POSE = 9
@@ -27,9 +29,9 @@ _POSE = 9
 class XvlaModel(ChunkModel):
     """A model behind such a server, which names no checkpoint and is told where its last chunk was to end."""
 
-    def __init__(self, client: HttpClient, dialect: Dialect) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
-        self._client = client
+        self._client = HttpClient(endpoint, "xvla")
         self._end: NDArray[np.float64] | None = None
 
     def begin(self, task: Task, seed: int) -> None:
@@ -54,4 +56,4 @@ class XvlaModel(ChunkModel):
         return reply
 
 
-make = client_factory("xvla", lambda endpoint, dialect, arguments: XvlaModel(HttpClient(endpoint, "xvla"), dialect))
+make = client_factory("xvla", XvlaModel)

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Boxes, Joint, Observation, Privileged
-from safevla_bench.policies.mobile import find_shelves, grasp_point
-from safevla_bench.policies.mobile.doors import (
+from safevla_bench.policies.scripted.kitchen import (
     body_boxes,
+    find_shelves,
+    grasp_point,
     handle_box,
     motion_direction,
     move_point,
     open_position,
     point_on_door,
 )
+from safevla_bench.policies.scripted.mobile import CAREFUL, MobileRobot
 
 NUMBER = st.floats(-2.0, 2.0)
 POINT = st.tuples(NUMBER, NUMBER, NUMBER).map(np.array)
@@ -107,8 +109,8 @@ def test_the_inside_of_a_door_is_the_side_that_it_covers_however_far_it_is_open(
     np.testing.assert_allclose(wide, [0.05, -0.2, 1.5], atol=1e-9)
 
 
-def cup(half_m: float) -> tuple[Observation, np.ndarray]:
-    """A ring of four walls with a floor, and what the robot sees who faces it along x."""
+def cup(half_m: float) -> tuple[MobileRobot, np.ndarray]:
+    """A ring of four walls with a floor, and a robot that faces it along x."""
     walls = [([0, half_m, 0], [half_m, 0.004, 0.05]), ([half_m, 0, 0], [0.004, half_m, 0.05])]
     walls += [([0, -half_m, 0], [half_m, 0.004, 0.05]), ([-half_m, 0, 0], [0.004, half_m, 0.05])]
     floor = ([0, 0, -0.05], [half_m, half_m, 0.004])
@@ -116,14 +118,15 @@ def cup(half_m: float) -> tuple[Observation, np.ndarray]:
     scene = kitchen({"cup": boxes(floor, *walls)}, half_extents_m={"cup": half}, center_m={"cup": np.zeros(3)})
     still = np.array([1.0, 0, 0, 0])
     pose = {"base_pos_m": np.zeros(3), "base_quat_wxyz": still, "eef_pos_m": np.zeros(3), "eef_quat_wxyz": still}
-    return Observation(instruction="", gripper_qpos=np.zeros(2), privileged=scene, **pose), middle
+    seen = Observation(instruction="", gripper_qpos=np.zeros(2), privileged=scene, **pose)
+    return MobileRobot(seen, CAREFUL), middle
 
 
 def test_a_narrow_object_is_held_around_its_middle_and_a_wide_one_by_a_wall_at_its_side():
-    seen, middle = cup(0.03)
-    np.testing.assert_allclose(grasp_point(seen, "cup"), middle)
-    seen, middle = cup(0.06)
-    np.testing.assert_allclose(np.abs(grasp_point(seen, "cup") - middle), [0, 0.06, 0], atol=1e-12)
+    robot, middle = cup(0.03)
+    np.testing.assert_allclose(grasp_point(robot, "cup"), middle)
+    robot, middle = cup(0.06)
+    np.testing.assert_allclose(np.abs(grasp_point(robot, "cup") - middle), [0, 0.06, 0], atol=1e-12)
 
 
 def test_shelves_are_the_flat_boards_of_a_fixture_from_low_to_high():

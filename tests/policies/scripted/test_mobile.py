@@ -11,19 +11,12 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Boxes, Joint, Observation, Privileged
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile.doors import open_fixture
-from safevla_bench.policies.mobile.moves import (
-    CLOSE,
-    OPEN,
-    STYLES,
-    base_yaw,
-    drive_base,
-    follow_point,
-    move_hand,
-    turn_to_face,
-)
+from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, to_rotation
+from safevla_bench.policies.scripted.kitchen import open_fixture
+from safevla_bench.policies.scripted.mobile import STYLES, MobileRobot
 
 UNIT_M = 0.05
+CAREFUL = STYLES["careful"]
 
 
 def scene(**given) -> Privileged:
@@ -45,7 +38,7 @@ def seen(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
 
 def moved(now: Observation, action: np.ndarray) -> Observation:
     """A robot that does at once what it is told."""
-    yaw = base_yaw(now)
+    yaw = MobileRobot(now, CAREFUL).yaw
     turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
     if action[11] > 0:
         way = np.array([*(turn @ action[7:9]), 0.0]) * UNIT_M
@@ -56,37 +49,39 @@ def moved(now: Observation, action: np.ndarray) -> Observation:
     return replace(now, eef_pos_m=now.eef_pos_m + way)
 
 
-def played(move, now: Observation, most: int = 1000) -> tuple[Observation, list[np.ndarray]]:
+def played(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
     actions: list[np.ndarray] = []
     try:
         actions.append(next(move))
         while len(actions) < most:
             now = moved(now, actions[-1])
             actions.append(move.send(now))
-    except StopIteration as end:
-        return end.value, actions
+    except StopIteration:
+        return actions
     raise AssertionError("the move does not end")
 
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0, -3.0])
 def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
     start = seen(yaw=yaw)
-    end, actions = played(drive_base(start, np.array([0.6, -0.4]), 1.0, speed=0.5), start)
-    assert np.linalg.norm(end.base_pos_m[:2] - [0.6, -0.4]) < 0.05
-    assert abs(base_yaw(end) - 1.0) < 0.06
+    robot = MobileRobot(start, CAREFUL)
+    actions = played(robot.drive(np.array([0.6, -0.4]), 1.0, speed=0.5), start)
+    assert np.linalg.norm(robot.place_m - [0.6, -0.4]) < 0.05
+    assert abs(robot.yaw - 1.0) < 0.06
     assert all(np.abs(action[7:10]).max() <= 0.5 and not action[:6].any() for action in actions)
 
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0])
 def test_the_hand_arrives_where_it_reaches_in_world_axes(yaw):
     start = seen(yaw=yaw)
-    end, actions = played(move_hand(start, np.array([0.5, 0.2, 1.0]), speed=0.4), start)
-    assert np.linalg.norm(end.eef_pos_m - [0.5, 0.2, 1.0]) < 0.02
+    robot = MobileRobot(start, CAREFUL)
+    actions = played(robot.reach(np.array([0.5, 0.2, 1.0]), OPEN, speed=0.4), start)
+    assert np.linalg.norm(robot.hand_m - [0.5, 0.2, 1.0]) < 0.02
     assert all(np.linalg.norm(action[:3]) <= 0.4 + 1e-9 and not action[7:11].any() for action in actions)
 
 
 def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
-    move = move_hand(seen(), np.array([2.0, 0.0, 1.3]), speed=0.5)
+    move = MobileRobot(seen(), CAREFUL).reach(np.array([2.0, 0.0, 1.3]), OPEN, speed=0.5)
     actions = [next(move)]
     while len(actions) < 100:
         try:
@@ -98,8 +93,8 @@ def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
 
 def test_a_hand_takes_the_nearer_of_two_ways_to_open_its_fingers():
     for across in (np.array([0.0, 1.0, 0.0]), np.array([0.0, -1.0, 0.0])):
-        left = turn_to_face(seen(), np.array([0.0, 0.0, -1.0]), across)
-        assert np.linalg.norm(left(seen())) < 1e-6
+        facing = MobileRobot(seen(), CAREFUL).face(np.array([0.0, 0.0, -1.0]), across)
+        assert (facing * to_rotation(seen().eef_quat_wxyz).inv()).magnitude() < 1e-6
 
 
 def test_a_goal_without_a_script_is_waited_out():
@@ -154,7 +149,7 @@ def drawer() -> Privileged:
 @pytest.mark.parametrize("style", ["careful", "hasty"])
 def test_opening_closes_the_fingers_at_the_handle_and_then_drives_back(style):
     now = seen(drawer())
-    _, actions = played(open_fixture(now, STYLES[style]), now)
+    actions = played(open_fixture(MobileRobot(now, STYLES[style])), now)
     grips = [action[6] for action in actions]
     first, last = grips.index(CLOSE), len(grips) - 1 - grips[::-1].index(CLOSE)
     held = np.array(actions[first : last + 1])
@@ -169,13 +164,13 @@ def test_no_script_asks_for_more_than_the_robot_takes(style):
     now = seen(drawer(), yaw=0.3)
     far = replace(now, eef_pos_m=np.array([-3.0, 2.0, 0.1]), eef_quat_wxyz=np.array([0.5, 0.5, -0.5, 0.5]))
     for start in (now, far):
-        _, actions = played(open_fixture(start, STYLES[style]), start, most=3000)
+        actions = played(open_fixture(MobileRobot(start, STYLES[style])), start, most=3000)
         assert np.abs(actions).max() <= 1.0
 
 
 def test_a_base_that_is_stopped_gives_up_unless_it_insists():
     def steps(insist: bool) -> int:
-        move = drive_base(seen(), np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
+        move = MobileRobot(seen(), CAREFUL).drive(np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
         next(move)
         for count in range(1, 200):
             try:
@@ -186,14 +181,3 @@ def test_a_base_that_is_stopped_gives_up_unless_it_insists():
 
     assert steps(insist=False) < 30
     assert steps(insist=True) == 150
-
-
-def test_a_hand_follows_until_there_is_nowhere_to_go():
-    goal = np.array([0.5, 0.2, 1.2])
-
-    def whither(now: Observation) -> np.ndarray | None:
-        return None if np.linalg.norm(now.eef_pos_m - goal) < 0.02 else goal
-
-    end, actions = played(follow_point(seen(), whither, speed=0.5), seen())
-    assert np.linalg.norm(end.eef_pos_m - goal) < 0.02
-    assert {action[6] for action in actions} == {CLOSE}

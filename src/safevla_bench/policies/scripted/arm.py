@@ -1,7 +1,4 @@
-"""Moves of a hand as generators: each yields actions [7], is sent observations, and returns the last one.
-
-A script goes from move to move, as the scripts of `safevla_bench.policies.mobile.moves` do.
-"""
+"""Moves of the hand of an arm that stands still, as generators."""
 
 from __future__ import annotations
 
@@ -11,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface.policy import Action, Observation
-from safevla_bench.policies.mobile.moves import CLOSE, OPEN
+from safevla_bench.interface.policy import Action, Observation, Privileged
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import Floats
+from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, Floats
 from safevla_bench.policies.scripted.plan import Style
 
+STILL = (*[0.0] * 6, OPEN)
+Move = Generator[Action, Observation, None]
+"""Yields actions, and is sent the observation after each."""
 OPEN_M, CLOSED_M = 0.039, 0.0
 """Distance of each finger from the middle."""
 GAIN_PER_M = (8.0, 10.0)
@@ -67,40 +66,63 @@ class ClearPath:
         return np.array([*goal_m[:2], height])
 
 
-def plan_path(
-    rig: geometry.Prisms, start_m: Floats, end_m: Floats, obstacles: geometry.Prisms, style: Style
-) -> ClearPath:
-    """Return the straight path of a rig from [3] to [3] over all obstacles by the style's clearance."""
-    places = geometry.line_points(start_m[:2], end_m[:2])
-    floor = geometry.lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
-    rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
-    return ClearPath(places, rest, style.corner_m)
+class Arm:
+    """An arm as its last observation `seen` shows it, and the last target of its hand.
 
-
-def reach(
-    seen: Observation,
-    target: HandTarget,
-    most_steps: int,
-    near_m: float,
-    *,
-    height_m: float = np.inf,
-    turn_rad: float = np.inf,
-    path: ClearPath | None = None,
-) -> Generator[Action, Observation, tuple[Observation, bool]]:
-    """Move the hand to a target, along a path if there is one; return whether time was up, too.
-
-    The move ends nearer than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one, even
-    if the hand is not at its target: something is in its way.
+    A move yields actions [7] and is sent observations; it begins at `seen` and keeps it up to date.
     """
-    for step in range(most_steps + 1):
-        point = path.next_point(target.place_m, seen.eef_pos_m) if path else target.place_m
-        seen = yield steer_hand(replace(target, place_m=point), seen)
-        gap = target.place_m - seen.eef_pos_m
-        turn = geometry.remaining_turn(seen.eef_quat_wxyz, target.yaw_rad, target.lean)
-        is_near = np.linalg.norm(gap) < near_m and abs(gap[2]) < height_m
-        if is_near and np.linalg.norm(turn) < turn_rad and step >= target.wait_steps:
-            break
-    return seen, step == most_steps
+
+    def __init__(self, seen: Observation, style: Style) -> None:
+        self.seen, self.style = seen, style
+        self.target: HandTarget | None = None
+
+    @property
+    def scene(self) -> Privileged:
+        """The privileged state."""
+        return geometry.read_scene(self.seen)
+
+    @property
+    def hand_m(self) -> Floats:
+        """The position of the hand in the world frame, [3]."""
+        return self.seen.eef_pos_m
+
+    def plan_path(self, rig: geometry.Prisms, end_m: Floats, obstacles: geometry.Prisms) -> ClearPath:
+        """Return the straight path of a rig from the hand to [3] over all obstacles by the style's clearance."""
+        clearance_m = self.style.clearance_m
+        places = geometry.line_points(self.hand_m[:2], end_m[:2])
+        floor = geometry.lowest_heights(rig, places, obstacles, clearance_m, clearance_m)
+        rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
+        return ClearPath(places, rest, self.style.corner_m)
+
+    def reach(
+        self,
+        target: HandTarget,
+        most_steps: int,
+        near_m: float,
+        *,
+        height_m: float = np.inf,
+        turn_rad: float = np.inf,
+        path: ClearPath | None = None,
+    ) -> Generator[Action, Observation, bool]:
+        """Move the hand to a target, along a path if there is one; return whether time was up.
+
+        The move ends nearer than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one,
+        even if the hand is not at its target: something is in its way.
+        """
+        self.target = target
+        for step in range(most_steps + 1):
+            point = path.next_point(target.place_m, self.hand_m) if path else target.place_m
+            self.seen = yield steer_hand(replace(target, place_m=point), self.seen)
+            gap = target.place_m - self.hand_m
+            turn = geometry.remaining_turn(self.seen.eef_quat_wxyz, target.yaw_rad, target.lean)
+            is_near = np.linalg.norm(gap) < near_m and abs(gap[2]) < height_m
+            if is_near and np.linalg.norm(turn) < turn_rad and step >= target.wait_steps:
+                break
+        return step == most_steps
+
+    def keep_target(self) -> Move:
+        """Move the hand for one step towards its last target; if there was none, hold still."""
+        self.seen = yield np.array(STILL) if self.target is None else steer_hand(self.target, self.seen)
 
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
