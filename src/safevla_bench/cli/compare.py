@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ import msgspec
 
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
-from safevla_bench.cli.progress import show_status
+from safevla_bench.cli.progress import show_run_progress, show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
@@ -26,6 +25,7 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import COMPARED
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
 from safevla_bench.report.render.text import render_text
@@ -331,8 +331,7 @@ def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: i
 
     with show_status("judging"):
         judged = sources.judge()
-    with show_status("replaying") as update:
-        observer = partial(_show_replays, update)
+    with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
     if form == "json":
         options.print_json(file)
@@ -344,10 +343,6 @@ def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: i
         click.echo(escape_controls(sentence))
     run = sources.paths[0]
     echo(f"Next: safevla score {run} puts the marks on its page{'' if full else '; --full shows every suite'}")
-
-
-def _show_replays(update: Callable[[str], None], done: int, name: str) -> None:
-    update(f"{done} replays done, {name}")
 
 
 def _sweep_thresholds(
