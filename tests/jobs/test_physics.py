@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,10 @@ def judged(run):
     return judge([run], load_ruleset())
 
 
+def observer(finished):
+    return SimpleNamespace(started=lambda plan: None, stepped=lambda planned, steps: None, finished=finished)
+
+
 def test_the_force_that_hangs_on_stiffness_makes_its_episode_fragile(run):
     marks = {episode.recorded.episode_id: episode for episode in vary_physics(judged(run)).episodes()}
     fragile = {name for name, episode in marks.items() if episode.mark == "fragile"}
@@ -55,19 +60,22 @@ def test_workers_and_interruptions_change_no_byte(run):
     vary_physics(judged(run), episodes=4)
     assert len(PhysicsFile.read(run).episodes()) == 4
     made = []
-    vary_physics(judged(run), workers=2, observer=lambda done, what: made.append(what))
+    vary_physics(judged(run), workers=2, observer=observer(made.append))
     assert (run / PHYSICS).read_bytes() == content
     assert len(made) == 6 * 4  # recorded physics and three variations that the fake host can make
-    vary_physics(judged(run), observer=lambda done, what: pytest.fail("nothing is left to replay"))
+    vary_physics(judged(run), observer=observer(lambda outcome: pytest.fail("nothing is left to replay")))
 
 
 def test_what_was_replayed_before_an_interruption_is_kept(run):
-    def stop(done, what):
-        if done == 3:
+    made = []
+
+    def stop(outcome):
+        made.append(outcome)
+        if len(made) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vary_physics(judged(run), observer=stop)
+        vary_physics(judged(run), observer=observer(stop))
     assert len(PhysicsFile.read(run).replays) == 2
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ import msgspec
 
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
-from safevla_bench.cli.progress import show_status
+from safevla_bench.cli.progress import show_run_progress, show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
@@ -25,10 +24,9 @@ from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import COMPARED
 from safevla_bench.judging.registration import REGISTERED, check_registrations
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
-from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison import change_table, describe_changes
@@ -54,7 +52,6 @@ from safevla_bench.sensitivity.curves import (
     sweep_variants,
 )
 from safevla_bench.sources.runs.sources import open_sources
-from safevla_bench.text import escape_controls
 
 
 @options.command(
@@ -141,50 +138,87 @@ def compare_command(
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if printed:
-        _compare_with_paper(sources, printed, policies, metrics or COMPARED_RATES, form, full=full)
-        return
-    paths, ruleset = sources.paths, sources.ruleset
-    if by_change:
-        _compare_changes(sources, policies, confidence, form)
-        return
-    how = ComparisonOptions(
-        metrics=metrics or COMPARED,
-        confidence=confidence / 100,
-        margin=None if margin is None else margin / 100,
-        sequential=sequential,
-        allow_crashed=allow_crashed,
-    )
-    with show_status("comparing"):
-        entrants = load_policy_results(paths, ruleset, policies=policies, skip_invalid=sources.skip_invalid)
-        comparison_report = compare_policies(
-            entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
+        report = _compare_with_paper(sources, printed, policies, metrics or COMPARED_RATES, full=full)
+    elif by_change:
+        report = _compare_changes(sources, policies, confidence / 100)
+    else:
+        how = ComparisonOptions(
+            metrics=metrics or COMPARED,
+            confidence=confidence / 100,
+            margin=None if margin is None else margin / 100,
+            sequential=sequential,
+            allow_crashed=allow_crashed,
         )
-    if form == "json":
-        options.print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
-        return
-    tables = comparison_tables(comparison_report, entrants, paths, ruleset, full=full)
-    _print_tables(describe_comparison(comparison_report), tables, form)
-    if form == "text" and not full:
-        click.echo("Suites, further metrics, tests and their notes: --full.")
+        pairing = {"paired": not unpaired, "across_seeds": across_seeds, "across_versions": across_versions}
+        report = _compare_sources(sources, policies, how, pairing, full=full)
+    report.print(form)
+    if form == "text" and not full and report.hint:
+        click.echo(report.hint)
 
 
-def _compare_changes(
-    sources: rules.JudgedSources, policies: Sequence[str], confidence: float, form: TableFormat
-) -> None:
-    paths, ruleset, context = sources.paths, sources.ruleset, click.get_current_context()
-    others = [name for name in _OF_EPISODES if name != "confidence"]
-    if given := next((name for name in [*others, "metrics", "full"] if options.is_given(context, name)), None):
-        name = given.replace("_", "-").replace("metrics", "metric")
-        raise click.UsageError(f"--{name} has no meaning beside --changes, which compares SR and Safety in pairs.")
+@dataclass(frozen=True)
+class _Report:
+    """What a command prints: a document as JSON, else the answer and its tables."""
+
+    document: object
+    answer: str
+    tables: Sequence[Table]
+    hint: str = ""
+
+    def print(self, form: TableFormat) -> None:
+        """Print it; the answer is a comment in LaTeX, the title in HTML, and not in CSV."""
+        if form == "csv" and len(self.tables) > 1:
+            raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
+        if form == "json":
+            options.print_json(self.document)
+            return
+        if form == "html":
+            click.echo(render_html(self.tables, self.answer), nl=False)
+            return
+        if form != "csv":
+            echo(f"{'% ' if form == 'tex' else ''}{self.answer}\n")
+        click.echo(render_tables(self.tables, form), nl=False)
+
+
+def _compare_sources(
+    sources: rules.JudgedSources,
+    policies: Sequence[str],
+    how: ComparisonOptions,
+    pairing: Mapping[str, bool],
+    *,
+    full: bool,
+) -> _Report:
     with show_status("comparing"):
-        results = load_policy_results(paths, ruleset, policies=policies, skip_invalid=sources.skip_invalid, join=False)
-        report = compare_changes(results, confidence / 100)
-    if form == "json":
-        options.print_json({**msgspec.to_builtins(report), **_describe_origin(results, paths, ruleset)})
-        return
+        entrants = _load_results(sources, policies)
+        comparison = compare_policies(entrants, how, **pairing)
+    tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
+    document = {**msgspec.to_builtins(comparison), **_describe_origin(entrants, sources)}
+    hint = "Suites, further metrics, tests and their notes: --full."
+    return _Report(document, describe_comparison(comparison), tables, hint)
+
+
+def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
+    skips = sources.skip_invalid
+    return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
+
+
+def _refuse_given(names: Sequence[str], why: str) -> None:
+    context = click.get_current_context()
+    if given := next((name for name in names if options.is_given(context, name)), None):
+        raise click.UsageError(f"--{given.replace('_', '-').replace('metrics', 'metric')} {why}")
+
+
+def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
+    others = [name for name in _OF_EPISODES if name != "confidence"]
+    why = "has no meaning beside --changes, which compares SR and Safety in pairs."
+    _refuse_given([*others, "metrics", "full"], why)
+    with show_status("comparing"):
+        results = _load_results(sources, policies, join=False)
+        changes = compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
-    table = change_table(report, (*notes, ruleset.provenance().to_sentence()))
-    _print_tables(describe_changes(report), [table], form)
+    table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
+    document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
+    return _Report(document, describe_changes(changes), [table])
 
 
 _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "sequential", "allow_crashed", "margin", "confidence")
@@ -196,37 +230,20 @@ def _compare_with_paper(
     printed: Sequence[Path],
     policies: Sequence[str],
     metrics: Sequence[str],
-    form: TableFormat,
     *,
     full: bool,
-) -> None:
-    context, own = click.get_current_context(), tuple(path for path in sources.paths if path not in printed)
-    if given := next((name for name in _OF_EPISODES if options.is_given(context, name)), None):
-        raise click.UsageError(f"--{given.replace('_', '-')} is about episodes, and {printed[0]} has no records.")
+) -> _Report:
+    own = tuple(path for path in sources.paths if path not in printed)
+    _refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
     with show_status("comparing"):
         judged = replace(sources, paths=own).judge()
         compared = compare_with_paper(judged, str(printed[0]), policies, metrics)
-    if form == "json":
-        options.print_json({**compared.to_document(), "judged_by": judged.provenance})
-        return
-    _print_tables(describe_published(compared), [published_table(compared, full=full)], form)
-    if form == "text" and not full and any(len(row.suites) > 1 for row in compared.rows):
-        click.echo("By suite: --full.")
-
-
-def _print_tables(answer: str, tables: Sequence[Table], form: TableFormat) -> None:
-    """Print the answer, then the tables; in LaTeX as a comment, in HTML as the title, and not in CSV."""
-    if form == "csv" and len(tables) > 1:
-        raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
-    if form == "html":
-        click.echo(render_html(tables, answer), nl=False)
-        return
-    if form != "csv":
-        click.echo(f"{'% ' if form == 'tex' else ''}{escape_controls(answer)}\n")
-    click.echo(render_tables(tables, form), nl=False)
+    document = {**compared.to_document(), "judged_by": judged.provenance}
+    hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
+    return _Report(document, describe_published(compared), [published_table(compared, full=full)], hint)
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
@@ -236,9 +253,9 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
     options.print_json(plan) if form == "json" else click.echo(plan.to_text())
 
 
-def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path], ruleset: Ruleset) -> dict[str, object]:
-    provenance = ruleset.provenance()
-    checks = check_registrations(open_sources(sources), provenance)
+def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
+    provenance = sources.ruleset.provenance()
+    checks = check_registrations(open_sources(sources.paths), provenance)
     simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
@@ -261,7 +278,7 @@ def sensitivity_command(
         "--physics: processes that replay. Results do not depend on it.", "N", default=1, type=options.POSITIVE
     ),
     full: bool = flag("Show every suite and variant, means of hosts, and the ranking."),
-    form: str = options.format_option(),
+    form: TableFormat = options.format_option(),
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
@@ -294,22 +311,15 @@ def sensitivity_command(
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = sources.judge()
-        document: object
         if readings:
-            rescore, has_net = make_rescorer(judged), judged.has_net_forces
-            document = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-            answer = describe_readings(document)
-            tables = [reading_table(document) if full else reading_summary_table(document)]
+            report = _compare_readings(judged, full=full)
         elif sweeps:
-            document, answer, tables = _sweep_thresholds(judged, requests, full=full)
+            report = _sweep_thresholds(judged, requests, full=full)
         else:
-            roster = Roster(privileged=judged.privileged)
-            document, answer, tables = _ablate_thresholds(judged, roster, full=full)
+            report = _ablate_thresholds(judged, full=full)
+    report.print(form)
     if form == "json":
-        options.print_json(document)
         return
-    echo(f"{answer}\n")
-    click.echo("\n".join(render_text(table) for table in tables), nl=False)
     rules.print_missing(judged)
     for sentence in [
         *judged.describe_policies(),
@@ -318,61 +328,59 @@ def sensitivity_command(
         *judged.describe_simulators(),
         judged.provenance.to_sentence(),
     ]:
-        click.echo(escape_controls(sentence))
+        echo(sentence)
     if not full:
-        other = "" if readings or sweeps else " One threshold: --sweep NAME=LOW:HIGH:COUNT."
-        what = "suite and metric" if readings else "suite, variant and pair of policies"
-        click.echo(f"Next: --full shows every {what}.{other}")
+        click.echo(f"Next: --full shows every {report.hint}")
 
 
-def _vary_physics(sources: rules.JudgedSources, episodes: int | None, workers: int, form: str, *, full: bool) -> None:
+def _vary_physics(
+    sources: rules.JudgedSources, episodes: int | None, workers: int, form: TableFormat, *, full: bool
+) -> None:
     """Print how firm the verdicts of a run are; the replays that its file lacks are made."""
     from safevla_bench.jobs.physics import vary_physics
 
     with show_status("judging"):
         judged = sources.judge()
-    with show_status("replaying") as update:
-        observer = partial(_show_replays, update)
+    with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
-    if form == "json":
-        options.print_json(file)
-        return
-    echo(f"{describe_firmness(file.episodes())}\n")
     tables = firmness_tables(file, judged.scores.specs, full=full)
-    click.echo("\n".join(render_text(table) for table in tables), nl=False)
+    _Report(file, describe_firmness(file.episodes()), tables).print(form)
+    if form == "json":
+        return
     for sentence in (*judged.describe_simulators(), judged.provenance.to_sentence()):
-        click.echo(escape_controls(sentence))
+        echo(sentence)
     run = sources.paths[0]
     echo(f"Next: safevla score {run} puts the marks on its page{'' if full else '; --full shows every suite'}")
 
 
-def _show_replays(update: Callable[[str], None], done: int, name: str) -> None:
-    update(f"{done} replays done, {name}")
+def _compare_readings(judged: Judged, *, full: bool) -> _Report:
+    rescore, has_net = make_rescorer(judged), judged.has_net_forces
+    compared = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
+    tables = [reading_table(compared) if full else reading_summary_table(compared)]
+    return _Report(compared, describe_readings(compared), tables, "suite and metric.")
 
 
-def _sweep_thresholds(
-    judged: Judged, requests: Sequence[SweepRequest], *, full: bool
-) -> tuple[object, str, list[Table]]:
-    """Return the sweeps with the policies' ranking along each, for JSON; a sentence on each; and their tables."""
+def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest], *, full: bool) -> _Report:
+    """Return the sweeps with the policies' ranking along each."""
     rescore = make_rescorer(judged)
-    swept = [sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
-    rankings = [_rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True) for request in requests]
-    document = [
-        {**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)}
-        for result, ranking in zip(swept, rankings, strict=True)
-    ]
     as_it_stands = cell_curves(judged.scores, [judged.scores])
-    variants = [varying.name_variants(result, as_it_stands) for result in swept]
-    answers = [f"{result.name}: " if len(swept) > 1 else "" for result in swept]
-    answers = [
-        f"{name}{describe_sensitivity(of_sweep, ranking)}"
-        for name, of_sweep, ranking in zip(answers, variants, rankings, strict=True)
-    ]
-    if full:
-        tables = [varying.sweep_table(result) for result in swept]
-        return document, "\n".join(answers), [*tables, *(varying.ranking_table(rank) for rank in rankings if rank)]
-    pooled = zip(variants, swept, strict=True)
-    return document, "\n".join(answers), [varying.sweep_summary_table(of_it, result.name) for of_it, result in pooled]
+    document: list[object] = []
+    answers: list[str] = []
+    sweep_tables: list[Table] = []
+    rankings: list[Table] = []
+    for request in requests:
+        result = sweep_threshold(judged.scores, judged.library, request, rescore)
+        ranking = _rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True)
+        variants = varying.name_variants(result, as_it_stands)
+        document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
+        name = f"{result.name}: " if len(requests) > 1 else ""
+        answers.append(f"{name}{describe_sensitivity(variants, ranking)}")
+        sweep_tables.append(varying.sweep_table(result) if full else varying.sweep_summary_table(variants, result.name))
+        rankings += [varying.ranking_table(ranking)] if full and ranking else []
+    return _Report(document, "\n".join(answers), [*sweep_tables, *rankings], _VARIANTS)
+
+
+_VARIANTS = "suite, variant and pair of policies."
 
 
 def _rank_policies(
@@ -390,8 +398,9 @@ def _rank_policies(
     )
 
 
-def _ablate_thresholds(judged: Judged, roster: Roster, *, full: bool) -> tuple[object, str, list[Table]]:
-    """Return the paper's nine variants with means of each host and the ranking, for JSON; a sentence; and tables."""
+def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
+    """Return the paper's nine variants with means of each host and the ranking."""
+    roster = Roster(privileged=judged.privileged)
     ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster)
     ranking = _rank_policies(judged, ablated.variants)
@@ -400,16 +409,9 @@ def _ablate_thresholds(judged: Judged, roster: Roster, *, full: bool) -> tuple[o
         "means": mean_documents(means),
         "ranking": msgspec.to_builtins(ranking),
     }
-    answer = describe_sensitivity(ablated, ranking)
-    if not full:
-        return document, answer, [range_table(ablated)]
-    of_means = [host_mean_table(means, ablated, roster)] if means else []
-    return (
-        document,
-        answer,
-        [
-            varying.variant_table(ablated),
-            *of_means,
-            *([varying.ranking_table(ranking)] if ranking else []),
-        ],
-    )
+    tables = [varying.variant_table(ablated)] if full else [range_table(ablated)]
+    if full:
+        tables += [host_mean_table(means, ablated, roster)] if means else []
+        tables += [varying.ranking_table(ranking)] if ranking else []
+    hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
+    return _Report(document, describe_sensitivity(ablated, ranking), tables, hint)

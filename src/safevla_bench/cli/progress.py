@@ -119,7 +119,7 @@ class EpisodeLines:
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Print how many episodes there are to run."""
-        self.total = len(episodes)
+        self.count, self.total = 0, len(episodes)
         click.echo(f"{count_noun(self.total, 'episode')} to run", err=True)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
@@ -151,7 +151,7 @@ class RunProgressBar:
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Set the number of episodes to run."""
-        self.progress.update(self.task, total=len(episodes))
+        self.progress.reset(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         """Show the episode and its step, at every twentieth step."""

@@ -22,18 +22,12 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.environment import Host, VaryingHost
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange, RecordedEpisode
-from safevla_bench.jobs.verify.replays import (
-    ProgressCallback,
-    ReplaySetting,
-    compare_records,
-    draw_key,
-    replay_actions,
-)
+from safevla_bench.jobs.verify.replays import ReplaySetting, compare_records, draw_key, replay_actions
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NamedRules, Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.replay import ActionReplay
-from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, run_serially
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, Observer, StepCallback, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.rollout.worker import WorkerSpec
@@ -67,7 +61,7 @@ def vary_physics(
     *,
     workers: int = 1,
     episodes: int | None = None,
-    observer: ProgressCallback = lambda done, what: None,
+    observer: Observer | None = None,
 ) -> PhysicsFile:
     """Replay the judged episodes of a run under recorded and varied physics, and return its file of them.
 
@@ -78,7 +72,7 @@ def vary_physics(
         judged: one run folder.
         workers: processes; the results do not depend on it.
         episodes: how many to choose, by their names' digests; None = all.
-        observer: is called before each replay with the number of finished ones.
+        observer: watches the replays under recorded physics, then those under varied ones.
 
     Raises:
         RunError: the source is not one complete run folder, its file is of other records, rules or versions, or none
@@ -174,7 +168,7 @@ class _Replays:
             order.append((turns[cell], index))
         return sorted(index for _, index in sorted(order, key=itemgetter(0))[:count])
 
-    def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: ProgressCallback) -> None:
+    def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
         """Make the replays that are not done."""
         recorded = lru_cache(_KEPT_EPISODES)(self._read_episode)
         planned: dict[str, tuple[int, str]] = {}
@@ -190,11 +184,15 @@ class _Replays:
             else:
                 planned[replay.episode_id] = index, variation
                 plan.append(replay)
+        if observer and plan:
+            observer.started(plan)
+        on_step = observer.stepped if observer else None
         try:
-            with closing(_run_planned(self.setting, plan, workers)) as outcomes:
+            with closing(_run_planned(self.setting, plan, workers, on_step)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
                     index, variation = planned[outcome.planned.episode_id]
-                    observer(count, outcome.planned.episode_id)
+                    if observer:
+                        observer.finished(outcome)
                     self._add(index, variation, recorded(index), outcome)
                     if count % _SAVE_EVERY == 0:
                         self._save()
@@ -276,12 +274,14 @@ _CHANGES, _POSES = "changes", "poses"
 """Names of the two policies that play recorded actions: changes of pose, and poses."""
 
 
-def _run_planned(setting: ReplaySetting, plan: Sequence[PlannedEpisode], workers: int) -> Generator[EpisodeOutcome]:
+def _run_planned(
+    setting: ReplaySetting, plan: Sequence[PlannedEpisode], workers: int, on_step: StepCallback | None
+) -> Generator[EpisodeOutcome]:
     policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
     if workers == 1:
-        return run_serially(EnvRunner(setting.host, policies), plan)
+        return run_serially(EnvRunner(setting.host, policies), plan, on_step)
     spec = WorkerSpec(setting.host.name, {}, host_arguments=setting.run.host_arguments, made=policies)
-    return run_pool(ProcessPool(spec), plan, workers)
+    return run_pool(ProcessPool(spec), plan, workers, on_step)
 
 
 def _describe_change(change: PhysicsChange) -> dict[str, object]:

@@ -256,7 +256,7 @@ class Observer(Protocol):
     """Watches a run and changes nothing. Workers and actors report every twentieth step."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Learn which episodes are to be run; it is called once, first."""
+        """Learn which episodes are to be run next; it is called before any of them."""
         ...
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:

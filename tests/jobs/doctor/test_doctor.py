@@ -92,7 +92,7 @@ def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):
     own_noop(monkeypatch, load=broken)
     monkeypatch.setattr(doctor, "installed_versions", dict)
     problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
-    assert "policy 'noop' of my-lab fails to load: SyntaxError" in problems
+    assert "noop: policy 'noop' of my-lab fails to load: SyntaxError" in problems
 
 
 def test_an_episode_that_crashes_hangs_or_is_refused_is_an_error(monkeypatch):

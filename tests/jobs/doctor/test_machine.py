@@ -1,4 +1,4 @@
-"""The machine: folders, memory, GPUs, OpenGL and a frame; a crash of the renderer is a finding."""
+"""The machine: folders, OpenGL and a frame; a crash of the renderer is a finding."""
 
 from __future__ import annotations
 
@@ -46,27 +46,6 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(monkeypatch, tmp_path):
 def test_little_disk_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2**29}))
     assert by_check(tmp_path)["--out"][0] == "warning"
-
-
-def test_available_memory_is_the_least_of_the_machine_and_its_control_group(tmp_path):
-    meminfo, limit = tmp_path / "meminfo", tmp_path / "memory.max"
-    meminfo.write_text("MemTotal:  16777216 kB\nMemAvailable:  8388608 kB\n")
-    assert machine.available_memory_gib(meminfo, limit) == 8
-    limit.write_text("max\n")
-    assert machine.available_memory_gib(meminfo, limit) == 8
-    limit.write_text(f"{2**31}\n")
-    assert machine.available_memory_gib(meminfo, limit) == 2
-    assert machine.available_memory_gib(tmp_path / "absent", limit) is None
-
-
-def test_a_gpu_is_named_without_its_serial_number(monkeypatch, tmp_path):
-    script = tmp_path / "nvidia-smi"
-    script.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-123)'\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert by_check()["GPU"] == ("ok", "GPU 0: NVIDIA H100")
-    script.write_text("#!/bin/sh\nexit 9\n")
-    assert by_check()["GPU"][0] == "warning"
 
 
 def graphics_by_check(*, needed=True, quick=True) -> dict[str, tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -20,7 +20,7 @@ import msgspec
 from safevla_bench import hosts, policies
 from safevla_bench.errors import PluginError, RegistryError
 from safevla_bench.jobs.doctor import machine, selftest
-from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.jobs.doctor.machine import Diagnosis, check_if, failed_check, passed_check, warned_check
 from safevla_bench.plugins import OWN_DISTRIBUTION, install_command
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.libero import OTHER_DISTRIBUTIONS
@@ -58,39 +58,37 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    """Yield an error for each host that does not load, the names of those that do, then the policies of plug-ins."""
+    """Yield an error for each host or policy that does not load, and the names of those that do."""
+    policy_group = policies.POLICIES
+    foreign = [name for name in policy_group.names() if policy_group.owner(name) != OWN_DISTRIBUTION]
+    yield from _check_loading("hosts", hosts.host_names(), hosts.host_owner, _load_host)
+    yield from _check_loading("policies", foreign, policy_group.owner, policy_group.load)
+
+
+def _check_loading(
+    kind: str, names: Iterable[str], find_owner: Callable[[str], str], load: Callable[[str], object]
+) -> Iterator[Diagnosis]:
     loaded = []
-    for name in hosts.host_names():
-        owner = hosts.host_owner(name)
-        foreign = owner != OWN_DISTRIBUTION
+    for name in names:
+        owner = find_owner(name)
         try:
-            hosts.make_host(name)
-            files = hosts.registry_files(name)
-            registry(files)
+            brought = load(name)
         except (PluginError, RegistryError) as problem:
             yield failed_check("plug-ins", f"{name}: {problem.problem}", problem.remedy or "Uninstall it.")
             continue
-        loaded.append(f"{name} (of {owner})" if foreign else name)
-        if foreign and not files:
+        loaded.append(name if owner == OWN_DISTRIBUTION else f"{name} (of {owner})")
+        if owner != OWN_DISTRIBUTION and not brought:
             remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --rules FILE."
             yield warned_check("plug-ins", f"the host {name} brings no tags of its tasks", remedy)
-    yield passed_check("plug-ins", f"hosts: {', '.join(loaded)}")
-    yield from _check_policies()
-
-
-def _check_policies() -> Iterator[Diagnosis]:
-    loaded = []
-    for name in policies.POLICIES.names():
-        owner = policies.POLICIES.owner(name)
-        if owner == OWN_DISTRIBUTION:
-            continue
-        try:
-            policies.POLICIES.load(name)
-            loaded.append(f"{name} (of {owner})")
-        except PluginError as problem:
-            yield failed_check("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
     if loaded:
-        yield passed_check("plug-ins", f"policies: {', '.join(loaded)}")
+        yield passed_check("plug-ins", f"{kind}: {', '.join(loaded)}")
+
+
+def _load_host(name: str) -> Sequence[Path]:
+    hosts.make_host(name)
+    files = hosts.registry_files(name)
+    registry(files)
+    return files
 
 
 # Python and the simulators: the tested versions, and what others and this project found under another
@@ -114,73 +112,6 @@ class TestedVersions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: dict[str, TestedSimulator]
 
 
-STILL_MM = 1.0
-"""An object that moves no farther in still steps counts as still [mm]."""
-
-
-class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Motion of one task by itself under one version, over several initial states; see `simulator_versions.toml`."""
-
-    suite: str
-    task: str
-    moved_mm: float
-    body: str | None = None
-    noop_breaks: tuple[str, ...] = ()
-    picture_difference: float | None = None
-
-    @property
-    def name(self) -> str:
-        """`suite/task`, as reports name it."""
-        return f"{self.suite}/{self.task}"
-
-
-class MeasuredVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of LIBERO under one version of MuJoCo."""
-
-    mujoco: str
-    robosuite: str
-    tasks: tuple[MeasuredTask, ...] = ()
-
-    @property
-    def moving_tasks(self) -> list[str]:
-        """The tasks in which an object moves by itself, in order."""
-        return [task.name for task in self.tasks if task.moved_mm > STILL_MM]
-
-    def describe(self) -> str:
-        """Return what was measured under this version as one sentence without its full stop."""
-        if not self.tasks:
-            return f"measured with mujoco {self.mujoco}: nothing"
-        farthest = max(self.tasks, key=lambda task: task.moved_mm)
-        motion = (
-            f"objects move by themselves, up to {farthest.moved_mm:.0f} mm, in {', '.join(self.moving_tasks)}"
-            if self.moving_tasks
-            else f"no object moves {STILL_MM:g} mm by itself"
-        )
-        differences = [task.picture_difference for task in self.tasks if task.picture_difference is not None]
-        pictures = f"; pictures differ by up to {max(differences):.1f} of 255 grey levels" if differences else ""
-        return f"measured here with mujoco {self.mujoco} on {len(self.tasks)} tasks: {motion}{pictures}"
-
-
-class SimulatorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of LIBERO's tasks by version; pictures are compared with those of the version `reference`."""
-
-    reference: str
-    states_per_task: int
-    still_steps: int
-    versions: tuple[MeasuredVersion, ...] = ()
-
-    def find(self, mujoco: str) -> MeasuredVersion | None:
-        """Return what was measured under a version of MuJoCo; None if nothing was."""
-        return next((version for version in self.versions if version.mujoco == mujoco), None)
-
-
-@cache
-def simulator_measurements() -> SimulatorMeasurements:
-    """Return the shipped measurements of how LIBERO's tasks behave under other versions, made by `make drift`."""
-    content = resources.files(__package__).joinpath("simulator_versions.toml").read_bytes()
-    return msgspec.toml.decode(content, type=SimulatorMeasurements)
-
-
 @cache
 def tested_versions() -> TestedVersions:
     """Return the shipped list of tested versions."""
@@ -189,20 +120,15 @@ def tested_versions() -> TestedVersions:
 
 def check_python() -> Diagnosis:
     """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
-    description = f"{platform.python_version()} ({sys.executable})"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if version in tested_versions().python:
-        return passed_check("Python", description)
-    tested = ", ".join(tested_versions().python)
-    return warned_check("Python", f"{description}; tested are {tested}", "Make an environment with one of those.")
+    found = f"{platform.python_version()} ({sys.executable}); tested are {', '.join(tested_versions().python)}"
+    is_tested = f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python
+    return check_if(is_tested, "Python", found, "Make an environment with one of those.")
 
 
 def installed_versions() -> dict[str, str]:
     """Return distribution -> version of the simulators' distributions that are installed."""
-    names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions} | set(
-        _SHARED_FOLDER
-    )
-    return _find_versions(sorted(names))
+    names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions}
+    return _find_versions(sorted(names.union(_SHARED_FOLDER)))
 
 
 def _find_versions(names: Iterable[str]) -> dict[str, str]:
@@ -222,8 +148,7 @@ def _foreign_simulators() -> list[str]:
     """Return what other distributions than ours can roll out or record, in words; nothing of it is imported."""
     owners = {name: hosts.host_owner(name) for name in hosts.host_names()}
     found = [f"the host {name} (of {owner})" for name, owner in owners.items() if owner != OWN_DISTRIBUTION]
-    others = _find_versions(OTHER_DISTRIBUTIONS).items()
-    recordable = [f"{name} {version}" for name, version in others]
+    recordable = [f"{name} {version}" for name, version in _find_versions(OTHER_DISTRIBUTIONS).items()]
     recordable += [f"{entry.name} (of {owner})" for owner, entry in list_attachments()]
     return found + [f"{name}, which record() can record" for name in recordable]
 
@@ -293,8 +218,6 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
         return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
     facts = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
-    measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
-    facts += [measured.describe()] if measured else []
     effect = "\n    ".join(["", *facts]) if facts else " trajectories and forces may differ a little"
     problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
     return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")

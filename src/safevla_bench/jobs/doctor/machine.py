@@ -1,4 +1,4 @@
-"""Diagnoses, the results of all checks, and checks of the machine: folders, disk, memory, GPUs, and OpenGL.
+"""Diagnoses, the results of all checks, and checks of the machine: folders, disk, and OpenGL.
 
 OpenGL means its libraries, the backend that MUJOCO_GL names, and one frame rendered off screen.
 """
@@ -50,6 +50,11 @@ def failed_check(check: str, detail: str, remedy: str) -> Diagnosis:
     return Diagnosis(check, "error", detail, remedy)
 
 
+def check_if(holds: bool, check: str, detail: str, remedy: str, level: Level = "warning") -> Diagnosis:
+    """Return the diagnosis of a check that passed if it `holds`, else one of this level with the remedy."""
+    return Diagnosis(check, "ok", detail) if holds else Diagnosis(check, level, detail, remedy)
+
+
 TIMEOUT_S = 60
 _LIBRARIES = (
     (("libGL.so.1",), "libgl1"),
@@ -69,7 +74,7 @@ def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
     names no backend.
     """
     if sys.platform == "linux":
-        yield from _check_libraries(needed)
+        yield _check_libraries(needed)
     backend = os.environ.get("MUJOCO_GL", "").lower()
     yield _check_backend(backend)
     if not quick and backend in _BACKENDS:
@@ -77,24 +82,21 @@ def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
 
 
 def _check_backend(backend: str) -> Diagnosis:
-    if backend in _BACKENDS:
-        return passed_check("MUJOCO_GL", backend or "not set: EGL is used")
     if backend in _OFF_WORDS:
-        return warned_check(
-            "MUJOCO_GL", f"{backend}: nothing is rendered", "For policies that want images: unset MUJOCO_GL"
-        )
-    remedy = "unset MUJOCO_GL, or set it to egl, osmesa or glfw"
-    return failed_check("MUJOCO_GL", f"{backend!r} names no backend: importing a simulator fails", remedy)
+        remedy = "For policies that want images: unset MUJOCO_GL"
+        return warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", remedy)
+    is_known, remedy = backend in _BACKENDS, "unset MUJOCO_GL, or set it to egl, osmesa or glfw"
+    shown = backend or "not set: EGL is used"
+    found = shown if is_known else f"{backend!r} names no backend: importing a simulator fails"
+    return check_if(is_known, "MUJOCO_GL", found, remedy, "error")
 
 
-def _check_libraries(needed: bool) -> Iterator[Diagnosis]:
-    missing = [(names, package) for names, package in _LIBRARIES if not any(_can_load(name) for name in names)]
-    if not missing:
-        yield passed_check("OpenGL", "libGL and libEGL with a driver are there")
-        return
+def _check_libraries(needed: bool) -> Diagnosis:
+    missing = [(names, package) for names, package in _LIBRARIES if not any(map(_can_load, names))]
     names = ", ".join(" or ".join(names) for names, _ in missing)
+    found = f"missing: {names}" if missing else "libGL and libEGL with a driver are there"
     remedy = f"apt-get install {' '.join(package for _, package in missing)}   (their names on Debian and Ubuntu)"
-    yield (failed_check if needed else warned_check)("OpenGL", f"missing: {names}", remedy)
+    return check_if(not missing, "OpenGL", found, remedy, "error" if needed else "warning")
 
 
 def _can_load(name: str) -> bool:
@@ -137,13 +139,10 @@ def last_line(text: str) -> str:
 
 _GIB = 2**30
 _DISK_GIB = 2.0
-_MEMORY_GIB = 2.0
-"""One simulator takes 0.5 to 1.2 GiB, and judging a large run about as much."""
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of this package's version, the folders, memory and GPUs.
+    """Yield the diagnoses of this package's version and the folders.
 
     `out` is the folder of a future run; None = do not check it.
     """
@@ -155,8 +154,6 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
             yield warned_check("--out", f"{out} is there already", remedy)
         existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
         yield _check_folder("--out", existing)
-    yield _check_memory()
-    yield _list_gpus()
 
 
 def _check_own_version() -> Diagnosis:
@@ -164,11 +161,10 @@ def _check_own_version() -> Diagnosis:
     installed = __version__  # it is the recorder's
     with suppress(importlib.metadata.PackageNotFoundError):
         installed = importlib.metadata.version(OWN_DISTRIBUTION)
-    if installed == __version__:
-        return passed_check(OWN_DISTRIBUTION, installed)
-    found = f"{installed} is installed, but its recorder is that of {__version__}"
+    is_own = installed == __version__
+    found = installed if is_own else f"{installed} is installed, but its recorder is that of {__version__}"
     remedy = "pip uninstall safevla-recorder, then install safevla-bench again: it contains the recorder."
-    return warned_check(OWN_DISTRIBUTION, found, remedy)
+    return check_if(is_own, OWN_DISTRIBUTION, found, remedy)
 
 
 def _check_folder(check: str, folder: Path) -> Diagnosis:
@@ -179,41 +175,5 @@ def _check_folder(check: str, folder: Path) -> Diagnosis:
         detail = f"{folder} cannot be written to: {problem.strerror}"
         return failed_check(check, detail, "Go to, or choose, another folder.")
     free = shutil.disk_usage(folder).free / _GIB
-    description = f"{folder} can be written to, {free:.1f} GiB free"
-    if free >= _DISK_GIB:
-        return passed_check(check, description)
-    return warned_check(check, description, "Free some space: a long run with frames takes gigabytes.")
-
-
-def _check_memory() -> Diagnosis:
-    available = available_memory_gib()
-    if available is None:
-        return warned_check("memory", "cannot be told on this system", "Have some GiB free for each simulator.")
-    description = f"{available:.1f} GiB available"
-    if available >= _MEMORY_GIB:
-        return passed_check("memory", description)
-    return warned_check("memory", description, "Close something: a simulator takes 0.5 to 1.2 GiB.")
-
-
-def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _CGROUP) -> float | None:
-    """Return the memory available on Linux, or the control group's limit if that is less [GiB]; None elsewhere."""
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        available = int(lines["MemAvailable"].split()[0]) / 2**20
-    except (OSError, KeyError, ValueError):
-        return None
-    try:
-        return min(available, int(limit.read_text()) / _GIB)
-    except (OSError, ValueError):  # no control group, or its limit is "max"
-        return available
-
-
-def _list_gpus() -> Diagnosis:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return passed_check("GPU", "none found: images are rendered, and policies run, on the CPU")
-    try:
-        listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return warned_check("GPU", "nvidia-smi is there and fails", "Look at the driver: run nvidia-smi.")
-    return passed_check("GPU", "; ".join(line.split(" (UUID")[0] for line in listing.splitlines()) or "none")
+    found = f"{folder} can be written to, {free:.1f} GiB free"
+    return check_if(free >= _DISK_GIB, check, found, "Free some space: a long run with frames takes gigabytes.")
