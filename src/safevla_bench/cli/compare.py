@@ -40,8 +40,7 @@ from safevla_bench.report.tables.published import (
     describe_published,
     published_table,
 )
-from safevla_bench.report.tables.readings import describe_readings, reading_summary_table, reading_table
-from safevla_bench.report.tables.sensitivity import describe_sensitivity, range_table
+from safevla_bench.report.tables.sensitivity import describe_readings, describe_sensitivity
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
     SweepRequest,
@@ -299,7 +298,7 @@ def sensitivity_command(
             rescore, has_net = make_rescorer(judged), judged.has_net_forces
             document = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
             answer = describe_readings(document)
-            tables = [reading_table(document) if full else reading_summary_table(document)]
+            tables = [varying.reading_table(document) if full else varying.pooled_reading_table(document)]
         elif sweeps:
             document, answer, tables = _sweep_thresholds(judged, requests, full=full)
         else:
@@ -371,8 +370,8 @@ def _sweep_thresholds(
     if full:
         tables = [varying.sweep_table(result) for result in swept]
         return document, "\n".join(answers), [*tables, *(varying.ranking_table(rank) for rank in rankings if rank)]
-    pooled = zip(variants, swept, strict=True)
-    return document, "\n".join(answers), [varying.sweep_summary_table(of_it, result.name) for of_it, result in pooled]
+    titles = [f"Safety % over the sweep of {result.name}" for result in swept]
+    return document, "\n".join(answers), list(map(varying.pooled_table, variants, titles))
 
 
 def _rank_policies(
@@ -402,7 +401,7 @@ def _ablate_thresholds(judged: Judged, roster: Roster, *, full: bool) -> tuple[o
     }
     answer = describe_sensitivity(ablated, ranking)
     if not full:
-        return document, answer, [range_table(ablated)]
+        return document, answer, [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     of_means = [host_mean_table(means, ablated, roster)] if means else []
     return (
         document,
