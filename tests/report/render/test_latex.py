@@ -29,7 +29,7 @@ PREAMBLE = r"""\documentclass[twocolumn]{article}
 
 @pytest.fixture(scope="module")
 def shipped() -> list[Table]:
-    beside_paper = demonstrated(["main", "severity", "violations", "tasks"], Roster(published=paper_policies()))
+    beside_paper = demonstrated(["main", "violations", "tasks"], Roster(published=paper_policies()))
     of_demo = msgspec.json.decode((FOLDER / "demo.json").read_bytes(), type=list[Table])
     return [*of_demo, *beside_paper, *papers()]
 

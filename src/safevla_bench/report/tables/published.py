@@ -29,7 +29,7 @@ from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_i
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
-PUBLISHED_TABLES = "main, severity, auxiliary, violations, tasks"
+PUBLISHED_TABLES = "main, auxiliary, violations, tasks"
 COMPARED_RATES = (SAFETY.key, SR.key, SBU.key, UNSAFE_SUCCESS.key)
 """Keys of the metrics in which a policy is compared with a published one."""
 _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
