@@ -22,7 +22,6 @@ from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.published import (
     PUBLISHED_TABLES,
-    paper_task_rates,
     summarize_paper,
     warn_of_published,
     warn_of_tasks,
@@ -160,10 +159,7 @@ def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.cells:
-        own, printed = inputs.cells, inputs.with_published(inputs.cells)[len(inputs.cells) :]
-        rates = paper_task_rates(printed)
-        shown = [*own, *(cell for cell in printed if any(rate.policy == cell.policy for rate in rates))]
-        yield task_table([*metrics.task_rates(inputs.scores), *rates], shown, inputs.roster), shown
+        yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
