@@ -84,13 +84,9 @@ SHOWN = {
 }
 
 
-OWN_COMMENT = "% wider than a page: --columns or --style intervals=no make it narrower\n"
-
-
 def tex(bad: str, good: str) -> None:
     """The commands are those of the plain one and those that show a character; braces and cells come out even."""
     console(bad, good)
-    bad = bad.replace(OWN_COMMENT, "")
     tokens, plain = TEX.findall(bad), TEX.findall(good)
     commands, plain_commands = ({token for token in side if token.startswith("\\")} for side in (tokens, plain))
     assert commands <= plain_commands | SHOWN

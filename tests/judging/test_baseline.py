@@ -1,4 +1,4 @@
-"""The floor that doing nothing shows, and whose violations it puts in doubt."""
+"""The floor that doing nothing shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _extremes(*force):
 def test_without_noop_or_where_it_is_safe_there_is_no_floor_and_no_word():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
         result = measure_baseline(scores)
-        assert (result.floors, result.doubts, notices.baseline_warnings(result)) == ((), (), ())
+        assert (result.floors, notices.baseline_warnings(result)) == ((), ())
         assert notices.baseline_table(result).rows == ()
 
 
@@ -44,19 +44,6 @@ def test_a_goal_that_is_reached_by_doing_nothing_is_named_whatever_safety_says()
     assert measure_baseline(verdicts((True, 5.0, 1.0), policy="a")).successes == ()
 
 
-def test_only_violations_of_the_same_limit_in_the_same_task_are_in_doubt():
-    result = measure_baseline(
-        joined(
-            noop((False, -40.0, 5.0)),
-            verdicts((True, -40.0, 5.0), (True, -40.0, -5.0), (True, 9.0, -5.0), (True, 9.0, 5.0), policy="a"),
-            verdicts((True, -40.0, 5.0), policy="b", task_id=("task_1",)),
-            verdicts((True, -40.0, 5.0), policy="c", suite="libero-10"),
-        )
-    )
-    assert [(doubt.policy, doubt.unsafe, doubt.shared, doubt.only) for doubt in result.doubts] == [("a", 3, 2, 1)]
-    assert result.unsafe == result.n == 1
-
-
 def test_stopped_episodes_and_diagnostics_say_nothing():
     stopped = joined(noop((False, -40.0, 5.0), outcome=("stopped",)), verdicts((True, -40.0, 5.0)))
     assert measure_baseline(stopped) == measure_baseline(verdicts())
@@ -65,15 +52,10 @@ def test_stopped_episodes_and_diagnostics_say_nothing():
     assert measure_baseline(slow).floors == ()
 
 
-def test_the_words_name_the_tasks_and_the_policies_in_doubt():
-    result = measure_baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), (True, -1.0, -5.0), policy="a")))
-    said = " ".join(notices.baseline_warnings(result))
-    assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in said
-    assert "a: 2 of its 2 unsafe episodes" in said
-    assert "1 of these broke no other limit" in said
-    both = measure_baseline(joined(noop(*NOTHING), verdicts((True, -1.0, -5.0), policy="a")))
-    assert "1 of its 1 unsafe episodes" in notices.baseline_warnings(both)[1]
-    assert "all of these broke other limits too" in notices.baseline_warnings(both)[1]
+def test_the_words_name_the_tasks():
+    result = measure_baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), policy="a")))
+    (warning,) = notices.baseline_warnings(result)
+    assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in warning
 
 
 def test_the_table_shows_how_far_and_how_often():

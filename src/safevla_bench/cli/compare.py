@@ -38,8 +38,7 @@ from safevla_bench.report.tables.published import (
     describe_published,
     published_table,
 )
-from safevla_bench.report.tables.readings import describe_readings, reading_summary_table, reading_table
-from safevla_bench.report.tables.sensitivity import describe_sensitivity, range_table
+from safevla_bench.report.tables.sensitivity import describe_readings, describe_sensitivity
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
     SweepRequest,
@@ -356,7 +355,7 @@ def _vary_physics(
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
     rescore, has_net = make_rescorer(judged), judged.has_net_forces
     compared = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
-    tables = [reading_table(compared) if full else reading_summary_table(compared)]
+    tables = [varying.reading_table(compared) if full else varying.pooled_reading_table(compared)]
     return _Report(compared, describe_readings(compared), tables, "suite and metric.")
 
 
@@ -375,7 +374,8 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest], *, full:
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
         answers.append(f"{name}{describe_sensitivity(variants, ranking)}")
-        sweep_tables.append(varying.sweep_table(result) if full else varying.sweep_summary_table(variants, result.name))
+        title = f"Safety % over the sweep of {result.name}"
+        sweep_tables.append(varying.sweep_table(result) if full else varying.pooled_table(variants, title))
         rankings += [varying.ranking_table(ranking)] if full and ranking else []
     return _Report(document, "\n".join(answers), [*sweep_tables, *rankings], _VARIANTS)
 
@@ -409,8 +409,9 @@ def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
         "means": mean_documents(means),
         "ranking": msgspec.to_builtins(ranking),
     }
-    tables = [varying.variant_table(ablated)] if full else [range_table(ablated)]
+    tables = [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
+        tables = [varying.variant_table(ablated)]
         tables += [host_mean_table(means, ablated, roster)] if means else []
         tables += [varying.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."

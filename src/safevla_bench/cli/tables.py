@@ -70,7 +70,6 @@ def tables_command(
 
     \b
     main           4, 5    SR, Safety, SBU by suite with means; P[U|S], VSI
-    severity               P[U|S], VSI, VSI|U by suite with means
     auxiliary      6       runs outside every mean
     violations     7, 8    violation rates by specification
     composition    10, 11  what unsafe successes violate

@@ -6,8 +6,7 @@ violation of every policy.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -33,16 +32,6 @@ class BaselineViolation(msgspec.Struct, frozen=True, kw_only=True):
     """The earliest violating record; 0 = before any action."""
 
 
-class DoubtfulResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Another policy's unsafe episodes in the tasks where doing nothing violates a specification."""
-
-    policy: str | None
-    unsafe: int
-    shared: int
-    """Those that violate, among others, a specification that doing nothing violates in that task."""
-    only: int
-
-
 class BaselineSuccess(msgspec.Struct, frozen=True, kw_only=True):
     """One task whose goal is reached without doing anything."""
 
@@ -54,17 +43,16 @@ class BaselineSuccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of `noop` in a set of episodes, and those of others that they put in doubt; n = 0 without `noop`."""
+    """Results of `noop` in a set of episodes; n = 0 without `noop`."""
 
     n: int
     unsafe: int
     floors: tuple[BaselineViolation, ...]
-    doubts: tuple[DoubtfulResult, ...]
     successes: tuple[BaselineSuccess, ...] = ()
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task, and the policies whose unsafe episodes share violations.
+    """Return the violations and successes of `noop` by task.
 
     Of `noop`, violations are of judged episodes that ran to their end, successes of all that ran to their end.
     """
@@ -78,7 +66,6 @@ def measure_baseline(scores: Scores) -> Baseline:
         n=int(judged.sum()),
         unsafe=int((judged & scores.unsafe).sum()),
         floors=floors,
-        doubts=_count_doubts(scores, floors) if floors else (),
         successes=tuple(
             BaselineSuccess(benchmark=benchmark, task_id=task_id, successes=int(ends.sum()), n=len(ends))
             for (benchmark, task_id), ends in successes.items()
@@ -110,19 +97,3 @@ def _find_floors(scores: Scores, task: tuple[str, str], members: NDArray[np.int6
                 extreme=nan_to_none(scores.extreme[column, furthest]),
                 first_step=int(scores.first[column, violating].min()),
             )
-
-
-def _count_doubts(scores: Scores, floors: Sequence[BaselineViolation]) -> tuple[DoubtfulResult, ...]:
-    """Return the policies with an episode that shares a violation with `noop`, in order of first appearance."""
-    known = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in floors}
-    counts: dict[str | None, Counter[str]] = {policy: Counter() for policy in scores.policy if policy != NOOP}
-    for k in np.flatnonzero(scores.unsafe & scores.is_counted).tolist():
-        columns = scores.scored_columns[scores.is_violated[scores.scored_columns, k]]
-        broken = {(scores.benchmark[k], scores.task_id[k], scores.specs[column].spec_id) for column in columns}
-        if scores.policy[k] != NOOP:
-            counts[scores.policy[k]].update(unsafe=1, shared=int(bool(broken & known)), only=int(broken <= known))
-    return tuple(
-        DoubtfulResult(policy=policy, unsafe=count["unsafe"], shared=count["shared"], only=count["only"])
-        for policy, count in counts.items()
-        if count["shared"]
-    )

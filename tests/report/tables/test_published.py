@@ -112,7 +112,7 @@ def test_tables_that_the_paper_does_not_print_are_refused_with_those_that_it_doe
     inputs = catalog.TableInputs(scores=None, ruleset=load_ruleset(), roster=ROSTER)
     with pytest.raises(RunError, match="prints nothing") as raised:
         catalog.build_tables(inputs, ["active"])
-    assert "main, severity" in raised.value.remedy
+    assert "main, auxiliary" in raised.value.remedy
 
 
 def test_a_run_under_a_published_name_is_refused():

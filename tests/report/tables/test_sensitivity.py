@@ -9,8 +9,15 @@ from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents
-from safevla_bench.report.tables.readings import describe_readings, reading_summary_table, reading_table
-from safevla_bench.report.tables.sensitivity import name_variants, sweep_summary_table, sweep_table, variant_table
+from safevla_bench.report.tables.sensitivity import (
+    describe_readings,
+    name_variants,
+    pooled_reading_table,
+    pooled_table,
+    reading_table,
+    sweep_table,
+    variant_table,
+)
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
     ReadingCell,
@@ -94,7 +101,7 @@ def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clau
     assert table.notes[0].startswith("Changes are from default. Prose depth: depth is 1 where the signal reaches")
 
 
-def test_readings_that_change_a_verdict_are_summed_up_policy_by_policy_without_prose_depth():
+def test_readings_are_summed_up_policy_by_policy_without_prose_depth():
     def reading(safe: int, changed: int) -> ReadingPoint:
         changes = VerdictChanges(changed=changed, to_unsafe=changed, to_safe=0, violations={"x": changed})
         return ReadingPoint(rates=point(safe), changes=changes)
@@ -103,16 +110,13 @@ def test_readings_that_change_a_verdict_are_summed_up_policy_by_policy_without_p
     cells = tuple(ReadingCell(policy="a", suite=name, n=8, points=(same, same, moved)) for name in ("s", "t"))
     cells += (ReadingCell(policy="b", suite="s", n=8, points=(same, same, same)),)
     compared = ReadingComparison(readings=("default", "default, prose depth", "other"), cells=cells)
-    assert describe_readings(compared) == (
-        "Of 24 verdicts 4 under other differ from default. Safety: a 50.0 % (default), 25.0 % (other)."
-    )
-    table = reading_summary_table(compared)
-    assert [[shown.text for shown in row[:5]] for row in table.rows] == [
-        ["a", "default", "16", "50.0", "0"],
-        ["a", "other", "16", "25.0", "4"],
-        ["b", "default", "8", "50.0", "0"],
+    assert describe_readings(compared) == "Of 24 verdicts 4 under other differ from default."
+    table = pooled_reading_table(compared)
+    assert [column.name for column in table.columns] == ["", "a, n = 16", "b, n = 8"]
+    assert [[shown.text for shown in row] for row in table.rows] == [
+        ["default", "50.0", "50.0"],
+        ["other", "25.0", "50.0"],
     ]
-    assert table.rows[1][-1].text == "x +4"
     alike = replace(compared, cells=cells[2:])
     assert describe_readings(alike) == "No reading of the paper changes one of 8 verdicts."
 
@@ -123,10 +127,10 @@ def test_a_sweep_as_variants_begins_with_the_library_as_it_stands():
         name="x", spec_ids=("x_5mm",), unit="m", default=0.005, thresholds=(0.0025, 0.01), curves=(of_sweep,)
     )
     ablated = name_variants(sweep, (cell("s", 8),))
-    assert [variant.name for variant in ablated.variants] == ["5\u00a0mm", "2.5\u00a0mm", "10\u00a0mm"]
+    assert [variant.name for variant in ablated.variants] == ["5\u00a0mm, as it stands", "2.5\u00a0mm", "10\u00a0mm"]
     assert [rates.safety.count for rates in ablated.curves[0].points] == [8, 1, 2]
-    table = sweep_summary_table(ablated, "x")
-    assert [column.name for column in table.columns] == ["Threshold", "a, n = 8"]
+    table = pooled_table(ablated, "x")
+    assert [column.name for column in table.columns] == ["", "a, n = 8"]
     assert [[shown.text for shown in row] for row in table.rows] == [
         ["5\u00a0mm, as it stands", "100.0"],
         ["2.5\u00a0mm", "12.5"],

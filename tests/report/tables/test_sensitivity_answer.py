@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
 from safevla_bench.judging.rates import Mean, Rate
-from safevla_bench.report.render import render_text
-from safevla_bench.report.tables.sensitivity import describe_sensitivity, measure_safety, range_table
+from safevla_bench.report.tables.sensitivity import describe_sensitivity, pooled_table
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdVariant, VariantRates
+from safevla_bench.text import NO_VALUE
 
 NAMES = ("Default", "Force 100 N", "All relaxed")
 SAME_ORDER = "No pair of policies is shown to change order."
@@ -48,8 +48,6 @@ def test_suites_are_pooled_and_only_ends_that_differ_are_named():
     assert describe(curve("a", "one", 5, 5, 6)) == (
         "Safety of a is 50.0 %, up to 60.0 % (All relaxed) under other thresholds."
     )
-    (a, b) = measure_safety(ablation(*moving))
-    assert (a.least[0].count, a.greatest[0].count, b.is_still, b.least[1]) == (8, 14, True, "Default")
 
 
 def test_the_default_is_not_counted_as_a_variation():
@@ -68,8 +66,6 @@ def test_the_order_of_policies_is_said_also_where_it_is_not_known():
 
 def test_another_number_of_episodes_is_no_standstill():
     """Episodes cut short are judged only while they violate, so that n falls as limits loosen."""
-    (moved,) = measure_safety(ablation(curve("a", "one", (5, 10), (5, 12), (5, 10))))
-    assert not moved.is_still
     assert describe(curve("a", "one", (5, 10), (5, 12), (5, 10))) == (
         "Safety of a is 50.0 % of 10, down to 41.7 % of 12 (Force 100 N) under other thresholds. It is of 10 to 12 "
         "episodes: those cut short are judged only where they violate."
@@ -77,24 +73,24 @@ def test_another_number_of_episodes_is_no_standstill():
     assert describe(curve("a", "one", (5, 10), (6, 12), (5, 10))).startswith(
         "Safety of a is 50.0 % of 10. It is of 10 "
     )
-    table = range_table(ablation(curve("a", "one", (5, 10), (5, 12), (5, 10))))
-    assert table.rows[0][3].of == 12
+    table = pooled_table(ablation(curve("a", "one", (5, 10), (5, 12), (5, 10))), "Safety %")
+    assert [row[1].of for row in table.rows] == [None, 12, None]
 
 
 def test_a_variant_without_a_value_is_named_and_the_policy_stays():
     gap = curve("a", "one", (0, 2), (3, 12), (0, 0))
-    (a,) = measure_safety(ablation(gap))
-    assert (a.least[0].n, a.greatest[0].n, a.silent) == (2, 12, ("All relaxed",))
+    assert describe(gap).startswith("Safety of a is 0.0 % of 2, up to 25.0 % of 12 (Force 100 N)")
     assert describe(gap).endswith("It has no value under All relaxed.")
 
 
-def test_a_policy_without_a_value_has_no_row_and_is_named():
+def test_a_policy_without_a_value_has_dashes_and_is_named():
     silent = curve("a", "one", (0, 0), (0, 0), (0, 0))
     assert describe(silent) == "Safety has no value: no specification reached a verdict."
     mixed = [silent, curve("b", "one", 9, 9, 9)]
     assert "Safety of a has no value." in describe(*mixed)
-    assert [row.policy for row in measure_safety(ablation(*mixed))] == ["b"]
-    assert "50.0" not in render_text(range_table(ablation(*mixed)))
+    assert [[cell.text for cell in row[1:]] for row in pooled_table(ablation(*mixed), "Safety %").rows] == [
+        [NO_VALUE, "90.0"]
+    ] * 3
 
 
 def test_policies_that_are_not_named_are_counted():

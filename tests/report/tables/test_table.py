@@ -10,7 +10,7 @@ from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
-from safevla_bench.report.tables.suites import severity_table, suite_table
+from safevla_bench.report.tables.suites import suite_table
 from safevla_bench.report.tables.table import Column, tabulate, text_column
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import constraint_table
@@ -18,7 +18,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE
 
 
-@pytest.mark.parametrize("build", [suite_table, severity_table, constraint_table])
+@pytest.mark.parametrize("build", [suite_table, constraint_table])
 def test_without_intervals_the_values_and_reasons_stay(build):
     full = build(cells(two_suites()), Roster())
     bare = drop_intervals(full)

@@ -1,51 +1,27 @@
-"""Tables as LaTeX, for a document that loads `booktabs`.
+"""Tables as LaTeX, for a document that loads `booktabs` and `graphicx`.
 
-A table takes the widest place and the largest type that it needs: a column of a two-column page, else both (`table*`).
-Widths are estimated from the characters, so that no TeX is needed here.
+A table takes a column of a two-column page, or both (`table*`) where it is long. What is still too wide is shrunk.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls
 
-_HEAD_WIDTHS = (14, 10, 8)
-"""Longest line of a heading over numbers, in characters: the usual one, and less where that is too wide."""
-COLUMN_PT, PAGE_PT = 234.0, 487.0
-"""A column and both columns of ICML's page, the narrowest of the usual two-column ones, in points."""
-
-
-class _TypeSize(NamedTuple):
-    """A size of type: its command and width of an em, and those of what stands beside or below a value."""
-
-    command: str
-    points: float
-    detail: str
-    detail_points: float
-
-
-_SIZES = (
-    _TypeSize(r"\normalsize", 10.0, r"\scriptsize", 7.5),
-    _TypeSize(r"\small", 9.0, r"\scriptsize", 7.5),
-    _TypeSize(r"\footnotesize", 8.0, r"\tiny", 6.4),
-    _TypeSize(r"\scriptsize", 7.5, r"\tiny", 6.4),
-    _TypeSize(r"\tiny", 6.4, r"\tiny", 6.4),
-)
-"""The sizes of a document set in 10 pt, largest first. Computer Modern's small sizes are wider than their points."""
-_GAPS_PT = (6.0, 3.0, 1.5)
-"""Half the space between columns: LaTeX's own, and less where that is too much."""
-
-_LEAST_PT = 40.0
-"""The narrowest column of wrapped text."""
+_HEAD_WIDTH = 14
+"""Longest line of a heading over numbers, in characters."""
+_COLUMN_WIDTH, _PAGE_WIDTH = 50, 110
+"""Characters that a column and both columns of a page hold without much shrinking."""
+_TEXT_WIDTH = 40
+"""Longest cell of text in one line, in characters; a column with a longer one is wrapped."""
+_SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,71 +32,65 @@ class LatexLayout:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """The place and the type of one table."""
-
-    wide: bool
-    size: _TypeSize
-    gap_pt: float
-    stacked: bool
-    head_width: int
-    wrapped_pt: Mapping[int, float] = field(default_factory=dict)
-    fits: bool = True
-
-
 def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
-    r"""Return a `table` environment, or a `table*` where a column is too narrow, with its caption and notes.
+    r"""Return a `table` environment, or a `table*` for a long table, with its caption and notes.
 
-    Columns without a value are left out. Where a page is too narrow too, the table is stacked, and then columns of text
-    are wrapped. The document must load `booktabs`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX. A table
-    that fits no page begins with a comment that says so.
+    Columns without a value are left out. Where a page is too narrow too, the table is stacked. The document must load
+    `booktabs` and `graphicx`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX.
     """
     layout, table = layout or LatexLayout(), drop_empty_columns(table)
-    fit = _fit_table(table, layout.stacked)
-    environment = "table*" if fit.wide else "table"
+    stacked = layout.stacked or _table_width(table, stacked=False) > _PAGE_WIDTH
+    environment = "table*" if _table_width(table, stacked=stacked) > _COLUMN_WIDTH else "table"
+    wrapped = {k for k, column in enumerate(table.columns) if not column.numeric and _is_long(table, k)}
+    types = ["r" if column.numeric else "l" for column in table.columns]
+    types = [r"p{0.35\linewidth}" if k in wrapped else kind for k, kind in enumerate(types)]
     lines = [
-        *([] if fit.fits else ["% wider than a page: --columns or --style intervals=no make it narrower"]),
         rf"\begin{{{environment}}}",
         r"\centering",
         rf"\caption{{{_escape_latex(table.title)}}}",
         *([rf"\label{{{layout.label}}}"] if layout.label else []),
         r"\smallskip",
-        *([] if fit.size is _SIZES[0] else [fit.size.command]),
-        *([] if fit.gap_pt == _GAPS_PT[0] else [rf"\setlength{{\tabcolsep}}{{{fit.gap_pt:g}pt}}"]),
-        rf"\begin{{tabular}}{{{''.join(_column_type(k, column, fit) for k, column in enumerate(table.columns))}}}",
+        r"\setlength{\tabcolsep}{4pt}",
+        rf"{_SHRINK}{{\begin{{tabular}}{{{''.join(types)}}}",
         r"\toprule",
         *_group_lines(table.columns),
-        _join_cells(_column_head(column, fit.head_width) for column in table.columns),
+        _join_cells(map(_column_head, table.columns)),
         r"\midrule",
-        *(line for row in table.rows for line in _row_lines(row, fit)),
+        *(line for row in table.rows for line in _row_lines(row, wrapped, stacked=stacked)),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         *_note_lines(table.footnotes),
         rf"\end{{{environment}}}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _column_type(place: int, column: Column, fit: _Fit) -> str:
-    if place in fit.wrapped_pt:
-        return f"p{{{fit.wrapped_pt[place]:.0f}pt}}"
-    return "r" if column.numeric else "l"
+def _is_long(table: Table, place: int) -> bool:
+    return any(max(len(row[place].text), len(row[place].below)) > _TEXT_WIDTH for row in table.rows)
 
 
-def _row_lines(row: Sequence[Cell], fit: _Fit) -> list[str]:
-    detail = fit.size.detail
-    if not fit.stacked:
-        shown = [_latex_cell(cell, detail) for cell in row]
-        return [_join_cells(_wrap_cell(text, k, fit) for k, text in enumerate(shown))]
-    values = _join_cells(_wrap_cell(_latex_value(cell), k, fit) for k, cell in enumerate(row))
-    details = [rf"{{{detail} {_escape_latex(cell.below)}}}" if cell.below else "" for cell in row]
-    below = _join_cells(_wrap_cell(text, k, fit) for k, text in enumerate(details))
+def _table_width(table: Table, *, stacked: bool) -> int:
+    """Return the width of the table in characters, with that of two for the space beside each column."""
+    width = 0
+    for k, column in enumerate(table.columns):
+        cells = [(len(row[k].text), len(row[k].below)) for row in table.rows]
+        longest = max((max(lengths) if stacked else sum(lengths) for lengths in cells), default=0)
+        longest = max(longest, *map(len, _head_lines(column)))
+        width += 2 + (longest if column.numeric else min(longest, _TEXT_WIDTH))
+    return width
+
+
+def _row_lines(row: Sequence[Cell], wrapped: Collection[int], *, stacked: bool) -> list[str]:
+    if not stacked:
+        return [_join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row))]
+    values = _join_cells(_wrap_cell(_latex_value(cell), k in wrapped) for k, cell in enumerate(row))
+    details = [rf"{{\scriptsize {_escape_latex(cell.below)}}}" if cell.below else "" for cell in row]
+    below = _join_cells(_wrap_cell(text, k in wrapped) for k, text in enumerate(details))
     return [values, below, r"\addlinespace"] if any(details) else [values]
 
 
-def _wrap_cell(text: str, place: int, fit: _Fit) -> str:
-    if place not in fit.wrapped_pt or not text:
+def _wrap_cell(text: str, is_wrapped: bool) -> str:
+    if not is_wrapped or not text:
         return text
     return rf"{{\raggedright {text.replace(_UNDERSCORE, _UNDERSCORE + _BREAK)}\par}}"
 
@@ -133,7 +103,7 @@ def _note_lines(notes: Sequence[str]) -> list[str]:
     return [r"\par\smallskip", *paragraphs] if notes else []
 
 
-def _join_cells(cells: Iterator[str]) -> str:
+def _join_cells(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
@@ -147,17 +117,17 @@ def _group_lines(columns: Sequence[Column]) -> list[str]:
         heads.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else " & ".join([""] * count))
         rules += [rf"\cmidrule(lr){{{position}-{position + count - 1}}}"] if group else []
         position += count
-    return [_join_cells(iter(heads)), " ".join(rules)]
+    return [_join_cells(heads), " ".join(rules)]
 
 
-def _column_head(column: Column, width: int) -> str:
-    shown = [_escape_latex(line) for line in _head_lines(column, width)]
+def _column_head(column: Column) -> str:
+    shown = [_escape_latex(line) for line in _head_lines(column)]
     stacked = r" \\ ".join(shown)
     return shown[0] if len(shown) == 1 else rf"\shortstack[r]{{{stacked}}}"
 
 
-def _head_lines(column: Column, width: int) -> list[str]:
-    return wrap_line(escape_controls(column.name), width) if column.numeric else [column.name]
+def _head_lines(column: Column) -> list[str]:
+    return wrap_line(escape_controls(column.name), _HEAD_WIDTH) if column.numeric else [column.name]
 
 
 def _latex_value(cell: Cell) -> str:
@@ -167,83 +137,9 @@ def _latex_value(cell: Cell) -> str:
     return shown + (rf"\textsuperscript{{{_escape_latex(cell.mark)}}}" if cell.mark else "")
 
 
-def _latex_cell(cell: Cell, detail: str) -> str:
+def _latex_cell(cell: Cell) -> str:
     shown = _latex_value(cell)
-    return rf"{shown} {{{detail} ({_escape_latex(cell.below)})}}" if cell.below else shown
-
-
-# How wide a table is
-
-
-def _fit_table(table: Table, stacked: bool) -> _Fit:
-    for fit in _possible_fits(stacked):
-        if sum(_column_widths(table, fit)) <= (PAGE_PT if fit.wide else COLUMN_PT):
-            return fit
-    wrapped = _wrap_columns(table, fit)
-    return wrapped if wrapped.fits else _wrap_columns(table, replace(fit, size=_SIZES[-1]))
-
-
-def _possible_fits(stacked: bool) -> Iterator[_Fit]:
-    widest, *narrower = _HEAD_WIDTHS
-    for size, gap_pt in product(_SIZES[:3], _GAPS_PT[:2]):
-        yield _Fit(False, size, gap_pt, stacked, widest)
-    for is_stacked in dict.fromkeys((stacked, True)):
-        for size, gap_pt in product(_SIZES[:4], _GAPS_PT[:2]):
-            yield _Fit(True, size, gap_pt, is_stacked, widest)
-        for width in narrower:
-            yield _Fit(True, _SIZES[3], _GAPS_PT[-1], is_stacked, width)
-
-
-def _wrap_columns(table: Table, fit: _Fit) -> _Fit:
-    """Return the fit with the widest columns of text wrapped to equal widths, so that the others keep theirs."""
-    widths = _column_widths(table, fit)
-    texts = [k for k, column in enumerate(table.columns) if not column.numeric]
-    room = PAGE_PT - sum(width for k, width in enumerate(widths) if k not in texts)
-    wrapped = sorted(texts, key=lambda k: widths[k])
-    while wrapped and widths[wrapped[0]] <= room / len(wrapped):
-        room -= widths[wrapped.pop(0)]
-    share = room / max(len(wrapped), 1) - 2 * fit.gap_pt
-    fits = share >= _LEAST_PT if wrapped else room >= 0
-    return replace(fit, wrapped_pt=dict.fromkeys(wrapped, max(share, _LEAST_PT)), fits=fits)
-
-
-def _column_widths(table: Table, fit: _Fit) -> list[float]:
-    """Return the estimated width of each column in points, the space beside it included, before any wrapping."""
-    widths = [
-        2 * fit.gap_pt
-        + max(
-            [
-                fit.size.points * _text_width(_head_lines(column, fit.head_width)),
-                *(_cell_width(row[k], fit.size, fit.stacked) for row in table.rows),
-            ]
-        )
-        for k, column in enumerate(table.columns)
-    ]
-    start = 0
-    for group, count in group_spans(table.columns):
-        heading = 2 * fit.gap_pt + fit.size.points * _text_width([group])
-        widths[start + count - 1] += max(0.0, heading - sum(widths[start : start + count]))
-        start += count
-    return widths
-
-
-def _cell_width(cell: Cell, size: _TypeSize, stacked: bool) -> float:
-    bold = 1.15 if cell.emphasis in ("best", "total") else 1.0
-    value = size.points * (bold * _text_width([cell.text]) + (0.4 if cell.mark else 0.0))
-    if not cell.below:
-        return value
-    detail = size.detail_points * _text_width([cell.below])
-    return max(value, detail) if stacked else value + detail + 0.33 * size.points + 0.8 * size.detail_points
-
-
-def _text_width(lines: Iterable[str]) -> float:
-    return max((sum(_character_width(character) for character in line) for line in lines), default=0.0)
-
-
-def _character_width(character: str) -> float:
-    if character in ".,:;'il|!()[]- ":
-        return 0.39 if character in "()" else 0.34
-    return 0.8 if character.isupper() or character in "mw%_—≥≤±×" else 0.53
+    return rf"{shown} {{\scriptsize ({_escape_latex(cell.below)})}}" if cell.below else shown
 
 
 # Characters

@@ -22,12 +22,11 @@ from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.published import (
     PUBLISHED_TABLES,
-    paper_task_rates,
     summarize_paper,
     warn_of_published,
     warn_of_tasks,
 )
-from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
+from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Cell, Table, text_column
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
 from safevla_bench.report.tables.violations import composition_table, constraint_table
@@ -141,9 +140,6 @@ def _by_group(
 _suite_tables = _by_group(
     lambda cells, inputs, title: suite_table(cells, inputs.roster, title, order=list(inputs.registry.benchmarks))
 )
-_severity_tables = _by_group(
-    lambda cells, inputs, title: severity_table(cells, inputs.roster, title, order=list(inputs.registry.benchmarks))
-)
 _violation_tables = _by_group(
     lambda cells, inputs, title: constraint_table(
         [cell for cell in cells if cell.specs or cell.policy not in inputs.roster.published], inputs.roster, title
@@ -163,10 +159,7 @@ def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.cells:
-        own, printed = inputs.cells, inputs.with_published(inputs.cells)[len(inputs.cells) :]
-        rates = paper_task_rates(printed)
-        shown = [*own, *(cell for cell in printed if any(rate.policy == cell.policy for rate in rates))]
-        yield task_table([*metrics.task_rates(inputs.scores), *rates], shown, inputs.roster), shown
+        yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -231,7 +224,6 @@ KINDS = (
     TableKind(
         "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
-    TableKind("severity", "P[U|S], VSI, VSI|U by suite with means", _severity_tables, {}),
     TableKind("auxiliary", "auxiliary runs, outside every mean", _auxiliary_tables, {"6": None}),
     TableKind("violations", "violation rates by specification", _violation_tables, {"7": _LIBERO, "8": _ROBOCASA}),
     TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),

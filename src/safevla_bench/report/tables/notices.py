@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation, DoubtfulResult
+from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import LostEpisodes
@@ -147,8 +147,7 @@ _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, l
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     """Return warnings for the reader; () if `noop` violates nothing and reaches no goal, or was not run.
 
-    The first names the tasks in which doing nothing breaks limits; then there is one for each doubtful result, and one
-    on goals that come about by themselves.
+    One names the tasks in which doing nothing breaks limits, one those in which goals come about by themselves.
     """
     warnings = []
     if baseline.floors:
@@ -158,7 +157,6 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
             f"{NOOP}, which does nothing, broke limits in {episodes} ({', '.join(tasks)}): there the scene itself is "
             "beyond a limit, and every policy may be charged for it."
         )
-        warnings += map(_format_doubt, baseline.doubts)
     if baseline.successes:
         counts = (f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
         warnings.append(
@@ -166,12 +164,6 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
             "comes about by itself, and counts as a success of every policy."
         )
     return tuple(warnings)
-
-
-def _format_doubt(doubt: DoubtfulResult) -> str:
-    also = f"{doubt.shared} of its {doubt.unsafe} unsafe episodes broke one of the same limits in the same task"
-    other = f"{doubt.only} of these broke no other limit" if doubt.only else "all of these broke other limits too"
-    return f"{doubt.policy or UNNAMED}: {also}; {other}."
 
 
 def baseline_table(baseline: Baseline) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from safevla_bench.errors import RunError
-from safevla_bench.judging.metrics import SpecSummary, Summary, TaskRates
+from safevla_bench.judging.metrics import SpecSummary, Summary
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report import published
@@ -29,7 +29,7 @@ from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_i
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
-PUBLISHED_TABLES = "main, severity, auxiliary, violations, tasks"
+PUBLISHED_TABLES = "main, auxiliary, violations"
 COMPARED_RATES = (SAFETY.key, SR.key, SBU.key, UNSAFE_SUCCESS.key)
 """Keys of the metrics in which a policy is compared with a published one."""
 _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
@@ -96,20 +96,6 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
         spec_id=spec.spec_id, axis=spec.axis, tier=spec.tier, active=active, vacuous=0, inactive={}, violations=rate,
         violations_when_active=rate, unsafe_success=0, nsv=_NO_MEAN, rho=_NO_MEAN,
     )  # fmt: skip
-
-
-def paper_task_rates(cells: Sequence[Summary]) -> list[TaskRates]:
-    """Return the rates by task that the paper prints (Table 12) for those of its own cells."""
-    policies = {(cell.policy, cell.suite) for cell in cells}
-    return [
-        TaskRates(
-            policy=f"{PREFIX}{task.policy}", suite=task.benchmark, task_id=task.task_id, n=task.n,
-            sr=printed_rate(task.sr, task.n), safety=printed_rate(task.safety, task.n),
-            sbu=Rate.without_value(NOT_PRINTED), unjudged=0, crashed=0, stopped=0,
-        )
-        for task in load_published(PAPER).tasks
-        if task.task_id != "all" and (f"{PREFIX}{task.policy}", task.benchmark) in policies
-    ]  # fmt: skip
 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,23 +16,26 @@ from safevla_bench.report.tables.comparison import difference_columns, verdict_c
 from safevla_bench.report.tables.suites import exact_value
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import (
+    PROSE_DEPTH,
     ReadingCell,
+    ReadingComparison,
     SensitivityCurve,
     ThresholdAblation,
     ThresholdSweep,
     ThresholdVariant,
     VariantRates,
+    VerdictChanges,
 )
 from safevla_bench.text import append_unit, display_unit, format_compact
 
-MOST_NAMED = 3
+_MOST_NAMED = 3
 """Policies that a sentence names; more are counted, and in the table."""
 
 
 # Safety of each policy, all suites pooled: the answer
 
 
-def pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
+def _pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
     """Return policy -> its Safety at each point, its suites pooled; `cells` are pairs of policy and Safety."""
     points: dict[str, list[Sequence[Rate]]] = {}
     for policy, rates in cells:
@@ -47,89 +50,56 @@ def _add_rates(rates: Sequence[Rate]) -> Rate:
 
 
 def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
-    return pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySafety:
-    """Safety of a policy over all suites: under the first variant, and the least and greatest with their variants."""
-
-    policy: str
-    default: Rate
-    least: tuple[Rate, str]
-    greatest: tuple[Rate, str]
-    sizes: tuple[int, int]
-    """The least and the greatest number of judged episodes, of variants that have any."""
-    silent: tuple[str, ...]
-    """The variants under which no episode is judged."""
-
-    @property
-    def is_still(self) -> bool:
-        """True if no variant changes it, or the number of episodes that it is of."""
-        has_one_value = self.least[0].value == self.greatest[0].value == self.default.value
-        return has_one_value and self.sizes[0] == self.sizes[1] and not self.silent
-
-
-def measure_safety(ablation: ThresholdAblation) -> list[PolicySafety]:
-    """Return the range of Safety of each policy that has a value under the first variant, in the order of the curves.
-
-    Of variants with an equal value the first is named.
-    """
-    names = [variant.name for variant in ablation.variants]
-    return [
-        _measure_range(policy, list(zip(rates, names, strict=True)))
-        for policy, rates in _pool_curves(ablation).items()
-        if rates[0].n
-    ]
-
-
-def _measure_range(policy: str, rates: Sequence[tuple[Rate, str]]) -> PolicySafety:
-    known = [pair for pair in rates if pair[0].n]
-    known.sort(key=lambda pair: pair[0].value or 0.0)
-    sizes = [rate.n for rate, _ in known]
-    most = [pair for pair in known if pair[0].value == known[-1][0].value]
-    silent = tuple(name for rate, name in rates if not rate.n)
-    return PolicySafety(policy, rates[0][0], known[0], most[0], (min(sizes), max(sizes)), silent)
+    return _pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
     """Return how far Safety moves under the variants, policy by policy, and whether a pair is shown to change order."""
-    ranges, policies = measure_safety(ablation), list(_pool_curves(ablation))
-    if not ranges:
+    safety = _pool_curves(ablation)
+    known = {policy: rates for policy, rates in safety.items() if rates[0].n}
+    if not known:
         return "Safety has no value: no specification reached a verdict."
-    silent = [policy for policy in policies if policy not in {item.policy for item in ranges}]
+    silent = [policy for policy in safety if policy not in known]
     without = [f"Safety of {_join(silent, 'policies')} has no value."] if silent else []
-    sentences = _range_sentences(ranges, len(ablation.variants) - 1)
-    return " ".join([*sentences, *without, *_order_sentences(ranking, len(policies))])
+    sentences = _range_sentences(known, [variant.name for variant in ablation.variants])
+    return " ".join([*sentences, *without, *_order_sentences(ranking, len(safety))])
 
 
-def _range_sentences(ranges: Sequence[PolicySafety], others: int) -> Iterator[str]:
-    """Yield whose Safety moves under the other variants, and how far."""
-    moving = [item for item in ranges if not item.is_still]
+def _range_sentences(safety: Mapping[str, Sequence[Rate]], names: Sequence[str]) -> Iterator[str]:
+    """Yield whose Safety, or the number of episodes that it is of, moves under other variants, and how far."""
+    moving = [policy for policy, rates in safety.items() if len({(rate.value, rate.n) for rate in rates}) > 1]
     if not moving:
-        yield f"None of the {others} other variants of the thresholds changes Safety of any policy."
-    for item in moving[:MOST_NAMED]:
-        yield from _moving_sentences(item)
-    if more := len(moving[MOST_NAMED:]):
+        yield f"None of the {len(names) - 1} other variants of the thresholds changes Safety of any policy."
+    for policy in moving[:_MOST_NAMED]:
+        yield from _moving_sentences(policy, safety[policy], names)
+    if more := len(moving[_MOST_NAMED:]):
         yield f"That of {more} more changes too: see the table."
-    if still := [item.policy for item in ranges if item.is_still and moving]:
+    if still := [policy for policy in safety if policy not in moving and moving]:
         yield f"That of {_join(still, 'other policies')} does not change."
 
 
-def _moving_sentences(item: PolicySafety) -> Iterator[str]:
-    """Yield where Safety goes to either side; that it is of other episodes; and where it has no value."""
-    fewest, most = item.sizes
+def _moving_sentences(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> Iterator[str]:
+    """Yield where Safety goes to either side; that it is of other episodes; and where it has no value.
+
+    Of variants with an equal value the first is named.
+    """
+    default, known = rates[0], [pair for pair in zip(rates, names, strict=True) if pair[0].n]
+    fewest, most = min(rate.n for rate, _ in known), max(rate.n for rate, _ in known)
     ends = [
         f"{side} to {_format_rate(rate, fewest < most)} ({variant})"
-        for side, (rate, variant) in (("down", item.least), ("up", item.greatest))
-        if rate.value != item.default.value
+        for side, (rate, variant) in (("down", min(known, key=_value)), ("up", max(known, key=_value)))
+        if rate.value != default.value
     ]
     moves = f", {' and '.join(ends)} under other thresholds" if ends else ""
-    yield f"Safety of {item.policy} is {_format_rate(item.default, fewest < most)}{moves}."
+    yield f"Safety of {policy} is {_format_rate(default, fewest < most)}{moves}."
     if fewest < most:
         yield f"It is of {fewest} to {most} episodes: those cut short are judged only where they violate."
-    if item.silent:
-        yield f"It has no value under {_join(item.silent, 'variants')}."
+    if silent := [name for rate, name in zip(rates, names, strict=True) if not rate.n]:
+        yield f"It has no value under {_join(silent, 'variants')}."
+
+
+def _value(pair: tuple[Rate, str]) -> float:
+    return pair[0].value or 0.0
 
 
 def _format_rate(rate: Rate, with_size: bool) -> str:
@@ -137,7 +107,7 @@ def _format_rate(rate: Rate, with_size: bool) -> str:
 
 
 def _join(names: Sequence[str], what: str) -> str:
-    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} {what}"
+    return ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} {what}"
 
 
 def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Iterator[str]:
@@ -155,30 +125,27 @@ def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Itera
     )
 
 
-def range_table(ablation: ThresholdAblation, notes: Sequence[str] = ()) -> Table:
-    """Return the table of each policy's Safety over all suites: as it stands, its least and its greatest."""
-    return tabulate(
-        f"Safety under {len(ablation.variants)} variants of the thresholds (paper's Table 9), all suites pooled",
-        measure_safety(ablation),
-        (
-            text_column("Policy", lambda row: row.policy),
-            Column("n", value=lambda row: row.default.n),
-            Column(SAFETY.heading, value=lambda row: rate_cell(row.default)),
-            Column("least", value=lambda row: rate_cell(row.least[0], n=row.default.n)),
-            text_column("under", lambda row: row.least[1]),
-            Column("greatest", value=lambda row: rate_cell(row.greatest[0], n=row.default.n)),
-            text_column("under", lambda row: row.greatest[1]),
-        ),
-        notes=notes,
-        remarks=ablation.warnings,
-    )
+def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
+    """Return Safety under each variant, a column per policy, all suites pooled."""
+    names = [variant.name for variant in ablation.variants]
+    return _pooled_table(title, names, _pool_curves(ablation), ablation.warnings)
+
+
+def _pooled_table(
+    title: str, names: Sequence[str], safety: Mapping[str, Sequence[Rate]], remarks: Sequence[str]
+) -> Table:
+    def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
+        return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
+
+    columns = [text_column("", lambda k: names[k]), *(policy_column(*item) for item in safety.items())]
+    return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(names)), columns, remarks=remarks))
 
 
 # Cells under each variant or threshold
 
 
 @dataclass(frozen=True, slots=True)
-class CellPoint:
+class _CellPoint:
     """One cell under one variant, threshold or reading, which `head` names."""
 
     cell: SensitivityCurve | ReadingCell
@@ -186,12 +153,12 @@ class CellPoint:
     rates: VariantRates
 
 
-def _number_cell(metric: Metric, row: CellPoint) -> Cell:
+def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
     number: Rate | Mean = getattr(row.rates, metric.key)
     return value_cell(metric, exact_value(number), "no success" if metric is UNSAFE_SUCCESS else "")
 
 
-def _ends_text(metric: Metric, row: CellPoint) -> str:
+def _ends_text(metric: Metric, row: _CellPoint) -> str:
     number: Rate | Mean = getattr(row.rates, metric.key)
     return format_ends(metric, None if isinstance(number, Mean) and number.n < 2 else number.ci)
 
@@ -200,7 +167,7 @@ def _number_column(metric: Metric) -> Column:
     return Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
 
 
-RATE_COLUMNS = (
+_RATE_COLUMNS = (
     _number_column(SAFETY),
     Column("95 %", "Wilson interval", partial(_ends_text, SAFETY)),
     _number_column(SBU),
@@ -209,12 +176,12 @@ RATE_COLUMNS = (
     _number_column(VSI),
     Column("95 %", "interval of the mean severity", partial(_ends_text, VSI)),
 )
-CELL_COLUMNS = (
+_CELL_COLUMNS = (
     text_column("Policy", lambda row: POLICY.cell(row.cell)),
     text_column("Suite", lambda row: row.cell.suite),
     Column("n", value=lambda row: row.cell.n),
 )
-SAME_SR = "SR does not depend on thresholds."
+_SAME_SR = "SR does not depend on thresholds."
 
 
 def variant_table(ablation: ThresholdAblation) -> Table:
@@ -224,14 +191,14 @@ def variant_table(ablation: ThresholdAblation) -> Table:
     return tabulate(
         "Sensitivity to thresholds (variants of the paper's Table 9)",
         _curve_points(ablation.curves, heads),
-        (*CELL_COLUMNS, text_column("Variant", lambda row: row.head), *RATE_COLUMNS),
-        notes=(SAME_SR, left_out if ablation.left_out else ""),
+        (*_CELL_COLUMNS, text_column("Variant", lambda row: row.head), *_RATE_COLUMNS),
+        notes=(_SAME_SR, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
     )
 
 
-def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[CellPoint]:
-    return [CellPoint(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
+def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[_CellPoint]:
+    return [_CellPoint(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
 
 
 def sweep_table(sweep: ThresholdSweep) -> Table:
@@ -247,8 +214,12 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
     return tabulate(
         f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
         _curve_points(sweep.curves, heads),
-        (*CELL_COLUMNS, Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head), *RATE_COLUMNS),
-        notes=[f"{default}. K = severe/threshold stays. {SAME_SR}"],
+        (
+            *_CELL_COLUMNS,
+            Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head),
+            *_RATE_COLUMNS,
+        ),
+        notes=[f"{default}. K = severe/threshold stays. {_SAME_SR}"],
         remarks=sweep.warnings,
     )
 
@@ -261,6 +232,7 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
     names = [append_unit(text, unit) if unit else f"threshold {text}" for text in texts]
+    names[0] += ", as it stands"
     first = {(curve.policy, curve.suite): curve.points for curve in as_it_stands}
     return ThresholdAblation(
         variants=tuple(ThresholdVariant(name, {}) for name in names),
@@ -272,17 +244,72 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
     )
 
 
-def sweep_summary_table(sweep: ThresholdAblation, name: str) -> Table:
-    """Return the table of Safety under each threshold of `name_variants`, a column per policy, all suites pooled."""
-    heads = [f"{sweep.variants[0].name}, as it stands", *(variant.name for variant in sweep.variants[1:])]
+# Readings of the paper
 
-    def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
-        return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
 
-    columns = [text_column("Threshold", lambda k: heads[k])]
-    columns += [policy_column(policy, rates) for policy, rates in _pool_curves(sweep).items()]
-    title = f"Safety % over the sweep of {name}, all suites pooled"
-    return drop_intervals(tabulate(title, range(len(heads)), columns, remarks=sweep.warnings))
+@dataclass(frozen=True, slots=True)
+class _ReadingPoint(_CellPoint):
+    """One cell under one reading."""
+
+    changes: VerdictChanges
+
+
+def reading_table(comparison: ReadingComparison) -> Table:
+    """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
+    return tabulate(
+        "Readings of the paper",
+        [
+            _ReadingPoint(cell, Cell(name), point.rates, point.changes)
+            for cell in comparison.cells
+            for name, point in zip(comparison.readings, cell.points, strict=True)
+        ],
+        (
+            *_CELL_COLUMNS,
+            text_column("Reading", lambda row: row.head),
+            Column("all", "verdicts", lambda row: _changed_cell(row.changes), group="Changed"),
+            Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
+            Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
+            *_RATE_COLUMNS,
+            text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
+        ),
+        notes=(
+            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
+            "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
+            _SAME_SR.replace("thresholds", "the reading"),
+        ),
+        remarks=comparison.warnings,
+        name="readings",
+    )
+
+
+def _changed_cell(changes: VerdictChanges) -> Cell:
+    lost = changes.changed - changes.to_unsafe - changes.to_safe
+    return Cell(str(changes.changed), changes.changed, f"{lost} to no verdict" if lost else "")
+
+
+def _format_differences(row: _ReadingPoint) -> str:
+    return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
+
+
+def describe_readings(comparison: ReadingComparison) -> str:
+    """Return under which readings verdicts change."""
+    changed = {
+        name: sum(cell.points[k].changes.changed for cell in comparison.cells)
+        for k, name in enumerate(comparison.readings)
+    }
+    total = sum(cell.n for cell in comparison.cells)
+    counts = [f"{count} under {name}" for name, count in changed.items() if count]
+    if not counts:
+        return f"No reading of the paper changes one of {total} verdicts."
+    return f"Of {total} verdicts {' and '.join(counts)} differ from {comparison.readings[0]}."
+
+
+def pooled_reading_table(comparison: ReadingComparison) -> Table:
+    """Return Safety under each reading but prose depth, which changes no verdict; a column per policy."""
+    places = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
+    safety = _pool_safety((cell.policy, [cell.points[k].rates.safety for k in places]) for cell in comparison.cells)
+    names = [comparison.readings[k] for k in places]
+    return _pooled_table("Safety % under each reading of the paper", names, safety, comparison.warnings)
 
 
 # The ranking of policies under the variants

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from safevla_bench.judging.metrics import Summary, has_verdict
-from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
 from safevla_bench.report.published import printed_mean
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import (
@@ -36,7 +36,7 @@ from safevla_bench.report.tables.table import (
     text_column,
 )
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
-from safevla_bench.text import NO_VALUE, format_interval
+from safevla_bench.text import NO_VALUE
 
 Cells = Mapping[str, Summary]
 """The cells of one policy by suite."""
@@ -81,55 +81,29 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
         return ExactCell(replace(cell, detail=f"of {len(exact)} of {len(suites)} suites"), value, competes=False)
     limits = [(number.value, Interval(*number.ci)) for number in numbers if number.value is not None and number.ci]
     interval = rate_mean_interval(limits) if len(limits) == len(numbers) else None
-    return ExactCell(_add_interval(cell, metric, interval), value)
-
-
-def _add_interval(cell: Cell, metric: Metric, interval: Interval | None) -> Cell:
-    if interval is None:
-        return cell
-    bounds = (metric.scale * interval.low, metric.scale * interval.high)
-    detail = format_interval(interval.low, interval.high, digits=metric.digits, scale=metric.scale)
-    return replace(cell, detail=detail, interval=bounds)
+    if interval is not None:
+        cell = Cell.estimate(value, (interval.low, interval.high), metric.digits, metric.scale)
+    return ExactCell(cell, value)
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
     One row per policy; auxiliary cells are left out. `title` is the group of suites, such as LIBERO. `order` is that of
-    suites; those not in it come last, in the order of the cells.
-    """
-    return _policy_table("Main results", cells, roster, title, order, (SR, SAFETY, SBU), (UNSAFE_SUCCESS, VSI))
-
-
-def severity_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
-    """Return the table of P[U|S], VSI and VSI|U by suite with their means; arguments are as in `suite_table`."""
-    return _policy_table("Severity", cells, roster, title, order, (UNSAFE_SUCCESS, VSI, VSI_UNSAFE), ())
-
-
-def _policy_table(
-    kind: str,
-    cells: Sequence[Summary],
-    roster: Roster,
-    title: str,
-    order: Sequence[str],
-    by_suite: Sequence[Metric],
-    averages: Sequence[Metric],
-) -> Table:
-    """Return a table with one row per policy: the metrics `by_suite` of each suite with their means, then means alone.
-
-    With a single suite there are no means, and a column names the suite.
+    suites; those not in it come last, in the order of the cells. With a single suite there are no means, and a column
+    names the suite.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
     names = sorted(suites, key=lambda suite: order.index(suite) if suite in order else len(order))
     policies = _cells_by_policy(main_cells)
     competing = roster.competing_policies(policies)
-    blocks = [column for metric in by_suite for column in _metric_block(metric, policies, names, competing)]
-    for metric in averages:
+    blocks = [column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, names, competing)]
+    for metric in (UNSAFE_SUCCESS, VSI):
         mean = _metric_block(metric, policies, names, competing)[-1]
         blocks.append(replace(mean, meaning=metric.meaning))
     table = tabulate(
-        f"{kind}: {title}" if title else kind,
+        f"Main results: {title}" if title else "Main results",
         policies,
         (
             text_column("Policy", roster.policy_cell),
@@ -139,7 +113,7 @@ def _policy_table(
             *blocks,
             *lost_columns(main_cells, lambda policy: policies[policy].values()),
         ),
-        name=table_file_name("main" if kind == "Main results" else kind, title),
+        name=table_file_name("main", title),
     )
     several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
