@@ -30,12 +30,12 @@ from safevla_bench.publishing.board.page import (
     PolicyName,
     PolicyPage,
     Section,
-    flatten_values,
     run_page_path,
 )
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
+from safevla_bench.report.page import flatten_values
 from safevla_bench.report.render import content_security_policy, read_template, template_environment
 from safevla_bench.report.tables.cells import ENDED
 from safevla_bench.report.tables.columns import DASH, SUITE, describe_intervals, lost_notes, metric_columns
