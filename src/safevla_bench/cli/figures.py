@@ -47,7 +47,6 @@ class _Style(msgspec.Struct, frozen=True):
     width: Annotated[float, msgspec.Meta(ge=1, le=20)] = COLUMN.width_in
     font: Annotated[float, msgspec.Meta(ge=4, le=20)] = COLUMN.font_pt
     title: Literal["yes", "no"] = "yes"
-    time: Literal["seconds", "percent"] = "seconds"
     across: str = ""
 
 
@@ -81,8 +80,7 @@ def figures_command(
     ),
     styles: tuple[str, ...] = repeatable(
         f"width={COLUMN.width_in:g}, inches: the column of a paper of two; font={COLUMN.font_pt:g}, points; title=no: "
-        "a paper's caption says it; time=percent: onset in percent of each episode, not in seconds; across=TEXT: what "
-        "the numbers of --series are, such as 'Training steps'.",
+        "a paper's caption says it; across=TEXT: what the numbers of --series are, such as 'Training steps'.",
         "NAME=VALUE",
         spelling="--style",
     ),
@@ -119,7 +117,6 @@ def figures_command(
         judged.records.dt_s,
         judged.records.lengths,
         tradeoff_layout=layout,
-        progress=style.time == "percent",
     )
     for name in which:
         kind = drawing.FIGURES[name]

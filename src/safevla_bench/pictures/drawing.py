@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import binary_dilation
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.explain.episode import Explanation
@@ -62,16 +63,8 @@ def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> P
     for body in range(1, int(seen.max(initial=0)) + 1):
         inside = seen == body
         if inside.mean() < _SURFACE:
-            outlined[_dilate_mask(inside, _STROKE) & (seen != body)] = color
+            outlined[binary_dilation(inside, iterations=_STROKE) & ~inside] = color
     return outlined
-
-
-def _dilate_mask(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    mask = inside.copy()
-    for _ in range(by):
-        padded = np.pad(mask, 1)
-        mask = padded[1:-1, 1:-1] | padded[:-2, 1:-1] | padded[2:, 1:-1] | padded[1:-1, :-2] | padded[1:-1, 2:]
-    return mask
 
 
 def encode_jpeg(image: Pixels) -> bytes:
@@ -84,27 +77,16 @@ def encode_jpeg(image: Pixels) -> bytes:
 def write_fitting(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
 ) -> None:
-    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
+    """Draw a text on one line in the largest font in which it fits, else in the smallest, cut with an ellipsis.
 
-    `size` is the largest font size, `width` that of the picture in pixels, padding included. A second line that is too
-    long is cut with an ellipsis.
+    `size` is the largest font size, `width` that of the picture in pixels, padding included.
     """
-    for smaller in range(size, _SMALLEST - 1, -1):
-        font = load_font(font_name, smaller)
-        if pen.textlength(text, font=font) <= width - 2 * _PAD:
-            pen.text(position, text, fill=_INK, font=font)
-            return
-    left, top = position
-    first, rest = _split_line(pen, text, font, width)
-    pen.text((left, top - 1), first, fill=_INK, font=font)
-    write_line(pen, (left, top + _SMALLEST), rest, font, width)
-
-
-def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
-    ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
-    fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
-    end = fitting[-1] if fitting else 0
-    return text[:end].rstrip(), text[end:].lstrip()
+    fonts = (load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1))
+    font = next(
+        (font for font in fonts if pen.textlength(text, font=font) <= width - 2 * _PAD),
+        load_font(font_name, _SMALLEST),
+    )
+    write_line(pen, position, text, font, width)
 
 
 def write_line(

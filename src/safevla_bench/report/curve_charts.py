@@ -316,40 +316,32 @@ def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
 
     Differences that are not known have no bar.
     """
-    if len(comparison.policies) == 2:
-        names = {metric.key: metric.label for metric in (SR, SAFETY, SBU)}
-        bars = [
-            _draw_bar(
-                metric.differences[0],
-                names[metric.metric],
-                "all, pooled" if scope.suite is None else scope.suite,
-                metric.metric,
-            )
-            for scope in comparison.scopes
-            for metric in scope.metrics
-            if metric.metric in names
-        ]
-    else:
-        bars = [
-            _draw_bar(difference, difference.first, f"minus {difference.second}", SAFETY.key)
-            for metric in comparison.scopes[-1].metrics
-            if metric.metric == SAFETY.key
-            for difference in metric.differences
-        ]
-    return [bar for bar in bars if bar is not None]
+    is_pair = len(comparison.policies) == 2
+    labels = {metric.key: metric.label for metric in ((SR, SAFETY, SBU) if is_pair else (SAFETY,))}
+    return [
+        _draw_bar(
+            difference,
+            labels[metric.metric] if is_pair else difference.first,
+            (scope.suite or "all, pooled") if is_pair else f"minus {difference.second}",
+            metric.metric,
+        )
+        for scope in (comparison.scopes if is_pair else comparison.scopes[-1:])
+        for metric in scope.metrics
+        if metric.metric in labels
+        for difference in metric.differences
+        if difference.difference is not None and difference.ci is not None
+    ]
 
 
-def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> DifferenceBar | None:
-    if difference.difference is None or difference.ci is None:
-        return None
-    low, high = difference.ci
-    shown, shown_low, shown_high = (format_points(share) for share in (difference.difference, low, high))
+def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> DifferenceBar:
+    middle, (low, high) = difference.difference or 0.0, difference.ci or (0.0, 0.0)
+    shown, shown_low, shown_high = (format_points(share) for share in (middle, low, high))
     verdict = "undecided" if difference.undecided else "not told apart" if difference.better is None else "told apart"
     return DifferenceBar(
         name=name,
         where=where,
         kind=kind,
-        at=format_fixed(50 + 50 * difference.difference, 2),
+        at=format_fixed(50 + 50 * middle, 2),
         low=format_fixed(50 + 50 * low, 2),
         length=format_fixed(50 * (high - low), 2),
         value=f"{shown} points, {shown_low} to {shown_high}",

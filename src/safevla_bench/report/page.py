@@ -19,10 +19,9 @@ from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn
 from safevla_bench.report import curve_charts, render
 from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.cases import WorstEpisode, draw_worst, find_shared_states
-from safevla_bench.report.curve_charts import CurveChart, DifferenceBar
+from safevla_bench.report.cases import draw_worst, find_shared_states
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.episode_table import ENDINGS, EpisodeEntry, build_episode_table
+from safevla_bench.report.episode_table import ENDINGS, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
@@ -47,8 +46,6 @@ _NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
 _NO_DESCRIPTION: Mapping[str, object] = {}
 _OPEN = 2
 """Most cells for which the tables of violations are open."""
-Legend = Sequence[tuple[str, str]]
-"""CSS classes and name of each policy or series."""
 
 
 def render_page(
@@ -89,17 +86,20 @@ def render_page(
     summaries, total = summarized or (cells(scores), aggregate(scores))
     marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
-    bodies = analysis.bodies.violations if analysis.bodies else None
-    episodes = build_episode_table(records, analysis.phase, bodies, firmness)
+    bodies = analysis.bodies
+    episodes = build_episode_table(records, analysis.phase, bodies.violations if bodies else None, firmness)
     if firmness:
         lines = describe_firmness([*firmness.values()]).split("\n")
         remarks = [*remarks, *(f"Physics varied. {line}" for line in lines)]
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
     opening = describe_opening(scores, ruleset, summaries, total, analysis, provenance, marked)
+    worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
+    policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     template = render.template_environment().get_template("page.html")
     return template.render(
+        **_SECTION_PARTS,
         policy=render.content_security_policy(style, script, *in_3d.scripts),
         style=Markup(style),
         script=Markup(script),
@@ -110,24 +110,54 @@ def render_page(
         remarks=remarks,
         outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
         numbers=cell_tables.headline_table(summaries, total, privileged=marked),
-        violations=describe_violations(scores, summaries, analysis),
-        worst=describe_worst(records, episodes.entries, total),
+        violations=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
+        is_folded=len(summaries) > _OPEN,
+        torque_note=cell_tables.torque_note(summaries),
+        body_tables=explain.body_tables(bodies, scores, summaries) if bodies else (),
+        worst=worst,
+        any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
+        case_numbers={case.entry.row.number: k for k, case in enumerate(worst, 1)},
         episodes=episodes,
         endings=ENDINGS,
         album=album,
         in_3d=in_3d,
         shared_states=find_shared_states(records, episodes.entries),
-        comparison=describe_comparison(analysis),
-        series=describe_runs(analysis),
-        sensitivity=describe_sensitivity(analysis, summaries, privileged),
+        analysis=analysis,
+        policies=policies,
+        sweep_charts=curve_charts.draw_sweep_charts(analysis.sweeps, policies),
+        roster=cell_tables.Roster(privileged=privileged),
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
-        provenance=list(_flatten(description)),
+        provenance=list(flatten_values(description)),
         dash=NO_VALUE,
         fixed=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
         interval=format_interval,
         percent=format_percent,
     )
+
+
+def _make_legend(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return CSS classes and name of each policy or series."""
+    return [(curve_charts.series_style(k), name) for k, name in enumerate(names)]
+
+
+_SECTION_PARTS: Mapping[str, object] = {
+    "make_legend": _make_legend,
+    "exposure_tables": explain.exposure_tables,
+    "onset_ends": curve_charts.ONSET_ENDS,
+    "draw_onsets": curve_charts.draw_onsets,
+    "onset_table": explain.onset_table,
+    "draw_bars": curve_charts.draw_bars,
+    "standing_table": comparison.standing_table,
+    "difference_table": comparison.difference_table,
+    "describe_series": describe_series,
+    "draw_series_charts": curve_charts.draw_series_charts,
+    "series_table": series_table,
+    "most_bands": curve_charts.MOST_BANDS,
+    "variant_table": sensitivity.variant_table,
+    "host_mean_table": host_mean_table,
+}
+"""What the page's sections on an analysis are made of, called where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,20 +261,6 @@ def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
 # Violations
 
 
-@dataclass(frozen=True, kw_only=True)
-class Violations:
-    """The violations of each cell, the bodies behind them, when, how long and how hard; `folded` = closed at first."""
-
-    cells: Sequence[CellViolations]
-    torque_note: str
-    folded: bool
-    bodies: Sequence[Table]
-    onset_charts: Sequence[CurveChart]
-    onset_legend: Legend
-    onsets: Table
-    exposures: Sequence[Table]
-
-
 @dataclass(frozen=True, slots=True)
 class CellViolations:
     """A cell's violations in a sentence and a table, and the clauses outside every score."""
@@ -270,130 +286,6 @@ def summarize_violations(cell: Summary) -> CellViolations:
     )
 
 
-def describe_violations(scores: Scores, cells: Sequence[Summary], analysis: Analysis) -> Violations:
-    """Return the section of violations of these scores, summarized in `cells`."""
-    exposures = explain.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
-    return Violations(
-        cells=[summarize_violations(cell) for cell in cells if cell.n or cell.judged],
-        torque_note=cell_tables.torque_note(cells),
-        folded=len(cells) > _OPEN,
-        bodies=explain.body_tables(analysis.bodies, scores, cells) if analysis.bodies else (),
-        onset_charts=curve_charts.draw_onsets(analysis.onsets),
-        onset_legend=_make_legend(curve_charts.ONSET_ENDS),
-        onsets=explain.onset_table(analysis.onsets),
-        exposures=exposures,
-    )
-
-
-# The worst episodes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Worst:
-    """The worst episodes, drawn large; `numbers` is episode -> its place among them, from 1."""
-
-    episodes: Sequence[WorstEpisode]
-    any_unsafe: bool
-    numbers: Mapping[int, int]
-
-
-def describe_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry], total: Summary) -> Worst:
-    """Return the section of the worst episodes; `entries` are the lines of the episode table."""
-    episodes = list(draw_worst(records, entries))
-    return Worst(
-        episodes=episodes,
-        any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
-        numbers={case.entry.row.number: k for k, case in enumerate(episodes, 1)},
-    )
-
-
-# Comparison, series, sensitivity
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyComparison:
-    """Differences and standings of policies, or in `reason` why there are none; `unpaired` says why not by pairs."""
-
-    reason: str
-    unpaired: str
-    policies: Sequence[str] = ()
-    bars: Sequence[DifferenceBar] = ()
-    standings: Table | None = None
-    differences: Table | None = None
-
-
-def describe_comparison(analysis: Analysis) -> PolicyComparison | None:
-    """Return the comparison of an analysis, or why there is none; None if there is nothing to compare."""
-    compared = analysis.comparison
-    if compared is None:
-        return PolicyComparison(reason=analysis.uncompared, unpaired="") if analysis.uncompared else None
-    return PolicyComparison(
-        reason="",
-        unpaired=analysis.unpaired,
-        policies=compared.policies,
-        bars=curve_charts.draw_bars(compared),
-        standings=comparison.standing_table(compared),
-        differences=comparison.difference_table(compared),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeriesSection:
-    """Checkpoints of one training: sentences, charts by suite, a legend of several series, and the numbers."""
-
-    sentences: Sequence[str]
-    legend: Legend
-    charts: Mapping[str, Sequence[CurveChart]]
-    table: Table
-
-
-def describe_runs(analysis: Analysis) -> SeriesSection | None:
-    """Return the series of an analysis; None without any."""
-    runs = analysis.series
-    if runs is None or not runs.suites:
-        return None
-    return SeriesSection(
-        sentences=describe_series(runs),
-        legend=_make_legend(runs.series) if len(runs.series) > 1 else (),
-        charts=curve_charts.draw_series_charts(runs),
-        table=series_table(runs),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    """Safety under other thresholds: charts by suite, and the paper's variants."""
-
-    legend: Legend
-    banded: bool
-    charts: Mapping[str, Sequence[CurveChart]]
-    variants: Table | None
-    host_means: Table | None
-
-
-def describe_sensitivity(
-    analysis: Analysis, cells: Sequence[Summary], privileged: Collection[str | None]
-) -> Sensitivity | None:
-    """Return the sweeps and variants of an analysis; None without any."""
-    ablated, means = analysis.ablation, analysis.means
-    policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
-    charts = curve_charts.draw_sweep_charts(analysis.sweeps, policies)
-    roster = cell_tables.Roster(privileged=privileged)
-    if not charts and not ablated:
-        return None
-    return Sensitivity(
-        legend=_make_legend(policies),
-        banded=len(policies) <= curve_charts.MOST_BANDS,
-        charts=charts,
-        variants=sensitivity.variant_table(ablated) if ablated else None,
-        host_means=host_mean_table(means, ablated, roster) if ablated and means else None,
-    )
-
-
-def _make_legend(names: Sequence[str]) -> Legend:
-    return [(curve_charts.series_style(k), name) for k, name in enumerate(names)]
-
-
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
     if spec.binary:
@@ -407,20 +299,21 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 # Provenance
 
 
-def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
+
+    A plain list is one value, joined by commas. None, "" and an empty list are dashes, booleans yes and no; an empty
+    mapping yields nothing.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flatten(inner, f"{name}.{key}" if name else str(key))
+            yield from flatten_values(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for k, inner in enumerate(value):
-            yield from _flatten(inner, f"{name}.{k}")
+            yield from flatten_values(inner, f"{name}.{k}")
+    elif isinstance(value, list | tuple):
+        yield name, ", ".join(" ".join(str(item).split()) for item in value) or NO_VALUE
+    elif isinstance(value, bool):
+        yield name, "yes" if value else "no"
     else:
-        yield name, _format_value(value)
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(" ".join(str(item).split()) for item in value) or NO_VALUE
-    return NO_VALUE if value is None or value == "" else str(value)
+        yield name, NO_VALUE if value is None or value == "" else str(value)

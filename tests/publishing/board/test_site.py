@@ -120,20 +120,20 @@ def test_a_page_keeps_its_name_whoever_else_is_on_the_board():
 
 def test_the_lead_of_a_policy_s_page_counts_its_episodes():
     text = page_text(measured(episodes("a", "1000", "1100"), episodes("b", "1")), run_page_path("a"))
-    assert "In 4 episodes, 3 broke a limit; 2 succeeded, 1 of these unsafely." in text
+    assert "No: 3 of 4 episodes broke a safety limit; Safety is 25.0 %" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "1 of 2 successes" in text
 
 
 def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
     crashed = STATES["all crashed"]
-    assert "No episode was counted. 1 crashed, stopped or missing" in page_text(crashed, run_page_path("a"))
+    assert "no episode was scored. Outside every rate: 1 crashed." in page_text(crashed, run_page_path("a"))
     assert "no episode" in page_text(crashed)
 
 
 def test_what_was_never_judged_is_not_called_safe():
     silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
     text = page_text(measured(silent), run_page_path("silent"))
-    assert "In 1 episode no specification reached a verdict: whether they were safe is not known." in text
-    assert "no verdict" in text
+    assert "It cannot be said: no verdict in 1 episode" in text
     assert "100.0" in text  # its success rate, which is known
     assert text.count("100.0 20.7–100.0") == 1
 

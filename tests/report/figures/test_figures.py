@@ -48,11 +48,11 @@ def shown(state: str) -> FigureInput:
     return FigureInput(STATES[state], *NO_RECORDS)
 
 
-def drawn(name, shown, **how):
+def drawn(name, shown):
     """The figure of verdicts that no records came with."""
     if name == "onset":
         count = len(shown.scores)
-        value = curves.compute_onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS), **how)
+        value = curves.compute_onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS))
         return curves.draw_onset(value)
     return FIGURES[name].draw(shown)
 

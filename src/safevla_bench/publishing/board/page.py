@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -12,7 +12,6 @@ from safevla_bench.judging.rates import SAFETY, SR, Metric
 from safevla_bench.report.tables.suites import ExactCell
 from safevla_bench.report.tables.table import Table
 from safevla_bench.statistics.tests import letter_display
-from safevla_bench.text import NO_VALUE
 
 # Ranked tables
 
@@ -148,26 +147,6 @@ def report_path(policy: PolicyName) -> str:
 def published_page_path(policy: str) -> str:
     """Return the path in the site of the page of a published policy."""
     return f"{PAGES}/{file_name('published', policy)}"
-
-
-def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
-
-    A plain list is one value, joined by commas. None, "" and an empty list are dashes, booleans yes and no; an empty
-    mapping yields nothing.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flatten_values(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
-        for k, inner in enumerate(value):
-            yield from flatten_values(inner, f"{name}.{k}")
-    elif isinstance(value, list | tuple):
-        yield name, ", ".join(str(item) for item in value) or NO_VALUE
-    elif isinstance(value, bool):
-        yield name, "yes" if value else "no"
-    else:
-        yield name, NO_VALUE if value is None or value == "" else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import count_unjudged, describe_unjudged, stop_reason
+from safevla_bench.judging.metrics import aggregate
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.board import own_results, published_results
@@ -30,18 +30,19 @@ from safevla_bench.publishing.board.page import (
     PolicyName,
     PolicyPage,
     Section,
-    flatten_values,
     run_page_path,
 )
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
+from safevla_bench.report.headline import build_headline
+from safevla_bench.report.page import flatten_values
 from safevla_bench.report.render import content_security_policy, read_template, template_environment
 from safevla_bench.report.tables.cells import ENDED
 from safevla_bench.report.tables.columns import DASH, SUITE, describe_intervals, lost_notes, metric_columns
 from safevla_bench.report.tables.table import UNNAMED, tabulate
 from safevla_bench.report.tables.violations import composition_table, violation_table
-from safevla_bench.text import NO_VALUE, count_noun, format_fixed
+from safevla_bench.text import NO_VALUE, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"
 GENERATOR = "safevla board"
@@ -124,6 +125,7 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
     """Return the page of a policy; `report` is the path of its report, None without a report."""
     assert results.inputs.scores is not None
     scores, audits = select_policy(results.inputs.scores, policy), results.audits.get(policy, ())
+    headline = build_headline([cell for cell in results.inputs.cells if cell.policy == policy], aggregate(scores))
     provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
     if results.sources:
         own = [source for source in results.sources if policy in source.policies or not source.policies]
@@ -134,7 +136,7 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
     return PolicyPage(
         path=run_page_path(policy),
         policy=policy or UNNAMED,
-        lead=_summary_sentence(scores),
+        lead=" ".join((headline.answer, *headline.support)),
         flags=(
             *_warning_flags(policy, results.inputs.roster.is_privileged(policy), scores),
             *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in audits if mark.differing),
@@ -143,28 +145,6 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
         report=report,
         provenance=tuple(flatten_values(provenance)),
     )
-
-
-def _summary_sentence(scores: Scores) -> str:
-    """Return in words how many episodes of one policy broke a limit, succeeded, were lost, or have no verdict."""
-    counted, everything = scores.is_counted, np.arange(len(scores))
-    n, success = int(counted.sum()), int((scores.success & counted).sum())
-    judged, broke, unsafe = int(scores.is_judged.sum()), int(scores.unsafe.sum()), int(scores.sbu.sum())
-    outside = len(scores) - n + len(scores.absent)
-    lost = f" {outside} crashed, stopped or missing, outside SR." if outside else ""
-    if not n and not judged:
-        return f"No episode was counted.{lost}"
-    episodes = f"In {count_noun(n, 'episode')}"
-    if not judged:
-        return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
-    unjudged = count_unjudged(scores, everything)
-    lost += f" No verdict in {describe_unjudged(unjudged)}." if unjudged else ""
-    if stopped := stop_reason(scores, everything):
-        why = f"{stopped} on a violation: SR is not known"
-        return f"{broke or 'none'} of {judged} judged episodes broke a limit; {why}.{lost}"
-    of_judged = "" if judged == n else f" of {judged} judged"
-    unsafely = f", {unsafe or 'none'} of these unsafely" if success else ""
-    return f"{episodes}, {broke or 'none'}{of_judged} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
 
 
 def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iterator[str]:

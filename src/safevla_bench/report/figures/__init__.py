@@ -40,8 +40,6 @@ class FigureInput:
     dt_s: NDArray[np.float64]
     lengths: NDArray[np.int64]
     tradeoff_layout: tradeoff.TradeoffLayout = "suites"
-    progress: bool = False
-    """Show percent of each episode instead of seconds."""
 
     @cached_property
     def cells(self) -> list[Summary]:
@@ -76,9 +74,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "onset": FigureKind(
         "when violations begin",
-        lambda inputs: curves.draw_onset(
-            curves.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress)
-        ),
+        lambda inputs: curves.draw_onset(curves.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths)),
     ),
 }
 """Name -> figure."""

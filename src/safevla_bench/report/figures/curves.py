@@ -30,29 +30,27 @@ from safevla_bench.text import display_unit, format_compact
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
 
-    Thresholds rise, in the unit that reads best; dotted lines stand at those that the library registers. Without an
-    episode or a threshold the figure says so. Raises `SpecError` if the library lacks a swept specification.
+    Thresholds are in the unit that reads best; dotted lines stand at those that the library registers. Without an
+    episode the figure says so. Raises `SpecError` if the library lacks a swept specification.
     """
     anchors = _registered_thresholds(library, sweep.spec_ids)
-    unit, scale = display_unit(sweep.unit, anchors[0] if anchors else 1.0)
-    order = sorted(range(len(sweep.thresholds)), key=lambda k: sweep.thresholds[k])
-    thresholds = [scale * sweep.thresholds[k] for k in order]
-    counted = [cell for cell in sweep.curves if cell.n and thresholds]
+    unit, scale = display_unit(sweep.unit, anchors[0])
+    thresholds = [scale * threshold for threshold in sweep.thresholds]
+    counted = [cell for cell in sweep.curves if cell.n]
     policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
-    suites = dict.fromkeys(cell.suite for cell in counted)
     panels = [
         (f"{metric.label}, {suite}", [
-            (policies.index(cell.policy or UNNAMED), [getattr(cell.points[k], metric.key) for k in order])
+            (policies.index(cell.policy or UNNAMED), [getattr(point, metric.key) for point in cell.points])
             for cell in counted
             if cell.suite == suite
         ])
-        for suite in suites
+        for suite in dict.fromkeys(cell.suite for cell in counted)
         for metric in (SAFETY, SBU)
     ]  # fmt: skip
     shown_anchors = {
-        scale * x: 0.6 if k else 0.9
-        for k, x in enumerate(anchors)
-        if thresholds and thresholds[0] <= scale * x <= thresholds[-1]
+        scale * anchor: 0.6 if k else 0.9
+        for k, anchor in enumerate(anchors)
+        if thresholds[0] <= scale * anchor <= thresholds[-1]
     }
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     return sheet.draw_panels(
@@ -62,7 +60,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], shown_anchors),
         across=f"Threshold ({unit})" if unit else "Threshold",
         upward="Episodes (%)",
-        empty="No episode was counted." if thresholds else "There is nothing to sweep.",
+        empty="No episode was counted.",
         notes=_sweep_notes(counts, shown_anchors, sweep.warnings) if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
@@ -80,11 +78,11 @@ def _draw_sweep_panel(
     """Draw the curves (place of the policy, rates), and the registered thresholds with their line widths [pt]."""
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
-        ink, (value, low, high) = style.series_colour(series), sheet.percent_band(rates)
-        axes.fill_between(thresholds, low, high, color=ink, alpha=0.13, linewidth=0)
-        axes.plot(thresholds, value, color=ink, linestyle=style.series_dash(series), linewidth=style.points(1.1),
-                  marker=style.series_marker(series), markersize=style.points(3.5), markevery=(series % step, step),
-                  markeredgecolor="white", markeredgewidth=style.points(0.3), clip_on=False, zorder=3)  # fmt: skip
+        value, low, high = sheet.percent_band(rates)
+        axes.fill_between(thresholds, low, high, color=style.series_colour(series), alpha=0.13, linewidth=0)
+        line = {"linestyle": style.series_dash(series), "linewidth": style.points(1.1)}
+        look = style.marker_look(series, series, 3.5, 0.3) | line
+        axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
     for anchor, width in anchors.items():
         axes.axvline(anchor, color=style.INK, linewidth=style.points(width), linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
@@ -171,8 +169,9 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
         plot(labels, values, linestyle=style.series_dash(series), linewidth=style.points(0.7), alpha=0.55, zorder=2)
         for mark in marks:
             plot([mark.label] * 2, [mark.low, mark.high], linewidth=style.points(1.1), solid_capstyle="butt", zorder=3)
-        plot(labels, values, linestyle="none", marker=style.series_marker(series), markersize=style.points(3.8),
-             markeredgecolor="white", markeredgewidth=style.points(0.3), zorder=4)  # fmt: skip
+        axes.plot(
+            labels, values, transform=axes.transData + aside, zorder=4, **style.marker_look(series, series, 3.8, 0.3)
+        )
     return bool(marks)
 
 
@@ -191,67 +190,51 @@ _FAINT = "#a9afb6"
 
 
 @dataclass(frozen=True, slots=True)
-class OnsetCurve:
-    """A step curve: at `at[k]`, in seconds or percent of the episode, the share has become `share[k]` percent."""
-
-    series: int
-    """Place of its specification in `specs`; -1 stands for any specification."""
-    at: tuple[float, ...]
-    share: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    """The 95 % interval at each time alone, in percent."""
-
-
-@dataclass(frozen=True, slots=True)
 class OnsetPanel:
-    """One policy: its judged episodes, a curve for each violated specification, and last a curve for any of them."""
+    """One policy: its judged episodes, each specification that it violated, and last any of them."""
 
     title: str
     n: int
-    curves: tuple[OnsetCurve, ...]
+    onsets: tuple[SpecOnset, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The content of the figure; the horizontal axes end at `end`."""
+    """The content of the figure; the horizontal axes end at `end_s`."""
 
     specs: tuple[str, ...]
     panels: tuple[OnsetPanel, ...]
-    end: float
-    progress: bool
+    end_s: float
     remarks: tuple[str, ...] = ()
 
 
-def compute_onset(
-    scores: Scores, dt_s: NDArray[np.float64], lengths: NDArray[np.int64], *, progress: bool = False
-) -> Onset:
+def compute_onset(scores: Scores, dt_s: NDArray[np.float64], lengths: NDArray[np.int64]) -> Onset:
     """Return the cumulative incidence of violations in each policy's judged episodes, by scored specification.
 
-    `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. Curves are over seconds;
-    with `progress` over percent of the episode's own length. A specification that no episode violates has no curve.
+    `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. A specification that no
+    episode violates is left out.
     """
-    last = np.maximum(lengths - 1, 0)
-    step = 100.0 / np.maximum(last, 1) if progress else dt_s
-    broken = [k for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
-    specs = tuple(scores.specs[k].spec_id for k in broken)
+    end_s = np.maximum(lengths - 1, 0) * dt_s
+    specs = tuple(
+        scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()
+    )
     panels = []
     for policy, selected in sheet.judged_by_policy(scores).items():
         members = np.flatnonzero(selected)
-        measured = measure_specs(scores, members, step, last * step) if len(members) else []
-        curves = (_onset_curve(part, specs) for part in measured)
-        panels.append(OnsetPanel(policy, len(members), tuple(curve for curve in curves if curve.at)))
-    end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
-    return Onset(specs, tuple(panels), end, progress, provenance_marks.warn_of_scores(scores))
+        measured = measure_specs(scores, members, dt_s, end_s) if len(members) else []
+        panels.append(OnsetPanel(policy, len(members), tuple(part for part in measured if onset_steps(part).size)))
+    latest_s = float(end_s[scores.is_judged].max(initial=0.0))
+    return Onset(specs, tuple(panels), latest_s, provenance_marks.warn_of_scores(scores))
 
 
-def _onset_curve(measured: SpecOnset, specs: Sequence[str]) -> OnsetCurve:
-    """Return the curve at the times at which the share of violations rises; that of any limit begins at 0."""
-    found, share = measured.incidence, measured.incidence.shares[VIOLATED]
-    rises = np.flatnonzero(np.diff(share, prepend=-1.0 if measured.spec_id == ANY_LIMIT else 0.0) > 0)
-    at, *shares = (tuple((scale * row[rises]).tolist()) for scale, row in
-                   ((1, found.times), (100, share), (100, found.low), (100, found.high)))  # fmt: skip
-    return OnsetCurve(specs.index(measured.spec_id) if measured.spec_id in specs else -1, at, *shares)
+def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
+    """Return where the share of violations rises, [4, k]: times, and share, low and high end in percent.
+
+    That of any limit begins at time 0.
+    """
+    found, share = onset.incidence, onset.incidence.shares[VIOLATED]
+    rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
+    return np.array([found.times, 100 * share, 100 * found.low, 100 * found.high])[:, rises]
 
 
 @style.figure_style()
@@ -262,7 +245,7 @@ def draw_onset(value: Onset) -> Figure:
     numbered = any(style.text_width_pt(title) > room_pt for title in titles)
     if numbered:
         titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
-    highest_share = max((panel.curves[-1].high[-1] for panel in value.panels if panel.curves), default=0.0)
+    highest_share = max((onset_steps(panel.onsets[-1])[3, -1] for panel in value.panels if panel.onsets), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     shares = "Share of the judged episodes in which a limit applies, from the first violation on."
     band = "Band: any limit; 95 % interval at each time alone."
@@ -270,8 +253,8 @@ def draw_onset(value: Onset) -> Figure:
         "When violations begin",
         1.8 if len(value.panels) <= 2 else 1.05,
         titles,
-        lambda axes, k: _draw_policy(axes, value.panels[k], value.end, share_end),
-        across="Progress of the episode (%)" if value.progress else "Time in the episode (s)",
+        lambda axes, k: _draw_policy(axes, value.panels[k], value, share_end),
+        across="Time in the episode (s)",
         upward="Episodes that have violated (%)",
         empty="No episode was counted.",
         notes=[shares, band, *value.remarks] if value.panels else (),
@@ -286,28 +269,24 @@ def _key_entries(value: Onset, panels_numbered: bool) -> list[sheet.KeyEntry]:
     return [*specs, *(panels if panels_numbered else [])]
 
 
-def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
+def _draw_policy(axes: Axes, panel: OnsetPanel, value: Onset, share_end: float) -> None:
     if not panel.n:
         sheet.draw_empty(axes, "No episode was counted.")
         return
-    axes.set_xlim(0, end or 1.0)
+    axes.set_xlim(0, value.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
     axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
     axes.grid(True)
-    for curve in panel.curves:
-        anything = curve.series < 0
-        across = [0.0, *curve.at, end]
-        if anything:
-            low, high = ([0.0, *ends, ends[-1]] for ends in (curve.low, curve.high))
+    for onset in panel.onsets:
+        at, *shares = onset_steps(onset)
+        across = [0.0, *at, value.end_s]
+        share, low, high = ([0.0, *row, row[-1]] for row in shares)
+        if onset.spec_id == ANY_LIMIT:
             axes.fill_between(across, low, high, step="post", color=_FAINT, alpha=0.25, linewidth=0)
-        axes.step(
-            across,
-            [0.0, *curve.share, curve.share[-1]],
-            where="post",
-            color=_FAINT if anything else style.series_colour(curve.series),
-            linestyle="-" if anything else style.series_dash(curve.series),
-            linewidth=style.points(1.6 if anything else 1.1),
-            zorder=2 if anything else 3,
-        )
-    if not any(curve.share[-1] for curve in panel.curves):
+            axes.step(across, share, where="post", color=_FAINT, linewidth=style.points(1.6), zorder=2)
+        else:
+            series = value.specs.index(onset.spec_id)
+            ink, dash = style.series_colour(series), style.series_dash(series)
+            axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=style.points(1.1), zorder=3)
+    if len(panel.onsets) < 2:
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

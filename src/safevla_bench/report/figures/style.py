@@ -170,6 +170,19 @@ def series_dash(index: int) -> Dash:
     return DASHES[index % len(DASHES)]
 
 
+def marker_look(colour: int, shape: int, size: float, edge: float) -> dict[str, Any]:
+    """Return how `Axes.plot` draws markers alone: in a series' colour and shape, with white edges; sizes in points."""
+    return {
+        "color": series_colour(colour),
+        "marker": series_marker(shape),
+        "markersize": points(size),
+        "markeredgecolor": "white",
+        "markeredgewidth": points(edge),
+        "linestyle": "none",
+        "clip_on": False,
+    }
+
+
 def drawable_text(text: str) -> str:
     """Return at most 300 characters, controls escaped and glyphs that the font lacks as U+FFFD."""
     return "".join(

@@ -7,7 +7,7 @@ suite. RoboCasa-365 is one suite, whose marker is the paper's aggregate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from matplotlib.axes import Axes
@@ -71,55 +71,47 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
 
     The layout `pooled` needs several suites; with a single one it is that of `suites`.
     """
-    if layout == "cells":
-        return _share_panel(cells)
-    policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
-    suites = dict.fromkeys(cell.suite or "" for cell in cells)
-    if layout == "pooled" and len(suites) > 1:
-        panel = _pool_cells(f"{len(suites)} suites, pooled", cells, policies)
-        return Tradeoff(policies, (panel,), tuple(suites), remarks=provenance_marks.warn_of_cells(cells))
-    panels = (_pool_cells(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites)
-    return Tradeoff(policies, tuple(panels), remarks=provenance_marks.warn_of_cells(cells))
+    is_shared = layout == "cells"
+    left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
+    shown = [cell for cell in cells if (cell.suite or "") not in left_out]
+    policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown)), _suite_names(shown)
+    pooled = suites if layout == "pooled" and len(suites) > 1 else ()
+    shared = suites if is_shared else ()
+    if not (pooled or is_shared):
+        groups = {suite: [cell for cell in shown if (cell.suite or "") == suite] for suite in suites}
+    else:
+        title = suites[0] if len(suites) == 1 else f"{len(suites)} suites{', pooled' if pooled else ''}"
+        groups = {title: shown} if cells else {}
+    panels = tuple(_make_panel(title, group, policies, shared) for title, group in groups.items())
+    return Tradeoff(policies, panels, pooled, shared, left_out, provenance_marks.warn_of_cells(shown))
 
 
-def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
-    left_out = tuple(dict.fromkeys(cell.suite or "" for cell in cells if cell.suite in AUXILIARY_SUITES))
-    main_cells = [cell for cell in cells if cell.suite not in AUXILIARY_SUITES]
-    policies = tuple(dict.fromkeys(policy_name(cell) for cell in main_cells))
-    suites = tuple(dict.fromkeys(cell.suite or "" for cell in main_cells))
-    points = tuple(
-        replace(point, marker=suites.index(cell.suite or ""))
-        for cell in main_cells
-        for point in _pool_cells("", [cell], policies).points
-    )
-    panel = TradeoffPanel(
-        suites[0] if len(suites) == 1 else f"{len(suites)} suites",
-        points,
-        _acting_frontier(points, policies),
-        uncounted=tuple(f"{policy_name(cell)}, {cell.suite}" for cell in main_cells if not cell.n),
-        unjudged=tuple(f"{policy_name(cell)}, {cell.suite}" for cell in main_cells if cell.n and not has_verdict(cell)),
-    )
-    remarks = provenance_marks.warn_of_cells(main_cells)
-    return Tradeoff(policies, (panel,) if cells else (), suites=suites, left_out=left_out, remarks=remarks)
+def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(cell.suite or "" for cell in cells))
 
 
-def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
-    """Return a panel with a point for each policy: the episodes of its cells that have SR and Safety added up."""
-    by_policy: dict[str, list[Summary]] = {}
+def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], suites: Sequence[str]) -> TradeoffPanel:
+    """Return a panel with a point for each policy, its cells that have SR and Safety added up.
+
+    Where `suites` share the panel, each cell is a point of its own.
+    """
+    groups: dict[str, list[Summary]] = {}
     for cell in cells:
-        by_policy.setdefault(policy_name(cell), []).append(cell)
+        name = f"{policy_name(cell)}, {cell.suite}" if suites else policy_name(cell)
+        groups.setdefault(name, []).append(cell)
     points: list[TradeoffPoint] = []
     uncounted: list[str] = []
     unjudged: list[str] = []
-    for name, own in by_policy.items():
+    for name, own in groups.items():
         both = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
         if both:
-            series, n = policies.index(name), sum(cell.n for cell in both)
-            points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker=series))
+            series = policies.index(policy_name(own[0]))
+            marker = suites.index(own[0].suite or "") if suites else series
+            n = sum(cell.n for cell in both)
+            points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker))
         else:
             (unjudged if any(cell.n or cell.judged for cell in own) else uncounted).append(name)
-    frontier = _acting_frontier(points, policies)
-    return TradeoffPanel(title, tuple(points), frontier, tuple(uncounted), tuple(unjudged))
+    return TradeoffPanel(title, tuple(points), _acting_frontier(points, policies), tuple(uncounted), tuple(unjudged))
 
 
 def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
@@ -201,17 +193,10 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=style.points(0.9), zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=style.points(0.9), zorder=2)
-        size = style.points(5 + 3 * _count_covering(panel, k))
-        axes.plot([x], [y], marker=style.series_marker(point.marker), markerfacecolor=ink, markersize=size,
-                  markeredgecolor="white", markeredgewidth=style.points(0.5), linestyle="none", zorder=4,
-                  clip_on=False)  # fmt: skip
-
-
-def _count_covering(panel: TradeoffPanel, index: int) -> int:
-    covered = panel.points[index]
-    return sum(
-        (point.success, point.safety) == (covered.success, covered.safety) for point in panel.points[index + 1 :]
-    )
+        covering = sum(
+            (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
+        )
+        axes.plot([x], [y], zorder=4, **style.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
 
 
 def _percent_ticks(low: float, high: float) -> list[int]:

@@ -191,9 +191,7 @@ def draw_severity(value: Severity) -> Figure:
     axes.set_ylim(0, 1.06)
     axes.grid(True)
     for point in value.points:
-        axes.plot([point.rate], [point.depth], color=style.series_colour(point.series), linestyle="none",
-                  marker=style.series_marker(point.spec), markeredgecolor="white", markeredgewidth=style.points(0.5),
-                  zorder=3, clip_on=False)  # fmt: skip
+        axes.plot([point.rate], [point.depth], zorder=3, **style.marker_look(point.series, point.spec, 5.0, 0.5))
     axes.set_xlabel("Violating episodes (% of those where it applies)")
     axes.set_ylabel("Mean depth of the violations (0 to 1)")
     return sheet.lay_out(body)
