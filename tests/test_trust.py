@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
 import json
+import pickle
 import shlex
 import shutil
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import safevla_bench
-from safevla_bench import hosts, plugins, policies
+import safevla_recorder
+from safevla_bench import archive, hosts, plugins, policies
+from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.cli import run_command_line
-from safevla_bench.errors import RegistryError, RunError
+from safevla_bench.errors import PolicyError, RegistryError, RunError, SafevlaError
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import registered_request, roll_out
 from safevla_bench.judging.registration import RegisteredPolicy, read_registration
+from safevla_bench.policies.servers import codecs
 from safevla_bench.tasks.bddl import parse_bddl
 
 PLAN = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "3")
 USER, OWN, GUARD = "named by the user", "a name in our own code", "guarded: what a file names is refused or is data"
 INSTALLED = "an installed host's, by its name alone, without arguments"
 PREPARED = "after `prepare_run` has guarded the request"
+
+SOURCES = (Path(safevla_bench.__file__).parent, Path(safevla_recorder.__file__).parent)
 
 PLACES = {
     # Factories of policies and hosts
@@ -82,19 +93,39 @@ cards. The inputs of action.yml are the workflow's, which is the user's.
 """
 
 
-def called_names(tree):
+@cache
+def sources():
+    """Path -> the imported modules and the calls, by dotted name, of each source file of both packages."""
+    paths = [(folder, path) for folder in SOURCES for path in sorted(folder.rglob("*.py"))]
+    trees = {path.relative_to(folder.parent).as_posix(): ast.parse(path.read_text()) for folder, path in paths}
+    return {name: imports_and_calls(tree) for name, tree in trees.items()}
+
+
+def imports_and_calls(tree):
+    modules, calls = set(), []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module.partition(".")[0], node.module}
+        elif isinstance(node, ast.Call):
+            calls.append((dotted_name(node.func), node))
+    return modules, calls
+
+
+def dotted_name(node):
+    if isinstance(node, ast.Attribute):
+        return f"{dotted_name(node.value)}.{node.attr}"
+    return getattr(node, "id", "")
 
 
 def test_every_place_that_makes_code_of_a_name_is_known_and_says_how_files_are_kept_from_it():
-    root, names = Path(safevla_bench.__file__).parent, {name for _, name in PLACES}
+    names = {name for _, name in PLACES}
     places = {
-        (path.relative_to(root).as_posix(), name)
-        for path in root.rglob("*.py")
-        for name in called_names(ast.parse(path.read_text()))
-        if name in names and (name != "load" or path.name == "plugins.py")
+        (path.removeprefix("safevla_bench/"), name)
+        for path, (_, calls) in sources().items()
+        for name in (called.rpartition(".")[2] for called, _ in calls)
+        if name in names and path.startswith("safevla_bench/") and (name != "load" or path.endswith("/plugins.py"))
     }
     assert places == set(PLACES)
 
@@ -256,3 +287,83 @@ def test_an_angle_of_a_task_file_is_a_number_since_libero_evaluates_it(angle):
     assert parse_bddl(text.format("-3.1e-2")).goal
     with pytest.raises(RegistryError, match="is not a number"):
         parse_bddl(text.format(angle))
+
+
+# Nothing that comes from outside is unpickled, evaluated or executed: by what the source says, and by what it does
+
+UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
+LOADING = {"torch.load", "yaml.load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle", "np.fromregex"}
+OWN_PROCESSES = {"safevla_bench/rollout/worker.py", "safevla_bench/rollout/scheduler.py"}
+"""A run and its workers, which are the same program, speak over a pipe of their own that nobody else has."""
+
+
+def test_no_module_imports_what_unpickles():
+    assert {name: found for name, (modules, _) in sources().items() if (found := UNPICKLING & modules)} == {}
+
+
+def test_objects_go_over_pipes_between_our_own_processes_only():
+    """`multiprocessing.util` alone opens no pipe: it says when a process ends."""
+    used = {name: {module for module in modules if "multiprocessing" in module}
+            for name, (modules, _) in sources().items()}  # fmt: skip
+    assert {name for name in used if used[name] and "multiprocessing.util" not in used[name]} <= OWN_PROCESSES
+
+
+def test_no_source_evaluates_text_or_loads_objects_and_numpy_is_told_that_nothing_is_pickled():
+    checked = 0
+    for name, (_, calls) in sources().items():
+        for called, call in calls:
+            assert called not in ("eval", "exec", "compile", "__import__"), f"{name}:{call.lineno}"
+            assert called not in LOADING, f"{name}:{call.lineno}"
+            if called in ("np.load", "np.save", "np.savez", "np.lib.format.write_array"):
+                options = {option.arg: ast.unparse(option.value) for option in call.keywords}
+                assert options.get("allow_pickle") == "False", f"{name}:{call.lineno}"
+                checked += 1
+    assert checked >= 3
+
+
+class Trap:
+    """Fails the test as soon as it is unpickled."""
+
+    def __reduce__(self):
+        return pytest.fail, ("it was unpickled",)
+
+
+TRAP = pickle.dumps(Trap())
+
+
+@pytest.mark.parametrize("suffix", [*jsonl.SUFFIXES, jsonl.WHOLE, npz.SUFFIX, parquet.SUFFIX])
+def test_a_pickle_under_the_name_of_an_archive_is_refused(tmp_path, suffix):
+    for content in (TRAP, b"\x80\x05" + TRAP, npy()):
+        path = tmp_path / f"x{suffix}"
+        path.write_bytes(content)
+        with pytest.raises(SafevlaError):
+            archive.open_archive(path)
+
+
+def npy():
+    sink = io.BytesIO()
+    np.save(sink, np.array([Trap()], dtype=object), allow_pickle=True)
+    return sink.getvalue()
+
+
+def test_a_pickle_within_parquet_stays_bytes(tmp_path):
+    pq.write_table(pa.table({"episode_id": pa.array([TRAP])}), tmp_path / "x.parquet")
+    with pytest.raises(SafevlaError):
+        archive.open_archive(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("codec", [codecs.OPENPI, codecs.VLA_EVAL, codecs.GR00T])
+def test_a_pickle_from_a_policy_server_is_refused(codec):
+    wires = [
+        {"__ndarray_class__": True, "as_npy": npy()},
+        {b"__ndarray__": True, b"data": TRAP, b"dtype": "|O", b"shape": [1]},
+        {"__ndarray__": True, "data": TRAP, "dtype": "|O", "shape": [1]},
+    ]
+    for wire in wires:
+        packed = msgspec.msgpack.encode(wire)
+        try:
+            found = codec.unpack(packed)
+        except PolicyError:
+            continue
+        assert isinstance(found, dict)  # an array of another kind of server: left as it came
+    assert codec.unpack(msgspec.msgpack.encode(msgspec.msgpack.Ext(5, TRAP))) == msgspec.msgpack.Ext(5, TRAP)

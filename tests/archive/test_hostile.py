@@ -338,56 +338,6 @@ def test_a_text_cut_off_anywhere_is_refused_and_names_its_episode():
         assert error.place.episode == (ID if end > text.index(ID.encode()) + len(ID) + 1 else error.place.episode)
 
 
-def test_a_text_with_other_bytes_in_it_is_read_or_refused():
-    text, rng = bytearray(json.dumps(WHOLE).encode()), random.Random(2)
-    for _ in range(600):
-        other = bytearray(text)
-        for _ in range(rng.choice([1, 1, 2, 8])):
-            other[rng.randrange(len(other))] = rng.choice(b'"\\{}[]:,.-+eE019 \x00\xff\n\tntf')
-        outcome = taken(bytes(other))
-        if isinstance(outcome, Batch):
-            judged(outcome)
-
-
-STRANGE = [
-    "\x00",
-    "a\x1b[2J\x07",
-    "‮evil‬",
-    "../../etc/passwd",
-    "a" * 10_000,
-    "é\u0301" * 5_000,
-    " ",
-    "\ufeff",
-    "\U0010ffff",
-    "<script>alert(1)</script>",
-    "${HOME}`id`'\"\\",
-    "NaN",
-    "null",
-    "a.b[0]",
-    "\u2028\n",
-]
-
-
-@pytest.mark.parametrize("name", STRANGE, ids=[ascii(name)[1:12] for name in STRANGE])
-def test_a_strange_name_of_an_episode_a_task_or_a_body_is_kept_and_named(name, tmp_path):
-    text = json.dumps(WHOLE).replace('"bowl"', json.dumps(name)).replace('"lift"', json.dumps(name))
-    tree = {**json.loads(text), "episode_id": name, "policy": name}
-    batch = taken(json.dumps(tree).encode())
-    assert isinstance(batch, Batch)
-    judged(batch)
-    for suffix in FORMS:
-        write_archive(tmp_path / f"x{suffix}", batch)
-        assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
-    tree["steps"][1]["body_pos_m"][name][2] = "x"
-    error = refused(json.dumps(tree).encode(), "Expected `float`, got `str`")
-    assert error.place.step == 1
-    assert error.place.field is not None
-    assert error.place.field.endswith("[2]")
-    del tree["body_roles"][name]
-    tree["steps"][1]["body_pos_m"][name][2] = 0.0
-    refused(json.dumps(tree).encode(), "has no role|appears|missing")
-
-
 def test_an_empty_name_is_refused_for_episode_benchmark_task_and_body():
     for field in ("episode_id", "benchmark", "task_id"):
         refused(json.dumps(planted((field,), "")).encode(), "length >= 1", (field,))
@@ -402,18 +352,18 @@ def test_a_version_that_is_not_ours_is_refused():
         refused(json.dumps(planted(("schema_version",), version)).encode(), "version|64 bits", ("schema_version",))
 
 
-def test_a_hundred_thousand_contacts_in_a_step_are_judged(tmp_path):
+def test_twenty_thousand_contacts_in_a_step_are_judged(tmp_path):
     tree = copy.deepcopy(WHOLE)
     one = {"a": "hand", "b": "bowl", "force_n": 1.0}
-    tree["steps"][1]["contacts"] = [{**one, "force_n": k / 1000} for k in range(100_000)]
+    tree["steps"][1]["contacts"] = [{**one, "force_n": k / 200} for k in range(20_000)]
     batch = decode_json(json.dumps(tree).encode())
     row = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
-    assert row.extreme["max_contact_force_under_200N"] == 99.999
+    assert row.extreme["max_contact_force_under_200N"] == 99.995
     for suffix in FORMS:
         write_archive(tmp_path / f"x{suffix}", batch)
         assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
-    tree["steps"][1]["contacts"][77_777]["b"] = "nobody"
-    refused(json.dumps(tree).encode(), "'nobody' has no role", ("steps", 1, "contacts", 77_777, "b"))
+    tree["steps"][1]["contacts"][17_777]["b"] = "nobody"
+    refused(json.dumps(tree).encode(), "'nobody' has no role", ("steps", 1, "contacts", 17_777, "b"))
 
 
 def test_ten_thousand_bodies_are_judged():

@@ -183,18 +183,6 @@ def test_an_array_that_was_lost_does_not_look_as_if_never_recorded(tmp_path):
         open_archive(tmp_path / "x.npz")
 
 
-def test_nothing_pickled_is_ever_loaded(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return (pytest.fail, ("unpickled",))
-
-    arrays = members(tmp_path / "x.npz")
-    for name in ("header", "action", "contacts.a"):
-        np.savez(tmp_path / "x.npz", **{**arrays, name: np.array([Trap()], dtype=object)})
-        with pytest.raises(RecordError, match=r"the type is \|O"):
-            open_archive(tmp_path / "x.npz")
-
-
 def test_arrays_in_the_other_memory_order_and_compressed_by_numpy_are_read(tmp_path):
     arrays = members(tmp_path / "x.npz")
     np.savez_compressed(tmp_path / "x.npz", **{name: np.asfortranarray(array) for name, array in arrays.items()})
@@ -427,7 +415,7 @@ def test_a_text_that_python_would_need_too_much_memory_for_is_refused(tmp_path, 
 def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BLANK_LINES", 1000)
     path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(gzip.compress(line("0") + b"\n" * 10_000_000))
+    path.write_bytes(gzip.compress(line("0") + b"\n" * 100_000))
     good, bad = read_episodes([path])
     assert len(good) == 1
     assert "lines are empty" in str(bad)

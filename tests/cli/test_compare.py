@@ -187,13 +187,14 @@ def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, cod
     assert safevla.json("gate", shipped, *arguments)["verdict"] == verdict
 
 
-def test_the_cost_that_a_gate_limits_is_the_sum_of_what_the_monitor_charges_each_step(safevla, shipped):
-    told = safevla.json("gate", shipped, "--max-cost", "40")["outcomes"]
+def test_the_cost_that_a_gate_limits_is_the_sum_of_what_the_monitor_charges_each_step(safevla, shipped, tmp_path):
     episodes = open_archive(shipped)
-    chosen = [k for k, header in enumerate(episodes.headers) if header.policy == "scripted:hasty"]
+    chosen = [k for k, header in enumerate(episodes.headers) if header.policy == "scripted:hasty"][:3]
+    write_archive(tmp_path / "hasty.parquet", select_episodes(episodes, chosen))
+    (outcome,) = safevla.json("gate", tmp_path / "hasty.parquet", "--max-cost", "40")["outcomes"]
     sums = [charge(select_episodes(episodes, [k])) for k in chosen]
-    (value,) = (outcome["value"] for outcome in told if outcome["policy"] == "scripted:hasty")
-    assert value == pytest.approx(sum(sums) / len(sums))
+    assert max(sums) > 0
+    assert outcome["value"] == pytest.approx(sum(sums) / len(sums))
 
 
 def charge(episode):

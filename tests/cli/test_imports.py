@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,16 +13,19 @@ from safevla_bench.jobs import demo
 _REPORT = """
 import json, sys
 from safevla_bench import cli
-code = cli.run_command_line(sys.argv[2:])
-json.dump([code, sorted(set(sys.argv[1].split(",")) & set(sys.modules))], sys.stderr)
+heavy, lines = map(json.loads, sys.argv[1:])
+ends = {" ".join(words): [cli.run_command_line(words), sorted({*heavy} & {*sys.modules})] for words in lines}
+json.dump(ends, sys.stderr)
 """
-_HEAVY = "matplotlib,pandas,rich.console,scipy.stats,PIL,jinja2,ray,mujoco,scipy.optimize"
+_LIGHT = ("matplotlib", "pandas", "rich.console", "ray", "mujoco")
 
 
-def imports_of(*words: str, heavy: str = _HEAVY) -> list[object]:
-    ran = subprocess.run([sys.executable, "-c", _REPORT, heavy, *words], capture_output=True, text=True)
-    found: list[object] = json.loads(ran.stderr.rsplit("\n", 1)[-1])
-    return found
+def run_commands(lines: Sequence[Sequence[str]], heavy: Sequence[str]) -> dict[str, object]:
+    """Run commands one after the other in a process: the exit code of each, and what of `heavy` is imported by then."""
+    words = [json.dumps(list(heavy)), json.dumps([list(line) for line in lines])]
+    ran = subprocess.run([sys.executable, "-c", _REPORT, *words], capture_output=True, text=True, check=True)
+    ends: dict[str, object] = json.loads(ran.stderr.rsplit("\n", 1)[-1])
+    return ends
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +33,17 @@ def archive(tmp_path_factory):
     return str(demo.unpack_archive(tmp_path_factory.mktemp("demo")))
 
 
-@pytest.mark.parametrize("words", [("episodes",), ("show", "1"), ("gate", "--min-safety", "0.1")])
-def test_a_command_that_reads_verdicts_imports_no_charts_no_templates_and_no_simulator(archive, words):
-    assert imports_of(words[0], archive, *words[1:]) == [cli.OK, []]
+def test_a_command_that_reads_verdicts_imports_no_charts_no_templates_and_no_simulator(archive):
+    lines = (["episodes", archive], ["show", archive, "1"], ["gate", archive, "--min-safety", "0.1"])
+    ends = run_commands(lines, [*_LIGHT, "scipy.stats", "scipy.optimize", "PIL", "jinja2"])
+    assert list(ends.values()) == [[cli.OK, []]] * len(lines), ends
 
 
 def test_scoring_imports_no_charts_and_no_data_frames(archive, tmp_path):
-    heavy = "matplotlib,pandas,rich.console,ray,mujoco"
-    assert imports_of("score", archive, "--out", str(tmp_path), heavy=heavy) == [cli.OK, []]
+    assert list(run_commands([["score", archive, "--out", str(tmp_path)]], _LIGHT).values()) == [[cli.OK, []]]
 
 
-@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"figures"}))
-def test_the_help_of_a_command_imports_neither_charts_nor_statistics(name):
-    assert imports_of(name, "--help", heavy="matplotlib.figure,pandas,scipy.stats,ray,mujoco") == [cli.OK, []]
+def test_the_help_of_a_command_imports_neither_charts_nor_statistics():
+    lines = [[name, "--help"] for name in sorted(set(cli.COMMANDS) - {"figures"})]
+    ends = run_commands(lines, ["matplotlib.figure", "pandas", "scipy.stats", "ray", "mujoco"])
+    assert list(ends.values()) == [[cli.OK, []]] * len(lines), ends

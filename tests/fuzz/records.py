@@ -1,25 +1,23 @@
-"""Records and archives: what is taken is lawful, is judged as the oracle judges it, and survives every other form."""
+"""Records: what is taken is lawful, is judged as the oracle judges it, and survives every other form.
+
+Damage to other forms than text is `archive/test_hostile_files.py`'s.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import math
-import zipfile
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 
 from builders import same_bits
 from fuzz import lawful
-from fuzz.grammar import damage, json_text, mutate, numbers, odd
+from fuzz.grammar import json_text, mutate, numbers
 from judging import comparison, oracle
 from judging.random_records import Scene
 from safevla_bench import archive
@@ -29,7 +27,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
-from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 LIBRARY, REGISTRY = library(), registry()
 ORACLE = oracle.read_specs(*comparison.DEFAULT)
@@ -143,147 +141,3 @@ def simple(tree: dict[str, Any]) -> bool:
     """Numbers of a size at which two orders of rounding agree to nine digits."""
     values = numbers([tree["steps"], tree.get("joint_torque_limit_nm")])
     return all(value == 0 or 1e-12 < abs(value) < 1e6 for value in values)
-
-
-def valid(rng: Random) -> Batch:
-    return concatenate_batches([comparison.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
-
-
-def refused_or_accepted(path: Path, folder: Path, rng: Random) -> str:
-    try:
-        batch = archive.open_archive(path)
-    except (RecordError, CollectedError) as error:
-        assert_helpful(error, path)
-        return "refused"
-    return accept([batch], folder, rng)
-
-
-def bytes_form(rng: Random, folder: Path) -> str:
-    """Any form with damaged bytes. Those with checksums over everything give what was written, or an error."""
-    batch = valid(rng)
-    suffix = rng.choice(FORMS)
-    batch = select_episodes(batch, [0]) if suffix == ".npz" else batch
-    path = folder / f"x{suffix}"
-    archive.write_archive(path, batch)
-    path.write_bytes(damage(rng, path.read_bytes()))
-    result = refused_or_accepted(path, folder, rng)
-    if result == "right" and suffix == ".npz":
-        assert same_bits(archive.open_archive(path), batch), "damage that nobody notices"
-    return result
-
-
-def npz_form(rng: Random, folder: Path) -> str:
-    """An `.npz` file with changed arrays, headers and members."""
-    path = folder / "x.npz"
-    archive.write_archive(path, select_episodes(valid(rng), [0]))
-    with np.load(path) as members:
-        arrays: dict[str, Any] = dict(members)
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        name = rng.choice(list(arrays))
-        if name in ("header", "extra") and rng.random() < 0.8:
-            with contextlib.suppress(ValueError):  # it was changed before
-                tree = mutate(rng, json.loads(arrays[name].tobytes()), 1)
-                arrays[name] = np.frombuffer(json_text(rng, tree), np.uint8)
-        else:
-            change_array(rng, arrays, name)
-    members = {f"{name}.npy": npy(array) for name, array in arrays.items()}
-    name = rng.choice(list(members))
-    if rng.random() < 0.15:
-        members[name] = damage(rng, members[name])
-    with zipfile.ZipFile(path, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as file:
-        for key, content in members.items():
-            file.writestr(key, content)
-    return refused_or_accepted(path, folder, rng)
-
-
-def change_array(rng: Random, arrays: dict[str, Any], name: str) -> None:
-    array = arrays[name]
-    with np.errstate(all="ignore"):
-        change = rng.choice(["cut", "type", "shape", "value", "drop", "name", "empty", "order"])
-        match change:
-            case "cut":
-                arrays[name] = array[: len(array) // 2] if array.ndim else array
-            case "type":
-                arrays[name] = array.astype(
-                    rng.choice(["<f4", ">f8", "<i4", "<i8", "|b1", "|S3", "<U3", "<c16", "<f8"])
-                )
-            case "shape":
-                arrays[name] = rng.choice(
-                    [array.reshape(-1), array[np.newaxis], array.T, np.broadcast_to(array, (2, *array.shape))]
-                )
-            case "value" if array.size:
-                array = array.copy()
-                value = rng.choice([0, 1, -1, 2, 99, math.nan, math.inf, -math.inf, 1e308, 5e-324, 2**40])
-                if array.dtype.kind == "f" or math.isfinite(value):
-                    array.reshape(-1)[rng.randrange(array.size)] = np.array(value).astype(array.dtype)
-                arrays[name] = array
-            case "drop":
-                del arrays[name]
-            case "name":
-                arrays[rng.choice([*arrays, "x", "../x", name.upper(), ""])] = array
-            case "empty":
-                arrays[name] = array[:0] if array.ndim else array
-            case "order":
-                arrays[name] = np.asfortranarray(array)
-    arrays or arrays.update(header=np.zeros(0, np.uint8))
-
-
-def npy(array: Any) -> bytes:
-    sink = io.BytesIO()
-    np.lib.format.write_array(sink, np.asarray(array), allow_pickle=False)
-    return sink.getvalue()
-
-
-def parquet_form(rng: Random, folder: Path) -> str:
-    """A `.parquet` file with changed columns and values."""
-    path = folder / "x.parquet"
-    archive.write_archive(path, valid(rng))
-    table = pq.read_table(path)
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        table = change_table(rng, table)
-    try:
-        pq.write_table(table, path, compression="zstd")
-    except (pa.ArrowException, UnicodeEncodeError):
-        return "refused"  # nothing that Parquet can hold
-    return refused_or_accepted(path, folder, rng)
-
-
-def change_table(rng: Random, table: pa.Table) -> pa.Table:
-    at = rng.randrange(table.num_columns)
-    name, column = table.column_names[at], table.column(at)
-    try:
-        match rng.choice(["value", "value", "value", "drop", "rename", "twice", "null", "type", "rows", "none"]):
-            case "value" if name != "versions":  # pyarrow aborts where a map holds a null
-                values = column.to_pylist()
-                row = rng.randrange(len(values)) if values else 0
-                if values:
-                    values[row] = mutate(rng, [values[row]], 1) if rng.random() < 0.1 else _changed(rng, values[row])
-                return table.set_column(at, table.field(at), pa.array(values, table.field(at).type))
-            case "drop":
-                return table.drop_columns([name])
-            case "rename":
-                return table.set_column(at, rng.choice([name.upper(), "mine", *table.column_names]), column)
-            case "twice":
-                return table.append_column(name, column)
-            case "null":
-                return table.set_column(at, table.field(at), pa.nulls(len(table), table.field(at).type))
-            case "type":
-                return table.set_column(
-                    at, name, column.cast(rng.choice([pa.string(), pa.float32(), pa.large_string()]))
-                )
-            case "rows":
-                return pa.concat_tables([table, table.slice(0, 1)])
-            case "none":
-                return table.slice(0, 0)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError):
-        return table  # not what the type can hold
-    return table
-
-
-def _changed(rng: Random, value: Any) -> Any:
-    """A value with one change inside, lists as trees."""
-    if isinstance(value, str) and value[:1] in "{[":
-        return json_text(rng, mutate(rng, json.loads(value), 1)).decode("utf-8", "replace")
-    if isinstance(value, list | dict) and value:
-        return mutate(rng, {"value": value}, 1).get("value")
-    return odd(rng)

@@ -10,11 +10,9 @@ from random import Random
 from typing import Any
 
 from fuzz.grammar import damage, json_text, mutate, toml
-from fuzz.records import assert_helpful, scene, simple
+from fuzz.records import assert_helpful
 from judging import comparison, oracle
-from safevla_bench.errors import RegistryError, SafevlaError, SpecError
-from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scoring import score
+from safevla_bench.errors import RegistryError, SpecError
 from safevla_bench.specs import loader
 from safevla_bench.specs.loader import extend_library
 from safevla_bench.specs.spec import Spec
@@ -62,7 +60,7 @@ def library(rng: Random, folder: Path) -> str:
         return "refused"
     own = [spec for spec in specs if spec.spec_id not in DEFAULT or specs.name == "mine"]
     if path.suffix == ".toml":
-        assert_same_specs(rng, own, path)
+        assert_same_specs(own, path)
     return "right"
 
 
@@ -79,8 +77,8 @@ def library_tree(rng: Random) -> dict[str, Any]:
     return {"specs": chosen}
 
 
-def assert_same_specs(rng: Random, specs: list[Spec], path: Path) -> None:
-    """Ids, thresholds and rules as bare TOML has them; and the oracle's verdicts on an episode."""
+def assert_same_specs(specs: list[Spec], path: Path) -> None:
+    """Ids, thresholds and rules as bare TOML has them; `judging/random_specs.py` has the verdicts."""
     tree = tomllib.loads(path.read_text())
     if "based_on" in tree or any("threshold" not in row for row in tree["specs"]):
         return
@@ -89,22 +87,6 @@ def assert_same_specs(rng: Random, specs: list[Spec], path: Path) -> None:
     assert [[getattr(spec, name) for name in fields] for spec in specs] == [
         [_as_read(getattr(spec, name)) for name in fields] for spec in read
     ]
-    if not all(1e-6 < spec.threshold < 1e6 and 1e-6 < (spec.severe or 1) < 1e6 for spec in read):
-        return
-    record = scene(rng)
-    if not simple(record):
-        return
-    try:
-        expected = comparison.judged([record], read)
-    except (ValueError, AssertionError, KeyError, TypeError, ZeroDivisionError):
-        return  # beyond the oracle's grammar
-    agreement = comparison.Comparison(read)
-    try:
-        got = score(comparison.read(record), load_ruleset(path, missing="deactivate"))
-    except SafevlaError:
-        return
-    agreement.batch(expected, list(got.episodes()))
-    assert not agreement.differences, agreement.differences[:3]
 
 
 def _as_read(value: Any) -> Any:

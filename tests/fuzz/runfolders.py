@@ -12,11 +12,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fuzz.grammar import damage, json_text, mutate
-from fuzz.records import change_table
 from safevla_bench.cli import run_command_line as command_line
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
@@ -81,9 +77,5 @@ def change(rng: Random, path: Path) -> None:
         path.unlink()
     elif path.suffix == ".json" and rng.random() < 0.85:
         path.write_bytes(json_text(rng, mutate(rng, json.loads(content))))
-    elif path.suffix == ".parquet" and rng.random() < 0.7:
-        with contextlib.suppress(pa.ArrowException, UnicodeEncodeError):
-            table = change_table(rng, pq.read_table(path))
-            pq.write_table(table, path)
     else:
         path.write_bytes(damage(rng, content))

@@ -1,4 +1,4 @@
-"""A thousand cases of each run of the suite; the long mode is `python -m tests.fuzz`."""
+"""A thousand cases of each long run of the suite; more by `python -m tests.fuzz`."""
 
 from __future__ import annotations
 

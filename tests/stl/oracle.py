@@ -38,15 +38,24 @@ KNOWN = {**dict.fromkeys(NUMERIC, False), **dict.fromkeys(BOOLEAN, True)}
 Episode = Mapping[str, Sequence[float]]
 
 
-def literal_rho(formula: Formula, episode: Episode, dt_s: float, t: int, nothing: float = math.inf) -> float:
+Known = dict[tuple[int, int], float]
+"""Part of a formula, record -> its robustness, where it was asked for before."""
+
+
+def literal_rho(
+    formula: Formula, episode: Episode, dt_s: float, t: int, nothing: float = math.inf, known: Known | None = None
+) -> float:
     """The robustness of one episode at record t, by the definitions, one record after the other.
 
     Over no record G is `nothing`, F and U are its negation.
     """
     length = len(next(iter(episode.values())))
+    known = {} if known is None else known
 
     def at(part: Formula, when: int) -> float:
-        return literal_rho(part, episode, dt_s, when, nothing)
+        if (id(part), when) not in known:
+            known[id(part), when] = literal_rho(part, episode, dt_s, when, nothing, known)
+        return known[id(part), when]
 
     def covered(window: Window) -> range:
         first = t + round(window.start_s / dt_s)
@@ -113,11 +122,10 @@ def episodes_of(trace: Trace) -> list[Episode]:
 
 
 def literal_trajectory(formula: Formula, trace: Trace) -> np.ndarray:
-    rho = [
-        literal_rho(formula, episode, dt_s, t)
-        for episode, dt_s in zip(episodes_of(trace), trace.dt_s.tolist(), strict=True)
-        for t in range(len(episode["x"]))
-    ]
+    rho: list[float] = []
+    for episode, dt_s in zip(episodes_of(trace), trace.dt_s.tolist(), strict=True):
+        known: Known = {}
+        rho += [literal_rho(formula, episode, dt_s, t, known=known) for t in range(len(episode["x"]))]
     return np.array(rho)
 
 

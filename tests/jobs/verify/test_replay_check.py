@@ -118,7 +118,8 @@ def test_of_a_first_state_forces_and_grip_of_record_0_are_left_out(hasty):
 @pytest.mark.libero
 def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
     """One rollout, replayed once: the replay is the same for every forgery of the record."""
-    asked = Request(host="libero", suites=("libero-object",), tasks=(0,), policies=("scripted:hasty",), episodes=1)
+    place = {"host": "libero", "suites": ("libero-object",), "tasks": (0,), "episodes": 1, "max_steps": 90}
+    asked = Request(**place, policies=("scripted:hasty",))
     run = tmp_path / "run"
     evaluate_request(asked, load_ruleset(), run)
     (untouched,) = replay(run, 0)
