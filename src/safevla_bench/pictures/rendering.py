@@ -120,7 +120,6 @@ _Rendered = tuple[Frame, bytes]
 
 
 def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *, keep_others: bool) -> list[Frame]:
-    """Write an episode's new frames, put them into the index, delete what they replace, and return them."""
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(run.folder / FRAMES / frame.file, content)
@@ -145,7 +144,6 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *
 def _render_episode(
     run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
 ) -> list[_Rendered]:
-    """Return the frames of one episode that the style asks for, a clip of its deepest violation; write nothing."""
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)

@@ -137,7 +137,6 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
 
 
 def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
-    """Return verdict and identity of an episode as text, "" for what is not known."""
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -237,7 +236,6 @@ def _entity_path(*parts: str) -> str:
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[_EntityPath, Any, Sequence[int]]]:
-    """Yield the path of each entity, its columns, and the record of each of their rows."""
     import rerun as rr
 
     every = range(timeline.records)

@@ -170,7 +170,6 @@ _COPIED = ("policy", "standin_assets", "simulator", "n", "crashed", "stopped", "
 
 
 def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Registry, privileged: bool) -> SubmittedCell:
-    """Return a cell with its counts and the verdicts of its own episodes among `rows`."""
     suite = registry.benchmarks.get(cell.suite or "")
     own_rows = [row for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
     return SubmittedCell(

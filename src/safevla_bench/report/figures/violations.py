@@ -72,7 +72,6 @@ def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
 def _draw_block(
     axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str], scale_end: int
 ) -> None:
-    """Draw the rows of a suite: a cell for each kind, and the number of episodes."""
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(block) - 0.5, -0.5)
     axes.set_xticks([])
