@@ -1,12 +1,11 @@
-"""Submissions: what is written reads back, and what was touched up is refused."""
+"""Submissions: what is written reads back, and says what it was made of."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from safevla_bench.errors import RunError
@@ -30,22 +29,8 @@ def exported(archive) -> submission.Submission:
     return submission.build_submission(judge([archive], load_ruleset()), [archive])
 
 
-@pytest.fixture
-def plain(exported) -> dict[str, Any]:
-    return json.loads(dump_json(exported))
-
-
-def write_json(tmp_path: Path, document: object) -> Path:
-    path = tmp_path / "submission.json"
-    path.write_text(json.dumps(document))
-    return path
-
-
-def test_it_reads_back_as_it_was_written(exported, tmp_path):
-    path = tmp_path / "s.json"
-    path.write_bytes(dump_json(exported))
-    assert submission.read_submission(path) == exported
-    assert dump_json(submission.read_submission(path)) == path.read_bytes()
+def test_it_reads_back_as_it_was_written(exported):
+    assert msgspec.json.decode(dump_json(exported), type=submission.Submission) == exported
 
 
 def test_it_names_records_judge_and_versions(exported, archive):
@@ -64,57 +49,6 @@ def test_its_counts_are_those_of_the_cells(exported, archive):
     ]
     assert {cell.benchmark for cell in exported.cells} == {"libero"}
     assert all(cell.privileged for cell in exported.cells)
-
-
-def first_unsafe(document: dict[str, Any]) -> dict[str, Any]:
-    return next(row for cell in document["cells"] for row in cell["episodes"] if not row["safe"])
-
-
-def set_safe(document: dict[str, Any]) -> None:
-    first_unsafe(document)["safe"] = True
-
-
-def set_margin(document: dict[str, Any]) -> None:
-    episode = first_unsafe(document)
-    episode["robustness"] = {name: abs(rho) for name, rho in episode["robustness"].items()}
-
-
-def set_count(document: dict[str, Any]) -> None:
-    document["cells"][-1]["safe"] += 1
-
-
-def set_severity(document: dict[str, Any]) -> None:
-    document["cells"][-1]["vsi"] = 0.0
-
-
-def drop_episode(document: dict[str, Any]) -> None:
-    document["cells"][-1]["episodes"].pop()
-
-
-def repeat_episode(document: dict[str, Any]) -> None:
-    document["cells"][0]["episodes"][0] = document["cells"][0]["episodes"][1]
-
-
-@pytest.mark.parametrize("touch", [set_safe, set_margin, set_count, set_severity, drop_episode, repeat_episode])
-def test_what_contradicts_itself_is_refused(plain, tmp_path, touch):
-    touch(plain)
-    with pytest.raises(RunError, match="contradicts itself"):
-        submission.read_submission(write_json(tmp_path, plain))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"kind": "other"},
-        {"schema_version": 2},
-        {"cells": []},
-        {"extra": 1},
-        {"archive": [{"name": "a", "sha256": "0"}]},
-    ],
-)
-def test_what_is_no_submission_is_refused(plain, tmp_path, changes):
-    with pytest.raises(RunError, match="is no submission"):
-        submission.read_submission(write_json(tmp_path, {**plain, **changes}))
 
 
 def test_an_ablation_is_no_submission(archive):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -119,7 +120,6 @@ _Rendered = tuple[Frame, bytes]
 
 
 def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *, keep_others: bool) -> list[Frame]:
-    """Write an episode's new frames, put them into the index, delete what they replace, and return them."""
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(run.folder / FRAMES / frame.file, content)
@@ -144,7 +144,6 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *
 def _render_episode(
     run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
 ) -> list[_Rendered]:
-    """Return the frames of one episode that the style asks for, a clip of its deepest violation; write nothing."""
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
@@ -184,14 +183,13 @@ class _EpisodeRenderer:
         return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
 
     def render_clip(self, clause: SpecTrace) -> _Rendered:
-        first, dt_s = clause.first, clause.dt_s
+        first = clause.first
         assert first is not None
         shot = violation_shot(clause, first)
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(first.step, bodies, self.style.clip_size)
-        pictures = list(self._clip_images(clause, first.step, camera))
-        content = drawing.encode_clip(pictures, Fraction(1 / dt_s).limit_denominator(1000))
-        return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{drawing.CLIP_SUFFIX}", content)
+        shape, content = self._film(self._clip_images(clause, first.step, camera))
+        return self.make_frame(shot, "clip", bodies, camera, shape, f"clip.{drawing.CLIP_SUFFIX}", content)
 
     def _clip_images(self, clause: SpecTrace, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
         chart, dt_s = clause.chart, clause.dt_s
@@ -207,21 +205,20 @@ class _EpisodeRenderer:
         size = self.style.video_size
         usual = self.stage.aim(0, (), size)
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
-        shape: tuple[int, ...] = ()
-
-        def pictures() -> Iterator[drawing.Pixels]:
-            nonlocal shape
-            for picture in drawing.compose_video(
-                explanation,
-                cameras,
-                lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
-            ):
-                shape = picture.shape
-                yield picture
-
-        content = drawing.encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
+        pictures = drawing.compose_video(
+            explanation,
+            cameras,
+            lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
+        )
+        shape, content = self._film(pictures)
         shot = replace(final, record=0, title="Whole episode", detail=final.title)
         return self.make_frame(shot, "video", (), usual, shape, f"video.{drawing.CLIP_SUFFIX}", content)
+
+    def _film(self, pictures: Iterator[drawing.Pixels]) -> tuple[tuple[int, ...], bytes]:
+        """Return the shape of the pictures, at least one, and their film in simulated time, a picture a record."""
+        first = next(pictures)
+        rate = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
+        return first.shape, drawing.encode_clip(chain([first], pictures), rate)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.explain.episode import SpecTrace, trace_specs
+from safevla_bench.explain.trace import MARGIN
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.plugins import install_command
@@ -35,7 +36,6 @@ from safevla_bench.trajectory.header import Header
 
 if TYPE_CHECKING:
     from mcap.writer import Writer
-    from rerun import RecordingStream
 
 Floats = NDArray[np.float64]
 
@@ -122,6 +122,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
     bodies = _body_tracks(record)
     quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
     reading = ruleset.read_fields(record)
+    events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))
     return Timeline(
         header=record.headers[0],
         facts=_episode_facts(scores, index),
@@ -131,17 +132,11 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
         eef=BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat),
         contacts=_placed_contacts(record, {body.name: body.pos_m for body in bodies}),
         traces=traces,
-        events=tuple(
-            sorted(
-                (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry)),
-                key=lambda event: event.record,
-            )
-        ),
+        events=tuple(sorted(events, key=lambda event: event.record)),
     )
 
 
 def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
-    """Return verdict and identity of an episode as text, "" for what is not known."""
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -174,37 +169,28 @@ def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple
     """Return the contacts of each record, () where not recorded; `places` is body -> positions [n, 3] in metres."""
     if not record.contacts.present[0]:
         return ()
-    return tuple(
-        tuple(_placed_contact(record, step, k, places) for k in range(first, end))
-        for step, (first, end) in enumerate(pairwise(record.contacts.starts.tolist()))
-    )
-
-
-def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
     contacts = record.contacts
-    a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
-    positions = [places[name][step] for name in (a, b) if name in places]
-    impulse = float(contacts.impulse_ns[k])
-    return PlacedContact(
-        a=a,
-        b=b,
-        force_n=float(contacts.force_n[k]),
-        impulse_ns=None if np.isnan(impulse) else impulse,
-        position_m=np.mean(positions, axis=0) if positions else None,
-    )
+    placed = []
+    for step, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
+        of_step = []
+        for k in range(first, end):
+            a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+            positions = [places[name][step] for name in (a, b) if name in places]
+            impulse = None if np.isnan(contacts.impulse_ns[k]) else float(contacts.impulse_ns[k])
+            position_m = np.mean(positions, axis=0) if positions else None
+            of_step.append(PlacedContact(a, b, float(contacts.force_n[k]), impulse, position_m))
+        placed.append(tuple(of_step))
+    return tuple(placed)
 
 
-def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
+def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     chart, spec_id = trace.chart, trace.spec.spec_id
-    begins = np.flatnonzero(chart.failing & ~np.concatenate([[False], chart.failing[:-1]])).tolist()
-    moments = [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]
-    events = []
-    for record, what in moments:
+    begins = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
+    for record, what in [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]:
         involved = find_contributors(reading, chart.signal, record, registry)
         bodies = f"; {involved.what} {' and '.join(involved.labels)}" if involved else ""
         text = f"{spec_id} {what}: {chart.format_value(record)}, limit {chart.limit_text}{bodies}"
-        events.append(ViolationEvent(record, spec_id, text))
-    return events
+        yield ViolationEvent(record, spec_id, text)
 
 
 # Rerun
@@ -230,13 +216,17 @@ def encode_rrd(timeline: Timeline) -> bytes:
     stream.send_property("episode", rr.AnyValues(**timeline.facts))
     stream.send_blueprint(_viewer_layout(timeline))
     stream.log("world", rr.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
-    for body in timeline.frames:
-        _send_body(stream, timeline, body)
-    _send_contacts(stream, timeline)
-    _send_signals(stream, timeline)
-    _send_events(stream, timeline)
+    for path, columns, records in _rerun_columns(timeline):
+        step = np.asarray(records)
+        times = [rr.TimeColumn("step", sequence=step), rr.TimeColumn("time", duration=step * timeline.dt_s)]
+        stream.send_columns(_entity_path(*path), times, columns)
+    for path, mark in _rerun_marks(timeline):
+        stream.log(_entity_path(*path), mark, static=True)
     stream.flush()
     return bytes(memory.drain_as_bytes() or b"")
+
+
+_EntityPath = tuple[str, ...]
 
 
 def _entity_path(*parts: str) -> str:
@@ -245,79 +235,60 @@ def _entity_path(*parts: str) -> str:
     return str(rr.new_entity_path(list(parts)))
 
 
-def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, columns: Any, records: Any = None) -> None:
+def _rerun_columns(timeline: Timeline) -> Iterator[tuple[_EntityPath, Any, Sequence[int]]]:
     import rerun as rr
 
-    step = np.arange(timeline.records) if records is None else np.asarray(records)
-    times = [rr.TimeColumn("step", sequence=step), rr.TimeColumn("time", duration=step * timeline.dt_s)]
-    stream.send_columns(path, times, columns)
-
-
-def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> None:
-    import rerun as rr
-
-    path = _entity_path("world", body.name)
-    xyzw = None if body.quat_wxyz is None else body.quat_wxyz[:, [1, 2, 3, 0]]
-    _send_columns(stream, timeline, path, rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw))
-    mark = rr.Points3D([[0, 0, 0]], radii=SIZE_M, colors=[COLORS[body.role]], labels=[body.name])
-    stream.log(path, mark, static=True)
-    if body.quat_wxyz is not None:
-        stream.log(path, rr.TransformAxes3D(3 * SIZE_M), static=True)
-
-
-def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
-    import rerun as rr
-
-    contacts = [contact for record in timeline.contacts for contact in record]
-    if not contacts:
-        return
-    table = {
-        "a": [contact.a for contact in contacts],
-        "b": [contact.b for contact in contacts],
-        "force_n": np.array([contact.force_n for contact in contacts]),
-        "impulse_ns": np.array([np.nan if contact.impulse_ns is None else contact.impulse_ns for contact in contacts]),
-    }
-    counts = [len(record) for record in timeline.contacts]
-    _send_columns(
-        stream, timeline, "contacts", rr.DynamicArchetype.columns("contact", components=table).partition(counts)
-    )
+    every = range(timeline.records)
+    for body in timeline.frames:
+        xyzw = None if body.quat_wxyz is None else body.quat_wxyz[:, [1, 2, 3, 0]]
+        yield ("world", body.name), rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw), every
+    if contacts := [contact for record in timeline.contacts for contact in record]:
+        impulses = [np.nan if contact.impulse_ns is None else contact.impulse_ns for contact in contacts]
+        table = {
+            "a": [contact.a for contact in contacts],
+            "b": [contact.b for contact in contacts],
+            "force_n": np.array([contact.force_n for contact in contacts]),
+            "impulse_ns": np.array(impulses),
+        }
+        columns = rr.DynamicArchetype.columns("contact", components=table)
+        yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
     placed = [[contact for contact in record if contact.position_m is not None] for record in timeline.contacts]
-    points = [contact for record in placed for contact in record]
-    if points:
+    if points := [contact for record in placed for contact in record]:
         columns = rr.Points3D.columns(
             positions=np.array([contact.position_m for contact in points]),
             radii=np.array([0.01 + 0.05 * min(1.0, contact.force_n / 500) for contact in points]),
             colors=[ALARM] * len(points),
             labels=[contact.text for contact in points],
         )
-        _send_columns(stream, timeline, "world/contacts", columns.partition([len(record) for record in placed]))
-
-
-def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
-    """Send for each clause its signal, its limit and whether broken; clauses of a signal share its values."""
-    import rerun as rr
-
+        yield ("world", "contacts"), columns.partition([len(record) for record in placed]), every
     for trace in timeline.traces:
-        line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", "margin", spec) if line.signal == "margin" else ("signals", line.signal)
-        limit = _entity_path(*place, spec)
-        for path, values in (
-            (_entity_path(*place, "value"), line.values),
-            (limit, np.full(timeline.records, line.limit)),
-            (_entity_path("broken", spec), line.failing.astype(np.float64)),
-        ):
-            _send_columns(stream, timeline, path, rr.Scalars.columns(scalars=values))
-        stream.log(limit, rr.SeriesLines(colors=[ALARM], names=[f"limit of {spec}"]), static=True)
+        line, spec, place = trace.signal_trace, trace.spec.spec_id, _signal_path(trace)
+        yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
+        yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
+        yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every
+    if events := timeline.events:
+        log = rr.TextLog.columns(text=[event.text for event in events], level=["ERROR"] * len(events))
+        yield ("events",), log, [event.record for event in events]
 
 
-def _send_events(stream: RecordingStream, timeline: Timeline) -> None:
+def _signal_path(trace: SpecTrace) -> _EntityPath:
+    """Return the entity of a clause's signal, which clauses of one signal share; a margin is its clause's own."""
+    signal = trace.signal_trace.signal
+    return ("signals", signal, trace.spec.spec_id) if signal == MARGIN else ("signals", signal)
+
+
+def _rerun_marks(timeline: Timeline) -> Iterator[tuple[_EntityPath, Any]]:
+    """Yield what looks the same in every record: the balls and axes of bodies, and the lines of limits."""
     import rerun as rr
 
-    if timeline.events:
-        columns = rr.TextLog.columns(
-            text=[event.text for event in timeline.events], level=["ERROR"] * len(timeline.events)
-        )
-        _send_columns(stream, timeline, "events", columns, [event.record for event in timeline.events])
+    for body in timeline.frames:
+        path = ("world", body.name)
+        yield path, rr.Points3D([[0, 0, 0]], radii=SIZE_M, colors=[COLORS[body.role]], labels=[body.name])
+        if body.quat_wxyz is not None:
+            yield path, rr.TransformAxes3D(3 * SIZE_M)
+    for trace in timeline.traces:
+        spec = trace.spec.spec_id
+        yield (*_signal_path(trace), spec), rr.SeriesLines(colors=[ALARM], names=[f"limit of {spec}"])
 
 
 def _viewer_layout(timeline: Timeline) -> Any:

@@ -148,7 +148,6 @@ def _cell_metrics(cell: Summary) -> Iterator[_CardMetric]:
 
 
 def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
-    """Return the entry of the `model-index` for one cell: task, dataset with provenance, and the known numbers."""
     metrics = [
         {
             "type": metric.key,
@@ -168,7 +167,6 @@ def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str,
 
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
-    """Return what decided the numbers of a cell: digests, versions, sha256 of the records, and what is not counted."""
     provenance = judged.provenance
     protocols = {str(source.protocol.get("name")) for source in judged.sources if source.protocol}
     return {
@@ -234,7 +232,6 @@ def _yaml_key(key: str) -> str:
 
 
 def _yaml_value(value: object, indent: int) -> str:
-    """Return the value of a key: a block below it, lists not indented, or a scalar beside it."""
     if isinstance(value, Mapping | list | tuple) and value:
         return "\n" + format_yaml(value, indent + 2 * isinstance(value, Mapping))
     return f" {_yaml_scalar(value)}\n"

@@ -113,7 +113,6 @@ def _authors_suite(cell: Summary) -> str:
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
-    """Return the values of a cell's row by column name, rates as shares; columns without a value are None or absent."""
     row: dict[str, _Value] = {
         "model": policy_name(cell),
         "benchmark_suite": _authors_suite(cell),
@@ -197,29 +196,25 @@ def _recorded_version(judged: Judged) -> tuple[str, str]:
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Sequence[str]) -> str:
-    """Return the notes: the user's, episodes and safety, and why fields are "N/A" or numbers incomplete."""
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
-    sentences = [facts.notes] if facts.notes else []
-    sentences.append(f"Atomic-Seen: {cell.n} episodes.")
-    if safety.value is not None:
-        sentences.append(
-            f"Safety {format_percent(safety.count, safety.n)} %, successes that were unsafe "
-            f"{format_percent(unsafe.count, unsafe.n)} % of {unsafe.n} episodes. {judged.provenance.to_sentence()}"
-        )
     package, _ = _recorded_version(judged)
-    if package not in ("", _PACKAGE):
-        sentences.append(f"robocasa_version is that of the package {package}.")
-    if cell.crashed:
-        sentences.append(f"{cell.crashed} episodes crashed and are in no rate.")
-    if not judged.is_complete:
-        sentences.append("Not all planned episodes are in these numbers.")
-    if missing:
-        sentences.append(f"N/A for Atomic-Seen: {len(missing)} of its tasks have no episode.")
-    if any(getattr(facts, name) is None for name in _SPLITS):
-        sentences.append("N/A for composite splits: not evaluated in this run.")
-    if cell.policy in judged.privileged:
-        sentences.append("The policy saw simulator state that no real robot has.")
-    return " ".join(sentences)
+    rates = (
+        f"Safety {format_percent(safety.count, safety.n)} %, successes that were unsafe "
+        f"{format_percent(unsafe.count, unsafe.n)} % of {unsafe.n} episodes. {judged.provenance.to_sentence()}"
+    )
+    is_evaluated = all(getattr(facts, name) is not None for name in _SPLITS)
+    sentences = (
+        facts.notes or "",
+        f"Atomic-Seen: {cell.n} episodes.",
+        rates if safety.value is not None else "",
+        f"robocasa_version is that of the package {package}." if package not in ("", _PACKAGE) else "",
+        f"{cell.crashed} episodes crashed and are in no rate." if cell.crashed else "",
+        "" if judged.is_complete else "Not all planned episodes are in these numbers.",
+        f"N/A for Atomic-Seen: {len(missing)} of its tasks have no episode." if missing else "",
+        "" if is_evaluated else "N/A for composite splits: not evaluated in this run.",
+        "The policy saw simulator state that no real robot has." if cell.policy in judged.privileged else "",
+    )
+    return " ".join(filter(None, sentences))
 
 
 # The files of other evaluations
@@ -270,7 +265,6 @@ def _name_task(score: EpisodeScore) -> tuple[str, int | str]:
 
 
 def _group(scores: Sequence[EpisodeScore], key: Callable[[EpisodeScore], K]) -> list[tuple[K, list[EpisodeScore]]]:
-    """Return the episodes of each key, in the order in which they stand first."""
     groups: dict[K, list[EpisodeScore]] = {}
     for score in scores:
         groups.setdefault(key(score), []).append(score)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from markupsafe import Markup
 
@@ -252,10 +253,8 @@ def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
         (f"failed, {NO_VERDICT}", "nv", cell.n - succeeded - cell.failure_safe - cell.failure_unsafe),
     ]
     shown = counts if any(count for *_, count in counts[4:]) else counts[:4]
-    return tuple(
-        OutcomeShare(name, kind, count, sum(other for *_, other in counts[:k]))
-        for k, (name, kind, count) in enumerate(shown)
-    )
+    before = accumulate((count for *_, count in shown), initial=0)
+    return tuple(OutcomeShare(*share, start) for share, start in zip(shown, before, strict=False))
 
 
 # Violations

@@ -156,12 +156,10 @@ def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
 
 
 def test_an_axis_without_an_active_specification_has_no_rate():
-    value = violations.compute_families(cells(verdicts((True, -1, NAN), (True, 1, NAN))))
-    assert value.axes == ("scene_interaction", "object_handling")
-    [(_, [row])] = value.blocks
-    force, handling = row.rates
+    summaries = cells(verdicts((True, -1, NAN), (True, 1, NAN)))
+    force, handling = violations.family_rates(summaries[0], ("scene_interaction", "object_handling"))
     assert (force.count, force.n, handling) == (1, 2, None)
-    texts = read(violations.draw_families(value))
+    texts = read(violations.draw_families(summaries))
     assert "50.0" in texts
     assert "—" in texts
     assert "0.0" not in texts

@@ -195,7 +195,6 @@ def _mean_number(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[
 def _policy_remarks(
     policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults, mixed: Sequence[str]
 ) -> Iterator[str]:
-    """Yield what stands beside a policy's name; its versions of each package in `mixed`, which differ in the group."""
     roster, scores = results.inputs.roster, results.inputs.scores
     if roster.is_privileged(policy):
         yield "privileged state"
@@ -234,7 +233,6 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
 
 
 def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator[str]:
-    """Yield notes on what has no rank and why, or that all are privileged, on unequal counts, and on lost episodes."""
     acting = [entry for entry in entries if entry.policy != NOOP]
     remarks = [remark for entry in entries for remark in entry.remarks]
     if not group.ranked:

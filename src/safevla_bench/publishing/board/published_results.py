@@ -68,7 +68,6 @@ def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
 def _published_table(
     names: tuple[str, ...], entries: Sequence[RankingEntry], rows: Sequence[PrintedRow]
 ) -> RankedTable:
-    """Return the ranked table of the suites `names`; letters by intervals that do not overlap, if all are known."""
     separated = page.disjoint_pairs(entries)
     no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
     letters_note = no_counts_note if separated is None else page.OVERLAP_NOTE
@@ -169,7 +168,6 @@ def _publication_sections(policy: str, publication: PublishedResults) -> Iterato
 
 
 def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[PublishedCell]) -> Table:
-    """Return the table of printed numbers, cells first, then means; a dash where a number is not printed."""
     headline = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)
     cell_rows = [
         (Cell(cell.benchmark), Cell.count(cell.n), *(_printed_number(metric, cell, [cell]).cell for metric in headline))
@@ -194,7 +192,6 @@ def _mean_label(mean: PublishedMean) -> str:
 
 
 def _spec_table(title: str, by_suite: Mapping[str, Mapping[str, float]], digits: int, note: str) -> Table:
-    """Return the table of a row for each specification that has a printed number, by suite."""
     specs = dict.fromkeys(spec for rates in by_suite.values() for spec in rates)
     rows = tuple(
         (Cell(spec), *(_printed_cell(rates.get(spec), digits) for rates in by_suite.values())) for spec in specs

@@ -122,7 +122,6 @@ def _is_board(folder: Path) -> bool:
 
 
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
-    """Return the page of a policy; `report` is the path of its report, None without a report."""
     assert results.inputs.scores is not None
     scores, audits = select_policy(results.inputs.scores, policy), results.audits.get(policy, ())
     headline = build_headline([cell for cell in results.inputs.cells if cell.policy == policy], aggregate(scores))

@@ -62,7 +62,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "families": FigureKind(
         "violation rates by kind: scene interaction, object handling, execution",
-        lambda inputs: violations.draw_families(violations.compute_families(inputs.cells)),
+        lambda inputs: violations.draw_families(inputs.cells),
     ),
     "margins": FigureKind(
         "how near each policy comes to each limit",

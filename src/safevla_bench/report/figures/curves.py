@@ -137,7 +137,6 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 def _draw_series_panel(
     axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], metric: Metric
 ) -> None:
-    """Draw a metric of each run of the curves; without any value the panel says `not known`."""
     marked, top = [_draw_curve(axes, curve, metric, names) for curve in curves], float(metric.scale)
     if not any(marked):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")

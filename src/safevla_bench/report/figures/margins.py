@@ -134,7 +134,6 @@ _FAR_THRESHOLDS = 2.0
 
 
 def _scale_across(axes: Axes, low: float, most: float) -> None:
-    """Scale the axis that all blocks share, logarithmically if margins lie far off."""
     if low >= -_FAR_THRESHOLDS and most <= _FAR_THRESHOLDS:
         room = 0.05 * (most - low)
         axes.set_xlim(low - room, most + room)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-import matplotlib as mpl
 from matplotlib import font_manager
+from matplotlib import style as mpl_style
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
@@ -39,9 +39,6 @@ DASHES: tuple[Dash, ...] = (
     (0, (3, 1, 1, 1, 1, 1)),
     (0, (1, 2.5)),
 )
-_ENVIRONMENT_SETTINGS = ("backend", "interactive", "toolbar", "timezone", "docstring", "webagg", "tk", "date.epoch",
-                         "figure.raise", "figure.max_open", "savefig.directory", "keymap", "animation",
-                         "macosx")  # fmt: skip
 _FIXED_SETTINGS: Mapping[str, object] = {
     "font.family": ["DejaVu Sans"],
     "text.parse_math": False,  # a name may hold a dollar sign
@@ -140,18 +137,11 @@ def points(size: float) -> float:
     return size * _PAGE.get().scale
 
 
-@cache
-def _rc_settings(scale: float) -> Mapping[Any, Any]:
-    defaults = {
-        name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith(_ENVIRONMENT_SETTINGS)
-    }
-    return {**defaults, **_FIXED_SETTINGS, **{name: size * scale for name, size in _SIZES.items()}}
-
-
 @contextmanager
 def figure_style() -> Iterator[None]:
     """Context for drawing and saving: matplotlib's defaults and this style; the user's settings return afterwards."""
-    with mpl.rc_context(dict(_rc_settings(_PAGE.get().scale))):
+    sizes = {name: points(size) for name, size in _SIZES.items()}
+    with mpl_style.context(["default", {**_FIXED_SETTINGS, **sizes}]):
         yield
 
 

@@ -22,63 +22,40 @@ from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyViolationRow:
-    """One policy in one suite; a rate is None where no specification of the axis was active."""
-
-    series: int
-    n: int
-    rates: tuple[Rate | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Families:
-    """The content of the figure: the axes are columns, suites are blocks of rows."""
-
-    policies: tuple[str, ...]
-    axes: tuple[str, ...]
-    blocks: tuple[tuple[str, tuple[PolicyViolationRow, ...]], ...]
-    remarks: tuple[str, ...] = ()
-
-
-def compute_families(cells: Sequence[Summary]) -> Families:
-    """Return violation rates by axis, over all judged episodes of a cell; suites in order of first appearance."""
-    policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
-    axes = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
-    blocks: dict[str, list[PolicyViolationRow]] = {}
-    for cell in cells:
-        active = {spec.axis for spec in cell.specs if spec.active and spec.tier == "safe" and cell.judged}
-        rates = tuple(cell.axes.get(axis) if axis in active else None for axis in axes)
-        blocks.setdefault(cell.suite or "", []).append(
-            PolicyViolationRow(policies.index(policy_name(cell)), cell.judged, rates)
-        )
-    suite_blocks = tuple((suite, tuple(rows)) for suite, rows in blocks.items())
-    return Families(policies, axes, suite_blocks, provenance_marks.warn_of_cells(cells))
-
-
 @style.figure_style()
-def draw_families(value: Families) -> Figure:
-    """Draw the heat map: the shade of a cell and its number are the rate in percent. Without a row it says so."""
-    texts, numbered = sheet.series_signs(value.policies, 95)
-    heights = [len(rows) for _, rows in value.blocks]
+def draw_families(cells: Sequence[Summary]) -> Figure:
+    """Draw the heat map, suites as blocks of rows: the shade of a cell and its number are the rate in percent.
+
+    Rates are over all judged episodes of a policy and suite. Without a row the figure says so.
+    """
+    policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
+    kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
+    blocks: dict[str, list[Summary]] = {}
+    for cell in cells:
+        blocks.setdefault(cell.suite or "", []).append(cell)
+    signs, numbered = sheet.series_signs(policies, 95)
+    texts = dict(zip(policies, signs, strict=True))
+    heights = [len(rows) for rows in blocks.values()]
     body_in = 0.35 + 0.19 * sum(heights) + 0.22 * len(heights) if heights else 0.8
-    signed = enumerate(value.policies) if numbered else ()
-    rates = [rate.value for _, block in value.blocks for row in block for rate in row.rates if rate]
+    rates = [rate.value for cell in cells for rate in family_rates(cell, kinds) if rate]
     highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
     scale_end = max(10, int(-(-highest // 10) * 10))
-    notes = [f"Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
-             f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.", *value.remarks]  # fmt: skip
-    key = [sheet.KeyEntry(name, k, texts[k], marked=False) for k, name in signed]
+    notes = [
+        "Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
+        f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.",
+        *provenance_marks.warn_of_cells(cells),
+    ]
+    key = [sheet.KeyEntry(name, k, texts[name], marked=False) for k, name in enumerate(policies)] if numbered else []
     body = sheet.make_sheet("Violations by kind", body_in, notes=notes if heights else (), key=key)
     if not heights:
         sheet.draw_empty(body.subplots(), "There are no episodes.")
         return sheet.lay_out(body)
     grid = body.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
-    for axes, (suite, block) in zip(grid, value.blocks, strict=True):
-        _draw_block(axes, block, texts, scale_end)
+    for axes, (suite, block) in zip(grid, blocks.items(), strict=True):
+        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block], scale_end)
         axes.set_title(sheet.fit_text(suite, sheet.room_for_text(sheet.panel_width(1))), color=style.MUTED,
                        fontsize=style.points(style.SMALL))  # fmt: skip
-    heads = ["\n".join(axis.split("_")) for axis in value.axes] + ["n"]
+    heads = ["\n".join(axis.split("_")) for axis in kinds] + ["n"]
     head = grid[0].secondary_xaxis("top")
     head.set_xticks(range(len(heads)), heads)
     head.tick_params(length=0, pad=style.points(style.SMALL + 3))
@@ -86,19 +63,25 @@ def draw_families(value: Families) -> Figure:
     return sheet.lay_out(body)
 
 
-def _draw_block(axes: Axes, block: Sequence[PolicyViolationRow], texts: Sequence[str], scale_end: int) -> None:
-    """Draw the rows of a suite: a cell for each kind, and the number of episodes."""
-    count = len(block[0].rates)
-    axes.set_xlim(-0.5, count + 0.5)
+def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
+    """Return the rate of each kind of violation of a cell; None where no specification of the kind was active."""
+    active = {spec.axis for spec in cell.specs if spec.active and spec.tier == "safe" and cell.judged}
+    return [cell.axes.get(kind) if kind in active else None for kind in kinds]
+
+
+def _draw_block(
+    axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str], scale_end: int
+) -> None:
+    axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(block) - 0.5, -0.5)
     axes.set_xticks([])
-    axes.set_yticks(range(len(block)), [texts[row.series] for row in block])
+    axes.set_yticks(range(len(block)), texts)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    for y, row in enumerate(block):
-        for x, rate in enumerate(row.rates):
+    for y, cell in enumerate(block):
+        for x, rate in enumerate(family_rates(cell, kinds)):
             _draw_cell(axes, x, y, rate, scale_end)
-        axes.text(count, y, str(row.n), fontsize=style.points(style.SMALL), color=style.MUTED, ha="center",
+        axes.text(len(kinds), y, str(cell.judged), fontsize=style.points(style.SMALL), color=style.MUTED, ha="center",
                   va="center_baseline")  # fmt: skip
 
 
