@@ -26,7 +26,6 @@ class _Blind:
         self._generator = np.random.default_rng(0)
 
     def reset(self, task: Task, seed: int) -> None:
-        """Start the stream of `seed`."""
         self._still, self._generator = task.still, np.random.default_rng(seed)
 
     def close(self) -> None:
@@ -37,7 +36,6 @@ class Noop(_Blind):
     """No motion, gripper open: the host's own still action."""
 
     def act(self, observation: Observation) -> Action:
-        """Return the still action, [A]."""
         return np.array(self._still)
 
 
@@ -45,7 +43,6 @@ class Random(_Blind):
     """Each number of an action uniform in [-1, 1), independently, every step."""
 
     def act(self, observation: Observation) -> Action:
-        """Draw an action, [A]."""
         return self._generator.uniform(-1.0, 1.0, size=len(self._still))
 
 

@@ -198,7 +198,6 @@ class _DatasetExport:
         return shape
 
     def _features(self, shape: _Shape) -> dict[str, Feature]:
-        """Return the features by column, in order: pictures, state, action, outcome, labels, recorded parts."""
         clauses = tuple(spec.spec_id for spec in scored_specs(self.judged.scores))
         size = self.cameras.size if self.cameras else (0, 0)
         return {
@@ -218,7 +217,6 @@ class _DatasetExport:
     def _add_episode(
         self, dataset: DatasetWriter, episode: Batch, row: EpisodeScore, labels: RecordLabels, pictures: EpisodePictures
     ) -> None:
-        """Write an episode's frames, one for each action, and its labels."""
         header, last = episode.headers[0], np.arange(len(labels.severity) - 1) == len(labels.severity) - 2
         columns: dict[str, Any] = {
             **pictures.files,

@@ -50,7 +50,6 @@ class RequestSocket:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Keep the endpoint; nothing is connected before the first request."""
         self.address, self.key = endpoint.addresses[0], endpoint.key
         self.codec: Codec = GR00T
         self._endpoint = endpoint
@@ -93,7 +92,6 @@ class RequestSocket:
         return answer
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
-        """Send one message and return the reply, a message of one part; the socket is closed after an error."""
         import zmq
 
         socket = self._socket or self._connect()
@@ -147,7 +145,6 @@ class RequestSocket:
         return config
 
     def close(self) -> None:
-        """Close the socket, if there is one; a message that waits in it is dropped."""
         socket, monitor, self._socket, self._monitor = self._socket, self._monitor, None, None
         if socket is not None and monitor is not None:
             socket.disable_monitor()
