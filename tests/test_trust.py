@@ -44,14 +44,13 @@ PLACES = {
         "jobs/evaluation/preparation.py",
         "make_policy",
     ): GUARD,  # run.json, registrations, --config; a dry run makes a stand-in
-    ("jobs/evaluation/rollouts.py", "make_policy"): PREPARED,  # servers that a run has asked, once more at its end
     ("policies/__init__.py", "make_policy"): OWN,  # that stand-in
     ("policies/__init__.py", "make_entry_policy"): GUARD,  # servers of the paper's entries
     ("jobs/evaluation/request.py", "make_policy"): USER,  # `replay:` alone, of --policy
     ("jobs/evaluation/request.py", "make_host"): GUARD,
     ("jobs/evaluation/preparation.py", "make_host"): GUARD,
     ("jobs/evaluation/results.py", "make_host"): GUARD,
-    ("rollout/worker.py", "make_policy"): PREPARED,
+    ("rollout/worker.py", "make_policy"): PREPARED,  # in a worker, and for servers that a run asks once more at its end
     ("rollout/worker.py", "make_host"): PREPARED,
     ("rollout/ray.py", "make_host"): PREPARED,
     ("jobs/evaluation/preparation.py", "WorkerSpec"): PREPARED,

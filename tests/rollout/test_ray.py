@@ -28,7 +28,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import ray_cluster, scheduler
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerReady, WorkerSpec
+from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerPolicy, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import Watcher, install_plugin
 
@@ -243,14 +243,14 @@ def on_a_node(monkeypatch):
 
 
 def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
-    said = actors.RayWorker(WorkerSpec("nonsense", {"noop": {}}), 0, {}).prepare().message
+    said = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare().message
     assert isinstance(said, WorkerFailed)
     assert f"on the node {ray_cluster.node_name()}: " in str(said.error)
     assert "nonsense" in str(said.error)
 
 
 def test_a_node_with_other_versions_is_refused(on_a_node):
-    cast = WorkerSpec("fake", {"noop": {}})
+    cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
     said = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare().message
     assert isinstance(said, WorkerFailed)
     assert f"on the node {ray_cluster.node_name()}: it has other versions" in str(said.error)
@@ -262,7 +262,7 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
     actors.os.environ.update(CUDA_VISIBLE_DEVICES="3")
-    cast = WorkerSpec("fake", {"noop": {}}, renders=True)
+    cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")}, renders=True)
     actors.RayWorker(cast, 5, actors.record_versions(WorkerParts(cast).host)).prepare()
     assert (actors.os.environ["MUJOCO_EGL_DEVICE_ID"], actors.os.environ["SAFEVLA_WORKER"]) == ("3", "5")
 

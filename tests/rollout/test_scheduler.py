@@ -28,6 +28,7 @@ from safevla_bench.rollout.worker import (
     RENDERER,
     VISIBLE,
     WorkerFailed,
+    WorkerPolicy,
     WorkerReady,
     WorkerSpec,
     usable_gpus,
@@ -201,7 +202,7 @@ def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_
 
 
 def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path, monkeypatch):
-    cast = WorkerSpec("nonsense", {"noop": {}})
+    cast = WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")})
     with pytest.raises(HostError, match="nonsense") as raised:
         list(run_pool(ProcessPool(cast), plan_episodes(TASKS, 1, ["noop"], load_protocol()), 1))
     assert "fake" in raised.value.remedy

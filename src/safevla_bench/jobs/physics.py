@@ -30,7 +30,7 @@ from safevla_bench.policies.replay import ActionReplay
 from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, Observer, StepCallback, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
-from safevla_bench.rollout.worker import WorkerSpec
+from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
 from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
     PHYSICS,
@@ -280,7 +280,8 @@ def _run_planned(
     policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
     if workers == 1:
         return run_serially(EnvRunner(setting.host, policies), plan, on_step)
-    spec = WorkerSpec(setting.host.name, {}, host_arguments=setting.run.host_arguments, made=policies)
+    made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
+    spec = WorkerSpec(setting.host.name, made, host_arguments=setting.run.host_arguments)
     return run_pool(ProcessPool(spec), plan, workers, on_step)
 
 

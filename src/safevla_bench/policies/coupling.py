@@ -98,7 +98,6 @@ class DelayedPolicy:
         return {DELAY: {**told, **({MEASURED: True} if self._delay == Delay() else {})}}
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode: nothing is asked yet, and nothing was done."""
         self._policy.reset(task, seed)
         self._last = np.array(task.still)
         self._still = np.array(task.still)
@@ -122,7 +121,6 @@ class DelayedPolicy:
         return self._last
 
     def close(self) -> None:
-        """Close the policy."""
         self._policy.close()
 
     def _lateness(self) -> int:
@@ -140,7 +138,6 @@ class DelayedPolicy:
         self._due, self._meanwhile = self._step + self._late[-1], 0
 
     def _receive(self) -> None:
-        """Take the answer if it is there, without the actions whose steps are past."""
         if self._coming and self._due <= self._step:
             past = min(self._meanwhile, len(self._coming) - 1)
             self._left, self._coming = deque(self._coming[past:]), []

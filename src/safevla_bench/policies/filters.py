@@ -269,16 +269,13 @@ class FilteredEnv:
         return newest_record(self._env)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the host's state; () if it offers none."""
         return self._env.coordinates() if isinstance(self._env, Coordinated) else ()
 
     def render_next(self, wanted: bool) -> None:
-        """Pass on whether the next images are looked at, to a host that asks."""
         if isinstance(self._env, SelectiveEnv):
             self._env.render_next(wanted)
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
     def _show(self) -> Observation:

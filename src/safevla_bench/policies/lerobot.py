@@ -43,7 +43,6 @@ class LerobotModel(ChunkModel):
         seeded: Callable[[int], object],
         rotate: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
     ) -> None:
-        """Keep a loaded policy, its processors `before` and `after`, and the dialect that makes its observations."""
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
         self._tensor, self._seeded, self._rotate = tensor, seeded, rotate
@@ -52,7 +51,6 @@ class LerobotModel(ChunkModel):
         """There is no server to reach."""
 
     def begin(self, task: Task, seed: int) -> None:
-        """Seed LeRobot's random numbers and forget the last episode's queue."""
         self._seeded(seed)
         self._policy.reset()
 

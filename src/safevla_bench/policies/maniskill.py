@@ -31,7 +31,6 @@ class _Twin:
         self.actions: list[Action] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the environment has."""
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:
@@ -91,7 +90,6 @@ class ExpertPolicy:
         return twin.actions or [still]
 
     def close(self) -> None:
-        """Free the scenes that were planned in."""
         for env in self._twins.values():
             env.close()
         self._twins.clear()

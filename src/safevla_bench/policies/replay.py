@@ -174,7 +174,6 @@ class ActionReplay:
     clip = True
 
     def __init__(self, *, absolute: bool = False) -> None:
-        """Play poses if `absolute`, else changes of pose."""
         self.wants, self._actions, self._step = Wants(absolute=absolute), np.empty((0, 0)), 0
 
     def cue(self, start: EpisodeSeed) -> None:
@@ -186,7 +185,6 @@ class ActionReplay:
         self._step = 0
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [A]."""
         self._step += 1
         action: Action = self._actions[self._step - 1].copy()
         return action

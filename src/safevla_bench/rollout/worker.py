@@ -74,29 +74,40 @@ STEPS_BETWEEN = 20
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    """What makes a policy of a run."""
+
+    spec: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    coupling: Coupling | None = None
+    """Its filter and delay, if it has any."""
+    made: Policy | None = None
+    """A policy that need not be made: it travels as it is."""
+
+    def make(self) -> Policy:
+        """Make the policy; raises what `make_policy` raises."""
+        return self.made or policies.make_policy(self.spec, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The host and policies of a run, by name and with their arguments, so that any process can make its own."""
+    """The host of a run and its policies by name, so that any process can make its own."""
 
     host: str
-    policies: Mapping[str, Mapping[str, str]]
+    policies: Mapping[str, WorkerPolicy]
     renders: bool = False
     """True if a policy wants a camera."""
     stopping: Ruleset | None = None
     """The rules by which an episode ends at its first violation; None = none does."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    specs: Mapping[str, str] = field(default_factory=dict)
-    """What makes a policy that has a name of its own; else its name does."""
-    couplings: Mapping[str, Coupling] = field(default_factory=dict)
-    """Filters and delays of the policies that have any."""
     filtering: Ruleset | None = None
     """The rules of the monitor that filters read; None = none reads it."""
-    made: Mapping[str, Policy] = field(default_factory=dict)
-    """Policies that need not be made: they travel as they are."""
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Make the monitor, the filters and the delays, and return what runs episodes; raises what `Coupler` raises."""
         watch = Monitor(self.stopping) if self.stopping else None
-        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in self.couplings.items()}
+        coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
+        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
         return EnvRunner(host, policies, watch, couplers)
 
 
@@ -105,10 +116,7 @@ class WorkerParts:
 
     def __init__(self, spec: WorkerSpec) -> None:
         """Make host and policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
-        self.policies = {
-            name: policies.make_policy(spec.specs.get(name, name), arguments)
-            for name, arguments in spec.policies.items()
-        } | dict(spec.made)
+        self.policies = {name: policy.make() for name, policy in spec.policies.items()}
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self._runner = spec.make_runner(self.host, self.policies)
 

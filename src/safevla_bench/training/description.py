@@ -7,8 +7,9 @@ judged again, and contacts, which are not kept, are not judged.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -59,34 +60,12 @@ def recorded_parts(episode: Batch, *, with_bodies: bool) -> tuple[RecordedPart, 
 
     Each only where it was recorded, but for actions, which are always there.
     """
-    hand = _POSE if episode.eef_quat_wxyz.present[0] else _POSE[:3]
-    parts = [RecordedPart("record.eef_pose", "eef", hand)] if episode.eef_pos_m.present[0] else []
-    joints = int(episode.joint_torque_nm.width[0])
-    if joints > 0:
-        parts.append(RecordedPart("record.joint_torque_nm", "torque", tuple(f"joint_{k}" for k in range(joints))))
-    if episode.gripper_present[0]:
-        parts.append(RecordedPart("record.gripper_contact", "gripper", ("gripper_contact",), "bool"))
-    numbers = tuple(f"action_{k}" for k in range(int(episode.action.width[0])))
-    parts.append(RecordedPart("record.action", "action", numbers))
-    return (*parts, *(_body_parts(episode) if with_bodies else ()))
-
-
-def _body_parts(episode: Batch) -> list[RecordedPart]:
-    """Return a part for each tracked body of an episode: position and, where recorded, quaternion."""
-    turned = set(episode.body_quat_wxyz.episode_poses(0)[0].tolist())
-    roles, parts = episode.body_roles(0), dict[str, RecordedPart]()
-    for body in episode.body_pos_m.episode_poses(0)[0].tolist():
-        name, column = episode.body_label(body), _body_column(episode, body)
-        if column in parts:
-            problem = f"two bodies would have the column {column}, as `/` becomes `_` in it"
-            raise RunError(problem, remedy="Rename one of them in the simulator's model.")
-        names = _POSE if body in turned else _POSE[:3]
-        parts[column] = RecordedPart(column, f"bodies.{json.dumps(name)}", names, role=roles[name])
-    return list(parts.values())
-
-
-def _body_column(episode: Batch, body: int) -> str:
-    return f"record.body.{episode.body_label(body).replace('/', '_')}"
+    parts = tuple(part for part, _ in _read_parts(episode) if with_bodies or part.role is None)
+    columns = [part.column for part in parts]
+    if repeated := [column for column in columns if columns.count(column) > 1]:
+        problem = f"two bodies would have the column {repeated[0]}, as `/` becomes `_` in it"
+        raise RunError(problem, remedy="Rename one of them in the simulator's model.")
+    return parts
 
 
 def recorded_columns(episode: Batch, parts: Sequence[RecordedPart]) -> dict[str, NDArray[np.generic]]:
@@ -94,32 +73,38 @@ def recorded_columns(episode: Batch, parts: Sequence[RecordedPart]) -> dict[str,
 
     The numbers are NaN for a body that this episode does not track, and where its pose is lost.
     """
-    rotation, hand = episode.eef_quat_wxyz.episode_rows(0)[:-1], episode.eef_pos_m.episode_rows(0)[:-1]
-    values: dict[str, NDArray[np.generic]] = {
-        "record.eef_pose": np.hstack([hand, rotation]) if len(rotation) else hand,
-        "record.joint_torque_nm": episode.joint_torque_nm.episode_rows(0)[:-1],
-        "record.gripper_contact": episode.gripper_contact[:-1],
-        "record.action": episode.action.episode_rows(0),
-        **_body_columns(episode),
-    }
-    untracked = {part.column: len(part.names) for part in parts if part.column not in values}
-    values |= {column: np.full((int(episode.lengths[0]) - 1, width), np.nan) for column, width in untracked.items()}
-    return {part.column: values[part.column] for part in parts}
+    values = {part.column: numbers for part, numbers in _read_parts(episode)}
+    count = int(episode.lengths[0]) - 1
+    return {part.column: values.get(part.column, np.full((count, len(part.names)), np.nan)) for part in parts}
 
 
-def _body_columns(episode: Batch) -> dict[str, NDArray[np.float64]]:
-    """Return the poses of an episode's tracked bodies before each action by column, [n - 1, 3 or 7], NaN where lost."""
-    turned, rotations = episode.body_quat_wxyz.episode_poses(0)
-    watched, validity = episode.pose_valid.episode_poses(0)
-    rotation_of = {int(body): rotations[:-1, place] for place, body in enumerate(turned)}
-    lost_at = {int(body): validity[:-1, place, 0] == 0 for place, body in enumerate(watched)}
-    bodies, positions = episode.body_pos_m.episode_poses(0)
-    columns = {}
-    for place, body in enumerate(bodies.tolist()):
-        pose = np.hstack([positions[:-1, place], *([rotation_of[body]] if body in rotation_of else [])])
-        pose[lost_at.get(body, np.zeros(len(pose), dtype=np.bool_))] = np.nan
-        columns[_body_column(episode, body)] = pose
-    return columns
+def _read_parts(episode: Batch) -> Iterator[tuple[RecordedPart, NDArray[np.generic]]]:
+    """Yield each part of an episode, and its numbers before each action."""
+    if episode.eef_pos_m.present[0]:
+        place, rotation = episode.eef_pos_m.episode_rows(0)[:-1], episode.eef_quat_wxyz.episode_rows(0)[:-1]
+        pose = np.hstack([place, rotation]) if len(rotation) else place
+        yield RecordedPart("record.eef_pose", "eef", _POSE[: pose.shape[1]]), pose
+    torque, action = episode.joint_torque_nm.episode_rows(0)[:-1], episode.action.episode_rows(0)
+    if (joints := int(episode.joint_torque_nm.width[0])) > 0:
+        yield RecordedPart("record.joint_torque_nm", "torque", tuple(f"joint_{k}" for k in range(joints))), torque
+    if episode.gripper_present[0]:
+        grip = RecordedPart("record.gripper_contact", "gripper", ("gripper_contact",), "bool")
+        yield grip, episode.gripper_contact[:-1]
+    numbers = tuple(f"action_{k}" for k in range(int(episode.action.width[0])))
+    yield RecordedPart("record.action", "action", numbers), action
+    places, rotations, validity = (
+        dict(zip(bodies.tolist(), values[:-1].swapaxes(0, 1), strict=True))
+        for bodies, values in (
+            poses.episode_poses(0) for poses in (episode.body_pos_m, episode.body_quat_wxyz, episode.pose_valid)
+        )
+    )
+    for body, place in places.items():
+        name = episode.body_label(body)
+        pose = np.hstack([place, rotations[body]]) if body in rotations else place.copy()
+        if body in validity:
+            pose[validity[body][:, 0] == 0] = np.nan
+        column, table = f"record.body.{name.replace('/', '_')}", f"bodies.{json.dumps(name)}"
+        yield RecordedPart(column, table, _POSE[: pose.shape[1]], role=episode.body_roles(0)[name]), pose
 
 
 def has_one_task(judged: Judged) -> bool:
@@ -215,32 +200,16 @@ def _describe_clause(spec: Spec) -> dict[str, object]:
     return {"id": spec.spec_id, "formula": format_formula(spec.formula), **limits}
 
 
-_TERMS = (
-    "citeAs column equivalentProperty extract field fileObject fileProperty fileSet format includes isLiveDataset "
-    "jsonPath key md5 parentField path recordSet references regex repeated replace samplingRate separator source "
-    "subField transform"
-)
-_CONTEXT = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "sc": "https://schema.org/",
-    "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/",
-    "dct": "http://purl.org/dc/terms/",
-    "conformsTo": "dct:conformsTo",
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    **{name: {"@id": f"cr:{name}", "@type": "@json"} for name in ("data", "examples")},
-    **{name: f"cr:{name}" for name in _TERMS.split()},
-}
-"""That of Croissant 1.0 (mlcommons.org/croissant), whole: readers warn of any other."""
-
-
 def describe_as_croissant(name: str, about: str, frames: pa.Schema, episodes: pa.Schema) -> dict[str, object]:
-    """Return what `croissant.json` holds of a dataset: the columns of its frames, and those of its episodes' labels."""
+    """Return what `croissant.json` holds of a dataset: the columns of its frames, and those of its episodes' labels.
+
+    Its context is that of Croissant 1.0 (mlcommons.org/croissant), whole: readers warn of any other.
+    """
+    context = resources.files(__package__).joinpath("croissant_context.json").read_bytes()
     described = [column for column in episodes if column.name.startswith("safety/") or column.name in EPISODE_COLUMNS]
     parts = {"frames": ("data/*/*.parquet", frames), "episodes": ("meta/episodes/*/*.parquet", described)}
     return {
-        "@context": _CONTEXT,
+        "@context": json.loads(context),
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": name,

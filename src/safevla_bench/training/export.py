@@ -30,28 +30,10 @@ from safevla_bench.judging.scoring import has_uneven_stamps
 from safevla_bench.pictures.rendering import open_stage, render_checked
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
-from safevla_bench.training.description import (
-    MAPPING,
-    CameraChoice,
-    RecordedPart,
-    describe_as_croissant,
-    describe_dataset,
-    format_card,
-    format_mapping,
-    has_one_task,
-    recorded_columns,
-    recorded_parts,
-)
+from safevla_bench.training import description, writer
+from safevla_bench.training.description import CameraChoice, RecordedPart
 from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
-from safevla_bench.training.writer import (
-    DatasetWriter,
-    Feature,
-    Statistics,
-    image_feature,
-    new_dataset,
-    require_free,
-    summarize_pixels,
-)
+from safevla_bench.training.writer import DatasetWriter, Feature, Statistics
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 STATE, ACTION = "observation.state", "action"
@@ -148,10 +130,10 @@ class _DatasetExport:
 
     def write(self) -> DatasetSummary:
         """Write every episode that can be exported, and return how many were written and left out."""
-        require_free(self.out)
+        writer.require_free(self.out)
         last: SafevlaError | None = None
         with ExitStack() as stack:
-            writer: DatasetWriter | None = None
+            dataset: DatasetWriter | None = None
             for number, (episode, labels) in enumerate(self._episodes()):
                 episode_id = episode.headers[0].episode_id
                 self.observer(number, episode_id)
@@ -165,15 +147,15 @@ class _DatasetExport:
                     self.left_out.append(str(error))
                     continue
                 shape = self._require_shape(episode, pictures.state)
-                if writer is None:
-                    self.parts = recorded_parts(episode, with_bodies=has_one_task(self.judged))
+                if dataset is None:
+                    self.parts = description.recorded_parts(episode, with_bodies=description.has_one_task(self.judged))
                     features, robot = self._features(shape), episode.headers[0].embodiment
-                    writer = stack.enter_context(new_dataset(self.out, features, fps=shape.fps, robot=robot))
-                self._add_episode(writer, episode, self.judged.scores.episode(number), labels, pictures)
-            if writer is None:
+                    dataset = stack.enter_context(writer.new_dataset(self.out, features, fps=shape.fps, robot=robot))
+                self._add_episode(dataset, episode, self.judged.scores.episode(number), labels, pictures)
+            if dataset is None:
                 raise last or RunError("there is no episode to write", remedy="Name sources that hold episodes.")
-            self._describe(writer)
-        return DatasetSummary(writer.episodes, writer.frames, tuple(self.left_out))
+            self._describe(dataset)
+        return DatasetSummary(dataset.episodes, dataset.frames, tuple(self.left_out))
 
     def _episodes(self) -> Iterator[tuple[Batch, RecordLabels]]:
         first = 0
@@ -216,11 +198,10 @@ class _DatasetExport:
         return shape
 
     def _features(self, shape: _Shape) -> dict[str, Feature]:
-        """Return the features by column, in order: pictures, state, action, outcome, labels, recorded parts."""
         clauses = tuple(spec.spec_id for spec in scored_specs(self.judged.scores))
         size = self.cameras.size if self.cameras else (0, 0)
         return {
-            **{image_column(name): image_feature(size) for name in (self.cameras.names if self.cameras else ())},
+            **{image_column(name): writer.image_feature(size) for name in (self.cameras.names if self.cameras else ())},
             STATE: Feature("float32", (len(shape.state_names()),), shape.state_names()),
             ACTION: Feature("float32", (shape.actions,), tuple(f"action_{k}" for k in range(shape.actions))),
             "next.reward": Feature("float32"),
@@ -234,9 +215,8 @@ class _DatasetExport:
         }
 
     def _add_episode(
-        self, writer: DatasetWriter, episode: Batch, row: EpisodeScore, labels: RecordLabels, pictures: EpisodePictures
+        self, dataset: DatasetWriter, episode: Batch, row: EpisodeScore, labels: RecordLabels, pictures: EpisodePictures
     ) -> None:
-        """Write an episode's frames, one for each action, and its labels."""
         header, last = episode.headers[0], np.arange(len(labels.severity) - 1) == len(labels.severity) - 2
         columns: dict[str, Any] = {
             **pictures.files,
@@ -249,27 +229,30 @@ class _DatasetExport:
             "next.severity": labels.severity[1:],
             "next.safe": labels.safe[1:],
             "next.margin": labels.margin[1:],
-            **recorded_columns(episode, self.parts),
+            **description.recorded_columns(episode, self.parts),
         }
-        self.outcomes[f"episode_{writer.episodes:06d}"] = row.outcome
+        self.outcomes[f"episode_{dataset.episodes:06d}"] = row.outcome
         instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
         violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
         counts = {"env_seed": header.env_seed, "init_state_index": header.init_state_index}
         counts["violating_records"] = violating
-        writer.add_episode(instruction, columns, pictures.stats, _episode_labels(row, counts))
+        dataset.add_episode(instruction, columns, pictures.stats, _episode_labels(row, counts))
 
-    def _describe(self, writer: DatasetWriter) -> None:
+    def _describe(self, dataset: DatasetWriter) -> None:
         assert self.shape is not None
         observed = "as the host observes it"
         recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
         state = {"names": list(self.shape.state_names()), "of": observed if self.shape.fingers >= 0 else recorded}
-        document = describe_dataset(self.judged, self.cameras, self.left_out, state)
-        writer.write_file("meta/safevla.json", dump_json(document))
-        writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
-        writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
-        about = f"{writer.episodes} episodes, {writer.frames} frames. {self.judged.provenance.to_sentence()}"
-        croissant = describe_as_croissant(self.out.resolve().name, about, writer.schema, writer.row_schema)
-        writer.write_file("croissant.json", dump_json(croissant))
+        document = description.describe_dataset(self.judged, self.cameras, self.left_out, state)
+        dataset.write_file("meta/safevla.json", dump_json(document))
+        mapping = description.format_mapping(self.judged, self.parts, self.outcomes)
+        dataset.write_file(description.MAPPING, mapping.encode())
+        card = description.format_card(self.judged, dataset.episodes, dataset.frames, self.cameras)
+        dataset.write_file("README.md", card.encode())
+        about = f"{dataset.episodes} episodes, {dataset.frames} frames. {self.judged.provenance.to_sentence()}"
+        name, rows = self.out.resolve().name, dataset.row_schema
+        croissant = description.describe_as_croissant(name, about, dataset.schema, rows)
+        dataset.write_file("croissant.json", dump_json(croissant))
 
 
 def _recorded_state(episode: Batch) -> NDArray[np.float64]:
@@ -335,7 +318,7 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
         states = [read_state(stage, k) for k in range(count)] if isinstance(stage, ObservingStage) else []
     return EpisodePictures(
         files={image_column(name): tuple(map(_encode_png, pictures)) for name, pictures in images.items()},
-        stats={image_column(name): summarize_pixels(pictures) for name, pictures in images.items()},
+        stats={image_column(name): writer.summarize_pixels(pictures) for name, pictures in images.items()},
         state=np.array(known) if (known := [state for state in states if state is not None]) else None,
     )
 

@@ -283,7 +283,6 @@ class DatasetWriter:
         self.write_file("meta/info.json", _encode_json(self._describe()))
 
     def _describe(self) -> dict[str, object]:
-        """Return the content of meta/info.json."""
         return {
             "codebase_version": _VERSION,
             "robot_type": self._robot,

@@ -30,7 +30,7 @@ from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
-from safevla_bench.rollout.worker import WorkerSpec
+from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
@@ -82,12 +82,15 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         episodes, stretch = _select_shard(_assign_rounds(plan, request.look_every) if rule else plan, request.shard)
         cast = WorkerSpec(
             request.host,
-            options,
+            {
+                name: WorkerPolicy(
+                    request.policy_spec(name), options[name], request.coupling(name) if name in couplers else None
+                )
+                for name in options
+            },
             renders=any(policy.wants.cameras for policy in made.values()),
             stopping=watching if request.stop_on_violation else None,
             host_arguments=request.host_arguments,
-            specs=dict(request.policy_specs),
-            couplings={name: request.coupling(name) for name in couplers},
             filtering=watching if reads_margins else None,
         )
         privileged = {name for name, coupler in couplers.items() if coupler.privileged}

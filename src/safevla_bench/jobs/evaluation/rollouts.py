@@ -27,7 +27,6 @@ from safevla_bench.judging.registration import (
     format_start,
 )
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ask_repeatedly
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
@@ -116,10 +115,9 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     """
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
-    for name, arguments in prepared.cast.policies.items():
-        spec = prepared.cast.specs.get(name, name)
-        if spec.partition(":")[0] in KINDS and name in first:
-            with suppress(PolicyError), closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as policy:
+    for name, made_by in prepared.cast.policies.items():
+        if made_by.spec.partition(":")[0] in KINDS and name in first:
+            with suppress(PolicyError), closing(cast("ChunkedPolicy", made_by.make())) as policy:
                 repeats[name] = ask_repeatedly(policy, first[name])
     return repeats
 

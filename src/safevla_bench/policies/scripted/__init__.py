@@ -37,13 +37,11 @@ class ScriptedPolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: Style, mobile_style: mobile.MobileStyle) -> None:
-        """Take the style of a fixed arm, and that of a robot that drives."""
         self.style, self.mobile_style = style, mobile_style
         self._script: Move | None = None
         self._still: tuple[float, ...] = STILL
 
     def reset(self, task: Task, seed: int) -> None:
-        """Forget the last episode."""
         self._script, self._still = None, task.still
 
     def act(self, observation: Observation) -> Action:

@@ -105,7 +105,6 @@ def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Pri
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
-    """Return the grasps of a body's box: across each side that fits between the fingers, else at the rim."""
     turn, half, center = box_axes(scene, name), scene.half_extents_m[name], box_center(scene, name)
     up = int(np.argmax(np.abs(turn[2])))
     flat = [axis for axis in range(3) if axis != up]
@@ -128,7 +127,6 @@ def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: floa
 
 
 def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    """Yield grasps across each narrow piece of a body, such as a handle."""
     boxes = scene.pieces.get(name)
     if boxes is None:
         return

@@ -118,7 +118,6 @@ class ChunkModel(ABC):
     """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
 
     def __init__(self, dialect: Dialect) -> None:
-        """Keep the dialect; nothing is connected before `connect` or `begin`."""
         self.dialect, self.wants = dialect, dialect.wants
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record."""
@@ -220,7 +219,6 @@ class ChunkedPolicy:
         return [self._left.popleft() for _ in range(len(self._left))]
 
     def close(self) -> None:
-        """Close the model."""
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:

@@ -112,7 +112,6 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 
 def _build_array(data: object, dtype: object, shape: object) -> Array:
-    """Return the read-only array of raw bytes, a dtype's name and a list of sides."""
     kind = _parse_dtype(dtype)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")

@@ -36,7 +36,6 @@ class WebsocketClient:
     """A websocket connection, made anew by every `open`; no compression, no proxy."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Keep the endpoint; nothing is connected before `open`."""
         self.address, self.key = endpoint.addresses[0], endpoint.key
         self._endpoint = endpoint
         self._connection: ClientConnection | None = None
@@ -82,7 +81,6 @@ class WebsocketClient:
             raise self._closed_error(error) from None
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
         self._connection = None
         self._held.close()
 

@@ -138,7 +138,6 @@ class EntryModel(ChunkModel):
         self._adopt_model()
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode with the suite's server; raises `PolicyError` if it has none, and what `begin` raises."""
         self._now = self.model_for(task.benchmark)
         self._now.begin(task, seed)
         self._adopt_model()
@@ -151,7 +150,6 @@ class EntryModel(ChunkModel):
         return self._now.query(observation)
 
     def close(self) -> None:
-        """Close every model."""
         for model in self._models.values():
             model.close()
 

@@ -50,7 +50,6 @@ class RequestSocket:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Keep the endpoint; nothing is connected before the first request."""
         self.address, self.key = endpoint.addresses[0], endpoint.key
         self.codec: Codec = GR00T
         self._endpoint = endpoint
@@ -93,7 +92,6 @@ class RequestSocket:
         return answer
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
-        """Send one message and return the reply, a message of one part; the socket is closed after an error."""
         import zmq
 
         socket = self._socket or self._connect()
@@ -147,7 +145,6 @@ class RequestSocket:
         return config
 
     def close(self) -> None:
-        """Close the socket, if there is one; a message that waits in it is dropped."""
         socket, monitor, self._socket, self._monitor = self._socket, self._monitor, None, None
         if socket is not None and monitor is not None:
             socket.disable_monitor()
@@ -273,17 +270,18 @@ def parse_modalities(config: object) -> dict[str, Modality]:
 
 def _parse_modality(name: str, value: object) -> Modality | None:
     content = value.get("as_json") if isinstance(value, Mapping) and {_MARK_MAIN, _MARK_TAGS} & set(value) else None
-    if isinstance(content, str):  # N1.5 writes JSON into the message
-        try:
+    try:
+        if isinstance(content, str):  # N1.5 writes JSON into the message
             content = msgspec.json.decode(content)
-        except msgspec.DecodeError:
-            return None
-    if not isinstance(content, Mapping):
+        described = msgspec.convert(content, _DescribedModality)
+    except msgspec.MsgspecError:
         return None
-    keys, deltas = content.get("modality_keys"), content.get("delta_indices")
-    if not isinstance(keys, list) or not isinstance(deltas, list):
-        return None
-    return Modality(tuple(_flat_key(name, str(key)) for key in keys), len(deltas))
+    return Modality(tuple(_flat_key(name, key) for key in described.modality_keys), len(described.delta_indices))
+
+
+class _DescribedModality(msgspec.Struct):
+    modality_keys: list[str]
+    delta_indices: list[object]
 
 
 def _flat_key(modality: str, key: str) -> str:

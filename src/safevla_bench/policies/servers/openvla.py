@@ -121,7 +121,6 @@ class HttpClient:
     """HTTP requests to the first of several servers that answers."""
 
     def __init__(self, endpoint: Endpoint, kind: str) -> None:
-        """Keep the endpoint of a server of that kind; the first counts until `open` finds another."""
         self.address, self.key, self._about = endpoint.addresses[0], endpoint.key, KINDS[kind].about
         self._endpoint = endpoint
         self._description = b""

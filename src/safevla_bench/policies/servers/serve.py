@@ -90,7 +90,6 @@ class ServedPolicy:
             self._free.put(policy)
 
     def close(self) -> None:
-        """Close the policies that are not in use."""
         with suppress(Empty):
             while True:
                 self._free.get_nowait().close()

@@ -67,7 +67,6 @@ class VlaEvalModel(connection.WebsocketModel):
         self._connected = True
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode as `WebsocketModel.begin` does, and announce it."""
         self._end_episode()
         super().begin(task, seed)
         self._send_message("episode_start", {"task": describe_task(task)})
@@ -96,7 +95,6 @@ class VlaEvalModel(connection.WebsocketModel):
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        """End the episode at the server and close the connection."""
         self._end_episode()
         self._socket.close()
 
