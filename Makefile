@@ -30,6 +30,9 @@ $(shell { $(MANISKILL_USABLE); } 2>/dev/null || rm -f $(MANISKILL)/.stamp)
 LEARNED_USABLE := grep -qsF '$(CURDIR)/$(LEARNED)/bin/python' $(LEARNED)/bin/pip && $(LEARNED)/bin/python -c ''
 $(shell { $(LEARNED_USABLE); } 2>/dev/null || rm -f $(LEARNED)/.stamp)
 
+# Where a container sets it, every process of the tests would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help

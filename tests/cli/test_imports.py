@@ -5,10 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import pytest
-
 from safevla_bench import cli
-from safevla_bench.jobs import demo
 
 _REPORT = """
 import json, sys
@@ -20,27 +17,22 @@ json.dump(ends, sys.stderr)
 _LIGHT = ("matplotlib", "pandas", "rich.console", "ray", "mujoco")
 
 
-def run_commands(lines: Sequence[Sequence[str]], heavy: Sequence[str]) -> dict[str, object]:
+def run_commands(lines: Sequence[Sequence[object]], heavy: Sequence[str]) -> dict[str, object]:
     """Run commands one after the other in a process: the exit code of each, and what of `heavy` is imported by then."""
-    words = [json.dumps(list(heavy)), json.dumps([list(line) for line in lines])]
+    words = [json.dumps(list(heavy)), json.dumps([list(map(str, line)) for line in lines])]
     ran = subprocess.run([sys.executable, "-c", _REPORT, *words], capture_output=True, text=True, check=True)
     ends: dict[str, object] = json.loads(ran.stderr.rsplit("\n", 1)[-1])
     return ends
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory):
-    return str(demo.unpack_archive(tmp_path_factory.mktemp("demo")))
-
-
-def test_a_command_that_reads_verdicts_imports_no_charts_no_templates_and_no_simulator(archive):
-    lines = (["episodes", archive], ["show", archive, "1"], ["gate", archive, "--min-safety", "0.1"])
+def test_a_command_that_reads_verdicts_imports_no_charts_no_templates_and_no_simulator(shipped):
+    lines = (["episodes", shipped], ["show", shipped, "1"], ["gate", shipped, "--min-safety", "0.1"])
     ends = run_commands(lines, [*_LIGHT, "scipy.stats", "scipy.optimize", "PIL", "jinja2"])
     assert list(ends.values()) == [[cli.OK, []]] * len(lines), ends
 
 
-def test_scoring_imports_no_charts_and_no_data_frames(archive, tmp_path):
-    assert list(run_commands([["score", archive, "--out", str(tmp_path)]], _LIGHT).values()) == [[cli.OK, []]]
+def test_scoring_imports_no_charts_and_no_data_frames(shipped, tmp_path):
+    assert list(run_commands([["score", shipped, "--out", tmp_path]], _LIGHT).values()) == [[cli.OK, []]]
 
 
 def test_the_help_of_a_command_imports_neither_charts_nor_statistics():

@@ -34,7 +34,7 @@ def start(lethal, *words: str) -> subprocess.Popen[str]:
 def wait_for_episodes(process: subprocess.Popen[str], run: Path, count: int) -> None:
     while not (run / "run.json").exists() or count_progress(run)[0] < count:
         assert process.poll() is None
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, lethal):
