@@ -29,7 +29,6 @@ from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface.policy import (
     Action,
     Observation,
-    PartialReadings,
     Reading,
     UnrenderedImages,
     Wants,
@@ -209,7 +208,7 @@ class MujocoEnv(ABC):
         depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         unrendered = [] if renders else depths
         read_now = {name: read(name) for name in self._wants.extra if name not in (*own, *unrendered)}
-        return PartialReadings({**own, **read_now}, unrendered) if unrendered else {**own, **read_now}
+        return UnrenderedImages(unrendered, {**own, **read_now}) if unrendered else {**own, **read_now}
 
 
 class RobosuiteEnv(MujocoEnv):
