@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, episode_header, read_versions
+from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants, check_action, check_extra
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
@@ -140,11 +141,9 @@ class ManiskillEnv:
         """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0.
 
         At least one settling step is made: PhysX tells contacts after its steps alone. Every start is drawn. Raises
-        `HostError` if `check_start` refuses the seed or it holds a recorded state.
+        `HostError` if `check_start` refuses the seed.
         """
-        if seed.recorded is not None and seed.recorded.state is not None:
-            raise HostError("the host maniskill starts from no recorded state", remedy="Replay by its index and seed.")
-        check_start(self.task, seed)
+        check_start(self.task, seed, takes_states=False)
         self._recorder, self._seed = None, seed
         env = self._env
         start(env, drawn_reset_seed(seed))
@@ -263,15 +262,10 @@ def versions() -> dict[str, str]:
 def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
     versions()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
-            import mani_skill.envs
-            from mani_skill.utils.registration import REGISTERED_ENVS
-    except ModuleNotFoundError as error:
-        raise HostError(f"ManiSkill lacks a package: {error}", remedy=_INSTALL) from error
-    except (ImportError, OSError) as error:
-        raise HostError(f"ManiSkill cannot be imported: {error}", remedy=_INSTALL) from error
+    with importing("ManiSkill", _INSTALL), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
+        import mani_skill.envs
+        from mani_skill.utils.registration import REGISTERED_ENVS
     mani_skill.logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
     found: Mapping[str, Any] = REGISTERED_ENVS
     return found
