@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -25,10 +23,6 @@ from safevla_recorder.mujoco.hook import wrap_method
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
-
-
-_LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
-"""Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
 
 
 def versions() -> dict[str, str]:
@@ -106,22 +100,10 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 
 
 def _import_control_env() -> type[ControlEnv]:
-    _require_libraries()
     quieten_log()
     with importing("LIBERO", install_command("libero")):
         from libero.libero.envs.env_wrapper import ControlEnv
     return ControlEnv  # type: ignore[no-any-return]
-
-
-def _require_libraries() -> None:
-    if sys.platform != "linux":
-        return
-    for library, package in _LIBRARIES:
-        try:
-            ctypes.CDLL(library)
-        except OSError as error:
-            problem = f"LIBERO needs the shared library {library}: {error}"
-            raise HostError(problem, remedy=f"apt-get install {package}   (its name on Debian and Ubuntu)") from error
 
 
 class KeptScene:
