@@ -11,11 +11,11 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
+from importlib import resources
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,31 +51,16 @@ _building = threading.Lock()
 """Held while SAPIEN's materials are replaced: environments in threads take turns."""
 
 
-@dataclass(frozen=True)
-class TaskRules:
+class TaskRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a task's success asks to be moved, the tool in hand last, and ManiSkill's own limit in steps."""
 
     targets: tuple[str, ...]
     horizon: int = 50
 
 
-TASKS: Mapping[str, TaskRules] = MappingProxyType(
-    {
-        "PickCube-v1": TaskRules(("cube",)),
-        "PushCube-v1": TaskRules(("cube",)),
-        "PullCube-v1": TaskRules(("cube",)),
-        "StackCube-v1": TaskRules(("cubeA",)),
-        "LiftPegUpright-v1": TaskRules(("peg",)),
-        "PegInsertionSide-v1": TaskRules(("peg_0",), 100),
-        "PokeCube-v1": TaskRules(("cube", "peg")),
-        "PlaceSphere-v1": TaskRules(("sphere",)),
-        "PullCubeTool-v1": TaskRules(("cube", "l_shape_tool"), 100),
-        "RollBall-v1": TaskRules(("ball",), 80),
-        "StackPyramid-v1": TaskRules(("cubeA", "cubeC"), 250),
-        "PlugCharger-v1": TaskRules(("charger",), 200),
-    }
+TASKS: Mapping[str, TaskRules] = msgspec.toml.decode(
+    resources.files(__package__).joinpath("maniskill.toml").read_bytes(), type=dict[str, TaskRules]
 )
-"""The table-top tasks of primitive shapes, by the `evaluate` of each (mani_skill/envs/tasks/tabletop/)."""
 
 
 class ManiskillHost:
