@@ -76,13 +76,17 @@ def _require_file(name: str, value: object) -> Path:
     raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
 
 
-def check_start(task: Task, seed: EpisodeSeed) -> None:
+def check_start(task: Task, seed: EpisodeSeed, *, takes_states: bool = True) -> None:
     """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
 
     The environment's seed and the index are 0 or more. The index is below `Task.init_states`, if there is such a number
-    and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite.
+    and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite. There is
+    a recorded state only if the host `takes_states`.
     """
     name = f"{task.benchmark} {task.task_id}"
+    has_state = seed.recorded is not None and seed.recorded.state is not None
+    if has_state and not takes_states:
+        raise HostError(f"{name} starts from no recorded state", remedy="Replay by its initial state and seed.")
     if seed.wait_action is not None:
         try:
             check_action(np.array(seed.wait_action), len(task.still))
@@ -97,8 +101,7 @@ def check_start(task: Task, seed: EpisodeSeed) -> None:
     if index < 0 and (seed.drawn or not count):
         problem = f"{name} has no episode {index}"
         raise HostError(problem, remedy="Its starts are drawn, and count from 0.")
-    is_state_free = seed.drawn or (seed.recorded is not None and seed.recorded.state is not None)
-    if count and (index < 0 or (index >= count and not is_state_free)):
+    if count and (index < 0 or (index >= count and not (seed.drawn or has_state))):
         problem = f"{name} has no initial state {index}"
         raise HostError(problem, remedy=f"It has {count}: choose from 0 to {count - 1}.")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ Action = NDArray[np.float64]
 
 Reading = NDArray[np.float64] | NDArray[np.float32]
 """One of `Observation.extra`; depths are of single precision."""
+Array = TypeVar("Array", bound=NDArray[Any])
 
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
@@ -95,34 +97,19 @@ class Privileged:
     """Pieces of the hand and its fingers as they are now, in the world frame; None if the host does not know them."""
 
 
-class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
-    """Images of an observation that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
+class UnrenderedImages(Mapping[str, Array]):
+    """Images, or readings of which some are depths, that were not rendered: nobody was to look at them. Reading one is
+    a `PolicyError`; `made` are those that are there.
+    """
 
-    def __init__(self, cameras: Sequence[str]) -> None:
-        self._cameras = tuple(cameras)
+    def __init__(self, unrendered: Sequence[str], made: Mapping[str, Array] = MappingProxyType({})) -> None:
+        self._unrendered, self._made = tuple(unrendered), made
 
-    def __getitem__(self, camera: str) -> NDArray[np.uint8]:
-        problem = f"the image of {camera} was not rendered: the policy had said that it would not look at it"
-        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cameras)
-
-    def __len__(self) -> int:
-        return len(self._cameras)
-
-
-class PartialReadings(Mapping[str, Reading]):
-    """Further readings of an observation for which no camera was rendered. Reading a depth is a `PolicyError`."""
-
-    def __init__(self, made: Mapping[str, Reading], unrendered: Sequence[str]) -> None:
-        self._made, self._unrendered = dict(made), tuple(unrendered)
-
-    def __getitem__(self, name: str) -> Reading:
+    def __getitem__(self, name: str) -> Array:
         if name not in self._unrendered:
             return self._made[name]
-        problem = f"the reading {name} was not rendered: the policy had said that it would not look at it"
-        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the depth.")
+        problem = f"{name} was not rendered: the policy had said that it would not look at it"
+        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self._made, *self._unrendered))

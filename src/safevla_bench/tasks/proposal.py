@@ -227,12 +227,12 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
     lines = list(_HEAD)
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
         if benchmark not in registry.benchmarks:
-            lines += ["", f"[benchmarks.{_quote_text(benchmark)}]", f"host = {_quote_text(host)}"]
-            lines += [f"capabilities = {_quote_text(capabilities)}"]
+            lines += ["", f"[benchmarks.{_quote(benchmark)}]", f"host = {_quote(host)}"]
+            lines += [f"capabilities = {_quote(capabilities)}"]
     for proposal in proposals:
         lines += ["", *_task_lines(proposal)]
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
-        lines += ["", f"[goal_bodies.{_quote_text(benchmark)}]"]
+        lines += ["", f"[goal_bodies.{_quote(benchmark)}]"]
         lines += [_goal_bodies_line(proposal) for proposal in proposals if proposal.benchmark == benchmark]
     return "\n".join(lines) + "\n"
 
@@ -241,10 +241,7 @@ def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
     """Return a plain row per proposal. It has `template`, or `components` where it has several phases."""
     return [
         {
-            "benchmark": proposal.benchmark,
-            "task_id": proposal.task_id,
-            **({"template": proposal.template} if proposal.template else {"components": list(proposal.components)}),
-            "instruction": proposal.instruction,
+            **_task_keys(proposal),
             "object_tags": dict(proposal.object_tags),
             "reasons": list(proposal.reasons),
             "audit": list(proposal.audit),
@@ -254,35 +251,29 @@ def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
     ]
 
 
+def _task_keys(proposal: TagProposal) -> dict[str, object]:
+    return {
+        "benchmark": proposal.benchmark,
+        "task_id": proposal.task_id,
+        **({"template": proposal.template} if proposal.template else {"components": list(proposal.components)}),
+        "instruction": proposal.instruction,
+    }
+
+
 def _task_lines(proposal: TagProposal) -> list[str]:
     """Return the lines of a proposal's [[tasks]] table in TOML, then comments with its reasons and questions."""
-    kind = (
-        f"template = {_quote_text(proposal.template)}"
-        if proposal.template
-        else f"components = [{_quote_list(proposal.components)}]"
-    )
-    lines = [
-        "[[tasks]]",
-        f"benchmark = {_quote_text(proposal.benchmark)}",
-        f"task_id = {_quote_text(proposal.task_id)}",
-        kind,
-    ]
-    lines.append(f"instruction = {_quote_text(proposal.instruction)}")
+    lines = ["[[tasks]]", *(f"{key} = {_quote(value)}" for key, value in _task_keys(proposal).items())]
     if proposal.object_tags:
-        tags = ", ".join(f"{tag} = {_quote_text(reason)}" for tag, reason in proposal.object_tags.items())
+        tags = ", ".join(f"{tag} = {_quote(reason)}" for tag, reason in proposal.object_tags.items())
         lines.append(f"object_tags = {{ {tags} }}")
     lines += [f"# why: {escape_controls(reason)}" for reason in proposal.reasons]
     return lines + [f"# audit: {escape_controls(question)}" for question in proposal.audit]
 
 
 def _goal_bodies_line(proposal: TagProposal) -> str:
-    named = [f"{name} = [{_quote_list(bodies)}]" for name, bodies in asdict(proposal.goal_bodies).items() if bodies]
-    return f"{_quote_text(proposal.task_id)} = {{ {', '.join(named)} }}".replace("{  }", "{}")
+    named = [f"{name} = {_quote(list(bodies))}" for name, bodies in asdict(proposal.goal_bodies).items() if bodies]
+    return f"{_quote(proposal.task_id)} = {{ {', '.join(named)} }}".replace("{  }", "{}")
 
 
-def _quote_list(names: Sequence[str]) -> str:
-    return ", ".join(_quote_text(name) for name in names)
-
-
-def _quote_text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _quote(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

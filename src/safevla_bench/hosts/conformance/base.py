@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from safevla_bench.errors import SafevlaError
 from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.stage import Camera, StagingHost
@@ -277,6 +278,19 @@ def require_same(first: object, second: object, failure: str) -> None:
     """Fail the test with `failure` and the field in which two records differ, unless all their bits are equal."""
     difference = first_difference(first, second)
     require(not difference, f"{failure} differs in {difference}.")
+
+
+def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
+    """Return the text of the error of that kind which `call` raises; fail the test if it raises none, or another:
+    `what` must raise it.
+    """
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    except Exception as error:  # whatever else it raises breaks the rule
+        pytest.fail(f"{what} must raise {kind.__name__}, not {error!r}.", pytrace=False)
+    pytest.fail(f"{what} must raise {kind.__name__}, and nothing is raised.", pytrace=False)
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:

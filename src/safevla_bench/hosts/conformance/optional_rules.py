@@ -19,6 +19,7 @@ from safevla_bench.hosts.conformance.base import (
     call_hook,
     first_difference,
     require,
+    require_error,
     require_same,
     run_actions,
     skip_unless_repeatable,
@@ -61,12 +62,8 @@ class TaskRules(HostRules):
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
         """Fail unless `tasks` of an unknown suite raises `HostError` whose text has the first suite's name."""
-        try:
-            self.host().tasks("no-such-suite")
-        except HostError as error:
-            require(self.host().suites()[0] in str(error), f"The error about an unknown suite lists none: {error}")
-        else:
-            pytest.fail("A suite that does not exist has tasks.", pytrace=False)
+        text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "A suite that does not exist")
+        require(self.host().suites()[0] in text, f"The error about an unknown suite lists none: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
         """Fail unless `versions()` names some, none empty, and the record's header holds the same."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from safevla_bench.hosts.conformance.base import (
-    Floats,
     HostRules,
     TrialRun,
     call_hook,
@@ -54,9 +54,9 @@ class PhysicsRules(HostRules):
         names = [batch.body_label(int(k)) for k in posed]
         require(body in names, f"{body} was turned, and its orientation is not recorded.")
         path = quaternions[:, names.index(body)]
-        turn = _relative_rotation(path[0], path[-1])
-        expected = np.radians(angle_deg) / 2
-        off = np.degrees(2 * np.arccos(min(1.0, abs(turn[0] * np.cos(expected) + turn[3] * np.sin(expected)))))
+        ends = Rotation.from_quat(np.roll(path[[0, -1]], -1, axis=1))
+        expected = Rotation.from_euler("z", angle_deg, degrees=True)
+        off = np.degrees((ends[1] * ends[0].inv() * expected.inv()).magnitude())
         wrong = "quaternions are w, x, y, z, in the world frame"
         require(
             off <= _OFF_DEG,
@@ -91,10 +91,3 @@ def _sums_on(batch: Batch, body: str) -> tuple[float, float]:
     last = slice(contacts.starts[-2], contacts.starts[-1])
     own = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]
     return float(contacts.net_force_n[last][own].sum()), float(contacts.impulse_ns[last][own].sum())
-
-
-def _relative_rotation(first: Floats, last: Floats) -> Floats:
-    """Return the rotation wxyz in the world frame that leads from one orientation to another."""
-    (w1, *v1), (w2, *v2) = first, last
-    a, b = -np.array(v1), np.array(v2)
-    return np.array([w2 * w1 - b @ a, *(w2 * a + w1 * b + np.cross(b, a))])

@@ -16,6 +16,7 @@ from safevla_bench.hosts.conformance.base import (
     TrialRun,
     call_hook,
     require,
+    require_error,
     require_same,
     run_actions,
     skip_unless_repeatable,
@@ -281,13 +282,7 @@ class RepeatRules(HostRules):
 
         def try_bad_actions(action: Action) -> None:
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
-                try:
-                    run.env.step(bad)
-                except InvalidActionError:
-                    continue
-                except Exception as error:  # whatever else it raises breaks the rule
-                    pytest.fail(f"{run}: {bad} must raise InvalidActionError, not {error!r}.", pytrace=False)
-                pytest.fail(f"{run}: the action {bad} is accepted.", pytrace=False)
+                require_error(partial(run.env.step, bad), InvalidActionError, f"{run}: the action {bad}")
 
         tried = run_actions(run.env, self.seed, run.actions, before=try_bad_actions)
         require_same(run.batch, tried, f"{run}: after refused actions the episode")
@@ -299,11 +294,8 @@ class RepeatRules(HostRules):
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
-            try:
-                run.env.reset(EpisodeSeed(index, 0, 0))
-            except HostError:
-                continue
-            pytest.fail(f"{run} has {run.task.init_states} initial states, yet number {index} starts.", pytrace=False)
+            begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
+            require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of
@@ -333,13 +325,7 @@ class RepeatRules(HostRules):
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
         with closing(self.host().make(run.task, Wants())) as env:
             for call in (env.recorded, partial(env.step, run.actions[0])):
-                try:
-                    call()
-                except HostError:
-                    continue
-                except Exception as error:  # whatever else it raises breaks the rule
-                    pytest.fail(f"{run}: before a reset it must raise HostError, not {error!r}.", pytrace=False)
-                pytest.fail(f"{run}: it works before a reset.", pytrace=False)
+                require_error(call, HostError, f"{run}: before a reset it")
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:

@@ -16,9 +16,8 @@ from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
-from safevla_bench.hosts.mujoco.environment import CHANGEABLE, RawObservation, RobosuiteEnv, model_coordinates
+from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import (
     CONTROLLER_POSITION,
     CONTROLLER_ROTATION,
@@ -28,7 +27,6 @@ from safevla_bench.interface.policy import (
     Wants,
 )
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
-from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
@@ -37,11 +35,10 @@ from safevla_recorder.mujoco.scene import Scene
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
-class LiberoHost:
+class LiberoHost(MujocoHost):
     """The host `libero`; needs the extra `libero` for everything but its suites."""
 
     name = "libero"
-    changeable = CHANGEABLE
 
     def suites(self) -> tuple[str, ...]:
         return tuple(ALL_SUITES)
@@ -81,12 +78,6 @@ class LiberoHost:
         """Return the x and y of each movable object that LIBERO draws on a table or floor, within its BDDL region."""
         with closing(self.make(task, Wants())) as env:
             return placement_space(env._env.env, env._init_states)
-
-    def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if LIBERO
-        cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
-        return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
         return install.versions()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import read_versions
 from safevla_bench.hosts.mujoco.environment import camera_options, quieten_log
-from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
 from safevla_recorder.libero import DISTRIBUTION, require_robosuite
@@ -25,9 +23,6 @@ from safevla_recorder.mujoco.hook import wrap_method
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
-
-_LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
-"""Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
 
 
 def versions() -> dict[str, str]:
@@ -105,27 +100,10 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 
 
 def _import_control_env() -> type[ControlEnv]:
-    _require_libraries()
     quieten_log()
-    try:
+    with importing("LIBERO", install_command("libero")):
         from libero.libero.envs.env_wrapper import ControlEnv
-    except ImportError as error:
-        remedy = "A missing .so is in one of these Debian packages: libgl1 libegl1 libegl-mesa0 libglib2.0-0"
-        raise HostError(f"LIBERO cannot be imported: {error}", remedy=remedy) from error
-    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
-        raise graphics_error("LIBERO", error) from error
     return ControlEnv  # type: ignore[no-any-return]
-
-
-def _require_libraries() -> None:
-    if sys.platform != "linux":
-        return
-    for library, package in _LIBRARIES:
-        try:
-            ctypes.CDLL(library)
-        except OSError as error:
-            problem = f"LIBERO needs the shared library {library}: {error}"
-            raise HostError(problem, remedy=f"apt-get install {package}   (its name on Debian and Ubuntu)") from error
 
 
 class KeptScene:

@@ -11,16 +11,17 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
+from importlib import resources
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, episode_header, read_versions
+from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants, check_action, check_extra
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
@@ -50,31 +51,16 @@ _building = threading.Lock()
 """Held while SAPIEN's materials are replaced: environments in threads take turns."""
 
 
-@dataclass(frozen=True)
-class TaskRules:
+class TaskRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a task's success asks to be moved, the tool in hand last, and ManiSkill's own limit in steps."""
 
     targets: tuple[str, ...]
     horizon: int = 50
 
 
-TASKS: Mapping[str, TaskRules] = MappingProxyType(
-    {
-        "PickCube-v1": TaskRules(("cube",)),
-        "PushCube-v1": TaskRules(("cube",)),
-        "PullCube-v1": TaskRules(("cube",)),
-        "StackCube-v1": TaskRules(("cubeA",)),
-        "LiftPegUpright-v1": TaskRules(("peg",)),
-        "PegInsertionSide-v1": TaskRules(("peg_0",), 100),
-        "PokeCube-v1": TaskRules(("cube", "peg")),
-        "PlaceSphere-v1": TaskRules(("sphere",)),
-        "PullCubeTool-v1": TaskRules(("cube", "l_shape_tool"), 100),
-        "RollBall-v1": TaskRules(("ball",), 80),
-        "StackPyramid-v1": TaskRules(("cubeA", "cubeC"), 250),
-        "PlugCharger-v1": TaskRules(("charger",), 200),
-    }
+TASKS: Mapping[str, TaskRules] = msgspec.toml.decode(
+    resources.files(__package__).joinpath("maniskill.toml").read_bytes(), type=dict[str, TaskRules]
 )
-"""The table-top tasks of primitive shapes, by the `evaluate` of each (mani_skill/envs/tasks/tabletop/)."""
 
 
 class ManiskillHost:
@@ -140,11 +126,9 @@ class ManiskillEnv:
         """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0.
 
         At least one settling step is made: PhysX tells contacts after its steps alone. Every start is drawn. Raises
-        `HostError` if `check_start` refuses the seed or it holds a recorded state.
+        `HostError` if `check_start` refuses the seed.
         """
-        if seed.recorded is not None and seed.recorded.state is not None:
-            raise HostError("the host maniskill starts from no recorded state", remedy="Replay by its index and seed.")
-        check_start(self.task, seed)
+        check_start(self.task, seed, takes_states=False)
         self._recorder, self._seed = None, seed
         env = self._env
         start(env, drawn_reset_seed(seed))
@@ -263,15 +247,10 @@ def versions() -> dict[str, str]:
 def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
     versions()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
-            import mani_skill.envs
-            from mani_skill.utils.registration import REGISTERED_ENVS
-    except ModuleNotFoundError as error:
-        raise HostError(f"ManiSkill lacks a package: {error}", remedy=_INSTALL) from error
-    except (ImportError, OSError) as error:
-        raise HostError(f"ManiSkill cannot be imported: {error}", remedy=_INSTALL) from error
+    with importing("ManiSkill", _INSTALL), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
+        import mani_skill.envs
+        from mani_skill.utils.registration import REGISTERED_ENVS
     mani_skill.logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
     found: Mapping[str, Any] = REGISTERED_ENVS
     return found

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions
-from safevla_bench.hosts.mujoco.environment import CHANGEABLE, MujocoEnv, model_coordinates
+from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost, model_coordinates
 from safevla_bench.hosts.mujoco.renderer import (
     DEPTH,
     MATRICES,
@@ -28,9 +28,8 @@ from safevla_bench.hosts.mujoco.renderer import (
     Renderer,
     camera_matrices,
     camera_readings,
-    graphics_error,
+    importing,
 )
-from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import (
     Action,
     Observation,
@@ -42,7 +41,6 @@ from safevla_bench.interface.policy import (
 )
 from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
-from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.episode import add_header_mark
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
@@ -76,11 +74,10 @@ _GOAL_GAPS_M = {"disassemble-v3": 0.1, "box-close-v3": 0.25, "sweep-into-v3": 0.
 _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
-class MetaworldHost:
+class MetaworldHost(MujocoHost):
     """The host `metaworld`; needs the extra `metaworld` for everything but its suites and tasks."""
 
     name = "metaworld"
-    changeable = CHANGEABLE
 
     def suites(self) -> tuple[str, ...]:
         return tuple(_read_tasks().suites)
@@ -104,12 +101,6 @@ class MetaworldHost:
         """
         with closing(self.make(task, Wants())) as env:
             return env.search_space(start)
-
-    def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if
-        Meta-World cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
-        return MetaworldEnv(task, Wants(), self.versions()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
         return versions()
@@ -145,11 +136,9 @@ class MetaworldEnv(MujocoEnv):
         Initial state i is the i-th of the fifty goals that `metaworld.MT1(task, seed=env_seed)` draws, which places
         things, too. A `drawn` start has the first goal that `MT1` draws by the seed `drawn_reset_seed(seed)`.
         Meta-World moves the hand to its start by fifty steps of its own before those of `seed`. Raises `HostError` if
-        `check_start` refuses the seed, or it holds a recorded state.
+        `check_start` refuses the seed.
         """
-        if seed.recorded is not None and seed.recorded.state is not None:
-            raise HostError("Meta-World starts from no recorded state", remedy="Replay by its initial state and seed.")
-        check_start(self.task, seed)
+        check_start(self.task, seed, takes_states=False)
         self._stop_recording()
         self._renders_next = True
         env = self._env
@@ -352,14 +341,9 @@ def versions() -> dict[str, str]:
 def import_metaworld() -> Any:
     """Return the package `metaworld`; raises `HostError` if it is missing or cannot be imported."""
     versions()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium's, about its own registry
-            import metaworld
-    except ModuleNotFoundError as error:
-        raise HostError(f"Meta-World lacks a package: {error}", remedy=_INSTALL) from error
-    except (ImportError, OSError, AttributeError) as error:
-        raise graphics_error("Meta-World", error) from error
+    with importing("Meta-World", _INSTALL), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium's, about its own registry
+        import metaworld
     return metaworld
 
 

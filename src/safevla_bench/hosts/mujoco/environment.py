@@ -29,7 +29,6 @@ from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface.policy import (
     Action,
     Observation,
-    PartialReadings,
     Reading,
     UnrenderedImages,
     Wants,
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     import mujoco
 
 CONTROL_STEP_S = 0.05
-CHANGEABLE = frozenset(part.name for part in fields(PhysicsChange))
-"""What hosts with a `MujocoEnv` can change of their physics: everything."""
 FAST = "SAFEVLA_FAST"
 """Environment variable: `no` runs robosuite's own code alone, and leaves out nothing that it repeats."""
 _CHATTER = (
@@ -64,6 +61,22 @@ _CHATTER = (
 )
 _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
 RawObservation = Mapping[str, NDArray[np.generic]]
+
+
+class MujocoHost(ABC):
+    """What hosts of a `MujocoEnv` share: every change of physics, and a stage for what they recorded."""
+
+    changeable = frozenset(part.name for part in fields(PhysicsChange))
+
+    @abstractmethod
+    def make(self, task: Task, wants: Wants) -> MujocoEnv:
+        """Return a new environment of one task, not reset yet."""
+
+    def stage(self, task: Task, episode: Batch) -> MujocoStage:
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if the
+        simulator cannot be used here or lacks the task, or the record lacks its states or its start.
+        """
+        return self.make(task, Wants()).open_stage(episode)
 
 
 class MujocoEnv(ABC):
@@ -209,7 +222,7 @@ class MujocoEnv(ABC):
         depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         unrendered = [] if renders else depths
         read_now = {name: read(name) for name in self._wants.extra if name not in (*own, *unrendered)}
-        return PartialReadings({**own, **read_now}, unrendered) if unrendered else {**own, **read_now}
+        return UnrenderedImages(unrendered, {**own, **read_now}) if unrendered else {**own, **read_now}
 
 
 class RobosuiteEnv(MujocoEnv):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -187,14 +188,25 @@ def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
         raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=_GRAPHICS) from error
 
 
-_GRAPHICS = "`safevla doctor` says what is missing. Without a GPU: apt-get install libegl-mesa0, unset MUJOCO_GL."
+_GRAPHICS = (
+    "`safevla doctor` says what is missing. Without a GPU: apt-get install libgl1 libegl1 libegl-mesa0 libglib2.0-0 "
+    "(names on Debian and Ubuntu), unset MUJOCO_GL."
+)
 
 
-def graphics_error(simulator: str, error: Exception) -> HostError:
-    """Return the error of a simulator whose import failed, often because of MUJOCO_GL."""
-    asked = os.environ.get("MUJOCO_GL")
-    where = f" with MUJOCO_GL={asked}" if asked else ""
-    return HostError(f"{simulator} cannot be imported{where}: {error}", remedy=_GRAPHICS)
+@contextmanager
+def importing(simulator: str, install: str) -> Iterator[None]:
+    """Make a `HostError` of whatever the import of a simulator raises; `install` is the remedy if it lacks a package,
+    or has another version of one than it asserts. MuJoCo and PyOpenGL each have errors of their own for a MUJOCO_GL
+    that they cannot serve.
+    """
+    try:
+        yield
+    except Exception as error:
+        asked = os.environ.get("MUJOCO_GL")
+        where = f" with MUJOCO_GL={asked}" if asked else ""
+        remedy = install if isinstance(error, ModuleNotFoundError | AssertionError) else _GRAPHICS
+        raise HostError(f"{simulator} cannot be imported{where}: {error}", remedy=remedy) from error
 
 
 def camera_readings(cameras: Sequence[str]) -> list[str]:

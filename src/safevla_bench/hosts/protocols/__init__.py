@@ -108,34 +108,8 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 
-FIELDS: Mapping[str, str] = {
-    "wait_steps": "settling steps before record 0; in no horizon",
-    "wait_steps_by_suite": "settling steps of a suite that has others",
-    "wait_action": "the action of those steps: `still` = the host's, no motion and the gripper open",
-    "resets": "`as-upstream`: the environment is seeded once a task, and the resets of the task's earlier episodes are "
-    "made again before an episode's own; else it is seeded before every reset",
-    "rest_steps": "further settling steps, at most, until no object moves faster than 0.05 m/s",
-    "env_seed": "the simulator's before every reset: a number, `N + episode`, `sha256` of seed/suite/task/episode, or "
-    "`N or server`: N unless the policy's server asks for another",
-    "init_state": "the start: state `episode`, `episode % count`, or `drawn` by the reset from env_seed and episode",
-    "policy_seed": "the policy's before every episode: a number, to which --seed is added, or `sha256` as above",
-    "stop_at_success": "whether the first success ends the episode; else the horizon does, and its last state counts",
-    "trials": "episodes of each task, by suite",
-    "horizons": "policy steps at most, by suite; else the host's own",
-    "simulator": "by host, the simulator's versions that it was established under: its numbers are theirs",
-    "inference": "`release`: each policy sees and answers as its own project has it",
-    "inference.render": "height and width of the rendered image",
-    "inference.flip": "what is flipped of MuJoCo's image, whose rows begin at the bottom; `vertical` makes it upright",
-    "inference.jpeg": "whether it goes through a JPEG of quality 95, before it is resized",
-    "inference.image_size": "height and width that the policy is sent",
-    "inference.resize": "how it gets that size",
-    "inference.crop": "the part of its area, in the middle, that is enlarged to the whole; 1 = all of it",
-    "inference.state": "what the state vector is put together from, in order",
-    "inference.gripper": "how the policy's gripper becomes the host's -1 (open) and +1 (closed)",
-    "inference.clip": "whether numbers outside of the action's range are clipped; else such an action is invalid",
-    "inference.replan": "actions that are carried out of each reply: a number, `all`, or as the `server` says",
-}
-"""Descriptions of a protocol's values; values by suite have the suite's name after a dot."""
+FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
+"""Descriptions of a protocol's values, in the order of tables; values by suite have the suite's name after a dot."""
 
 
 PRESET = "safevla-bench"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants
-from safevla_bench.hosts.mujoco.environment import CHANGEABLE, RawObservation, RobosuiteEnv, flat_state, to_wxyz
+from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, flat_state, to_wxyz
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 
 
-class RobocasaHost:
+class RobocasaHost(MujocoHost):
     """The host `robocasa`; needs the extra `robocasa` and RoboCasa's assets for everything but its suites and tasks.
 
     Args:
@@ -50,7 +50,6 @@ class RobocasaHost:
     """
 
     name = "robocasa"
-    changeable = CHANGEABLE
 
     def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
         self._split = _require_one_of("split", split, kitchens.SPLITS)

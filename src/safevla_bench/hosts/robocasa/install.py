@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import read_versions
 from safevla_bench.hosts.mujoco.environment import env_options, quieten_log
-from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import Task
@@ -120,20 +120,17 @@ def _import_robocasa(root: Path) -> None:
     finder = _AssetsFinder(root)
     sys.meta_path.insert(0, finder)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints that mimicgen is not there
-            import robocasa  # noqa: F401
-        # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then
-        # draws a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same
-        # seed, a process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the
-        # model; the name `set` occurs in that module nowhere else.
-        importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
-    except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
-        raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
-    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
-        raise graphics_error("RoboCasa", error) from error
+        # RoboCasa prints that mimicgen is not there.
+        with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
+            counter = importlib.import_module("robocasa.models.fixtures.counter")
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)
+    # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then draws
+    # a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
+    # process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the model; the
+    # name `set` occurs in that module nowhere else.
+    counter.set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 class _AssetsFinder(importlib.abc.MetaPathFinder):

@@ -19,7 +19,7 @@ import numpy as np
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.mujoco.environment import (
-    CHANGEABLE,
+    MujocoHost,
     RawObservation,
     RobosuiteEnv,
     env_options,
@@ -27,12 +27,10 @@ from safevla_bench.hosts.mujoco.environment import (
     quieten_log,
 )
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.viewer import MujocoStage
+from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.tasks.loader import registry
-from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
@@ -49,11 +47,10 @@ Goal = tuple[tuple[str, ...], ...]
 CAMERAS = ("agentview", "frontview", "birdview", "robot0_eye_in_hand")
 
 
-class RobosuiteHost:
+class RobosuiteHost(MujocoHost):
     """The host `robosuite`; needs the extra `robosuite` for everything but its suite and tasks."""
 
     name = "robosuite"
-    changeable = CHANGEABLE
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
@@ -84,12 +81,6 @@ class RobosuiteHost:
             env.reset(start)
             return env.search_space()
 
-    def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if
-        robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
-        return self.make(task, Wants()).open_stage(episode)
-
     def versions(self) -> dict[str, str]:
         return versions()
 
@@ -115,12 +106,9 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
 
         Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states. Raises
-        `HostError` if `check_start` refuses the seed, it holds a recorded state, or robosuite cannot be imported.
+        `HostError` if `check_start` refuses the seed, or robosuite cannot be imported.
         """
-        if seed.recorded is not None and seed.recorded.state is not None:
-            problem = "the host robosuite starts from no recorded state"
-            raise HostError(problem, remedy="Replay by its initial state and seed.")
-        check_start(self.task, seed)
+        check_start(self.task, seed, takes_states=False)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
         # Its reset loads the model, and with that makes the samplers, before it draws from them.
@@ -228,12 +216,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
     """
     versions()
     quieten_log()
-    try:
+    with importing("robosuite", _INSTALL):
         import robosuite  # noqa: F401 - importing it defines the classes of its tasks
-    except ModuleNotFoundError as error:
-        raise HostError(f"robosuite lacks a package: {error}", remedy=_INSTALL) from error
-    except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
-        raise graphics_error("robosuite", error) from error
     return find_env_class(name)(**env_options("Panda", wants), seed=seed)
 
 
