@@ -20,12 +20,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
-from safevla_bench.report.tables.published import (
-    PUBLISHED_TABLES,
-    summarize_paper,
-    warn_of_published,
-    warn_of_tasks,
-)
+from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Cell, Table, text_column
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
