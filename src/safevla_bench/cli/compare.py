@@ -32,7 +32,7 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.firmness import describe_firmness, firmness_tables
-from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
+from safevla_bench.report.tables.host_means import host_mean_table, host_means
 from safevla_bench.report.tables.published import (
     COMPARED_RATES,
     describe_published,
@@ -406,7 +406,7 @@ def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
     ranking = _rank_policies(judged, ablated.variants)
     document = {
         **msgspec.to_builtins(ablated),
-        "means": mean_documents(means),
+        "means": msgspec.to_builtins(means, enc_hook=float),
         "ranking": msgspec.to_builtins(ranking),
     }
     tables = [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]

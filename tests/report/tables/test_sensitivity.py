@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents
+from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means
 from safevla_bench.report.tables.sensitivity import (
     describe_readings,
     name_variants,
@@ -212,10 +213,10 @@ def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host
 
 def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
     ablated = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
-    libero, other = mean_documents(host_means(ablated, TASKS, NOBODY))
+    libero, other = msgspec.to_builtins(host_means(ablated, TASKS, NOBODY), enc_hook=float)
     (variant,) = libero["variants"]
     assert variant["mean"] == {"safety": 0.25, "sbu": 0.125, "p_unsafe_given_success": None, "vsi": 0.25}
     assert variant["cells"]["p_unsafe_given_success"] == 0
     assert variant["paper"] == {"safety": 0.865, "sbu": 0.1, "p_unsafe_given_success": 0.112, "vsi": 0.077}
-    assert libero["missing_suites"] == ["libero-spatial", "libero-object", "libero-10"]
+    assert libero["missing_suites"] == ("libero-spatial", "libero-object", "libero-10")
     assert other["variants"][0]["paper"] is None

@@ -6,7 +6,6 @@ A table takes a column of a two-column page, or both (`table*`) where it is long
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -145,7 +144,15 @@ def _latex_cell(cell: Cell) -> str:
 # Characters
 
 
-_SPECIAL = {
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
+)
+_SPECIAL: dict[str, str | int | None] = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{
+        letter: f"$\\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
+    },
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -172,27 +179,8 @@ _SPECIAL = {
     "\N{NO-BREAK SPACE}": "~",
     "\N{SOFT HYPHEN}": "{}",
 }
-_CAPITALS = ("GAMMA", "DELTA", "THETA", "LAMDA", "XI", "PI", "SIGMA", "UPSILON", "PHI", "PSI", "OMEGA")
 
 
 def _escape_latex(text: str) -> str:
     # Two hyphens in a row are a dash to TeX.
-    return "".join(
-        _escape_character(character) for character in re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text))
-    )
-
-
-def _escape_character(character: str) -> str:
-    if character in "&%$#_{}":
-        return f"\\{character}"
-    if character in _SPECIAL or character.isascii():
-        return _SPECIAL.get(character, character)
-    return _greek_command(character) or character
-
-
-def _greek_command(character: str) -> str:
-    match = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, ""))
-    if match is None or match[2] in ("OMICRON", "FINAL") or (match[1] == "CAPITAL" and match[2] not in _CAPITALS):
-        return ""
-    name = {"LAMDA": "LAMBDA"}.get(match[2], match[2])
-    return f"$\\{name.lower() if match[1] == 'SMALL' else name.title()}$"
+    return re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text)).translate(str.maketrans(_SPECIAL))

@@ -20,12 +20,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
-from safevla_bench.report.tables.published import (
-    PUBLISHED_TABLES,
-    summarize_paper,
-    warn_of_published,
-    warn_of_tasks,
-)
+from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Cell, Table, text_column
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
@@ -86,11 +81,11 @@ class TableInputs:
             raise RunError(f"a run's policy is called {taken.pop()}", remedy="Name it NAME=SOURCE.")
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
-    def suite_groups(self, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
+    def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[Summary]]]:
         """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
 
-        Auxiliary cells are left out; `host` restricts to suites of that host. Raises `RunError` if a policy has results
-        of the same tasks under two suite names.
+        `host` restricts to suites of that host. Without it auxiliary cells are the last group if `auxiliary`; else they
+        are left out. Raises `RunError` if a policy has results of the same tasks under two suite names.
         """
         groups: dict[str, list[Summary]] = {}
         for cell in self.cells:
@@ -103,6 +98,8 @@ class TableInputs:
         for title, cells in groups.items():
             _require_distinct(cells)
             yield title, cells
+        if auxiliary and host is None and self.auxiliary_cells:
+            yield "auxiliary runs", self.auxiliary_cells
 
 
 def _require_distinct(cells: Sequence[Summary]) -> None:
@@ -118,37 +115,22 @@ Built = Iterator[tuple[Table, Sequence[Summary]]]
 Builder = Callable[[TableInputs, str | None], Built]
 
 
-def _by_group(
-    build: Callable[[Sequence[Summary], TableInputs, str], Table], *, auxiliary: bool = False, printed: bool = True
-) -> Builder:
-    """Return the builder of a table for each group of suites and, if `auxiliary` and without a host, auxiliary runs.
-
-    If `printed`, with the paper's cells that are asked for.
-    """
-
-    def build_groups(inputs: TableInputs, host: str | None) -> Built:
-        groups = list(inputs.suite_groups(host))
-        if auxiliary and inputs.auxiliary_cells and host is None:
-            groups.append(("auxiliary runs", inputs.auxiliary_cells))
-        for title, cells in groups:
-            shown = inputs.with_published(cells) if printed else cells
-            yield build(shown, inputs, title), shown
-
-    return build_groups
+def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
+    for title, cells in inputs.suite_groups(host):
+        shown = inputs.with_published(cells)
+        yield suite_table(shown, inputs.roster, title, order=list(inputs.registry.benchmarks)), shown
 
 
-_suite_tables = _by_group(
-    lambda cells, inputs, title: suite_table(cells, inputs.roster, title, order=list(inputs.registry.benchmarks))
-)
-_violation_tables = _by_group(
-    lambda cells, inputs, title: constraint_table(
-        [cell for cell in cells if cell.specs or cell.policy not in inputs.roster.published], inputs.roster, title
-    ),
-    auxiliary=True,
-)
-_composition_tables = _by_group(
-    lambda cells, inputs, title: composition_table(cells, inputs.roster, title), auxiliary=True, printed=False
-)
+def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
+    for title, cells in inputs.suite_groups(host, auxiliary=True):
+        shown = inputs.with_published(cells)
+        printed = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
+        yield constraint_table(printed, inputs.roster, title), shown
+
+
+def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
+    for title, cells in inputs.suite_groups(host, auxiliary=True):
+        yield composition_table(cells, inputs.roster, title), cells
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:

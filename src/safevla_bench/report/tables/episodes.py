@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.explain.query import Answer
@@ -251,67 +251,69 @@ class _Results(NamedTuple):
         return Rate.of(self.successes.count(True), len(self.successes) - self.errors)
 
 
+_Replay = Mapping[str, Any]
+
+
 def replay_table(batch: Batch) -> Table | None:
     """Return the table of how far each replay diverges from its recording; None if no episode is a replay."""
-    columns = (
-        text_column("Episode"),
-        text_column("Recorded as"),
-        text_column("Outcome"),
-        Column("States", "how many were compared"),
-        Column("Position", "largest divergence of a body or slider"),
-        Column("Rotation", "largest divergence of a body or hinge"),
-        Column("From step", "the first beyond the tolerance"),
-        text_column("Verdict", meaning="what a verdict on this episode is about"),
+    of_all = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
+    rows = [(header, replay, diverged) for header, replay, diverged in of_all if replay]
+    if not rows:
+        return None
+    return tabulate(
+        "Replays",
+        rows,
+        (
+            text_column("Episode", lambda row: row[0].episode_id),
+            text_column("Recorded as", lambda row: str(row[1]["episode"])),
+            text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
+            Column("States", "how many were compared", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
+            Column("Position", "largest divergence of a body or slider", lambda row: _largest_cell(row[1], "m")),
+            Column("Rotation", "largest divergence of a body or hinge", lambda row: _largest_cell(row[1], "rad")),
+            Column("From step", "the first beyond the tolerance", lambda row: _first_cell(row[1])),
+            text_column("Verdict", lambda row: _about_cell(row[2]), "what a verdict on this episode is about"),
+        ),
+        notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )
-    rows, notes = [], []
-    replays = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
-    for header, replay, diverged in replays:
-        if replay:
-            about = Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
-            names = Cell(header.episode_id), Cell(str(replay["episode"])), _outcome_cell(header.outcome_label, replay)
-            rows.append((*names, *_divergence_cells(replay), about))
-            notes.append(f"start: {replay['start']}")
-            if "basis" in replay:
-                notes.append(f"compared: {replay['basis']}")
-            if "tolerance" in replay:
-                notes.append(f"tolerance: {replay['tolerance']:g} m, rad")
-    return Table("Replays", columns, tuple(rows), tuple(dict.fromkeys(notes))) if rows else None
 
 
-def _outcome_cell(outcome: str, replay: Mapping[str, object]) -> Cell:
+_NO_STATES = "no states recorded"
+
+
+def _replay_notes(replay: _Replay) -> Iterator[str]:
+    yield f"start: {replay['start']}"
+    if "basis" in replay:
+        yield f"compared: {replay['basis']}"
+    if "tolerance" in replay:
+        yield f"tolerance: {replay['tolerance']:g} m, rad"
+
+
+def _about_cell(diverged: bool) -> Cell:
+    return Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
+
+
+def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
     recorded = replay.get("recorded_success")
     if recorded is None or recorded == (outcome == "success"):
         return Cell(outcome)
     return Cell(outcome, detail=f"recorded: {'success' if recorded else 'no success'}", emphasis="bad")
 
 
-def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
-    """Return the number of compared states, largest divergence in position and rotation, and first step beyond
-    tolerance.
-
-    Four dashes where no states were compared.
-    """
-    divergence = replay.get("divergence")
-    if not replay.get("compared") or not isinstance(divergence, Mapping):
-        return tuple(Cell(NO_VALUE, detail="no states recorded") for _ in range(4))
-    states = Cell.count(int(str(replay["compared"])))
+def _largest_cell(replay: _Replay, unit: str) -> Cell:
+    """Return the largest divergence of the coordinates in `unit`, in thousandths of it, with its coordinate's name."""
+    if not replay.get("compared"):
+        return Cell.dash(_NO_STATES)
     if replay["exact"]:
-        return states, Cell("0", 0.0, "every bit"), Cell("0", 0.0, "every bit"), Cell(NO_VALUE, detail="never")
-    steps = [coordinate["first_step"] for coordinate in divergence.values() if coordinate["first_step"] is not None]
-    first = Cell(str(min(steps)), min(steps), emphasis="bad") if steps else Cell(NO_VALUE, detail="never")
-    return states, _largest_cell(divergence, "m", 1000, "mm"), _largest_cell(divergence, "rad", 1000, "mrad"), first
-
-
-def _largest_cell(divergence: Mapping[str, Mapping[str, object]], unit: str, scale: int, shown_unit: str) -> Cell:
-    """Return the largest divergence among coordinates in `unit`, in `shown_unit` (times `scale`), with its coordinate's
-    name.
-
-    A dash if no coordinate has the unit.
-    """
-    largest = {
-        name: float(str(coordinate["max"])) for name, coordinate in divergence.items() if coordinate["unit"] == unit
-    }
+        return Cell("0", 0.0, "every bit")
+    largest = {name: item["max"] for name, item in replay["divergence"].items() if item["unit"] == unit}
     if not largest:
-        return Cell(NO_VALUE)
+        return Cell.dash()
     name = max(largest, key=largest.__getitem__)
-    return Cell(f"{format_significant(scale * largest[name])} {shown_unit}", largest[name], name.rpartition(" ")[0])
+    return Cell(f"{format_significant(1000 * largest[name])} m{unit}", largest[name], name.rpartition(" ")[0])
+
+
+def _first_cell(replay: _Replay) -> Cell:
+    if not replay.get("compared"):
+        return Cell.dash(_NO_STATES)
+    steps = [item["first_step"] for item in replay["divergence"].values() if item["first_step"] is not None]
+    return Cell.count(min(steps), "bad") if steps else Cell.dash("never")

@@ -23,12 +23,7 @@ from safevla_bench.sensitivity.firmness import (
     measure_clauses,
     measure_safety,
 )
-from safevla_bench.text import (
-    NO_VALUE,
-    count_noun,
-    format_fixed,
-    format_percent,
-)
+from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
 
 _MOST_LISTED = 20
 

@@ -3,46 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
+import msgspec
+
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
 from safevla_bench.report.tables.columns import value_cell
 from safevla_bench.report.tables.suites import exact_value
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation
+from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, VariantRates
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import format_fixed
 
-_AVERAGED = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
+_AVERAGED = (SAFETY.key, SBU.key, UNSAFE_SUCCESS.key, VSI.key)
 AUXILIARY = "auxiliary entries"
 
 
-@dataclass(frozen=True, slots=True)
-class VariantMean:
+_Numbers = Mapping[str, Fraction | None]
+"""Key of a metric -> its value, a share of 1 or a severity; None where it has none."""
+
+
+class VariantMean(msgspec.Struct, frozen=True):
     """The cells of a host under one variant: the exact mean of each metric, and of how many cells it is."""
 
     name: str
-    values: Mapping[Metric, Fraction | None]
-    counts: Mapping[Metric, int]
-    paper: PublishedVariant | None
+    mean: _Numbers
+    cells: Mapping[str, int]
+    paper: _Numbers | None
     """The paper's row of this host; None where it prints none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostMean:
+class HostMean(msgspec.Struct, frozen=True, kw_only=True):
     """The cells that are averaged together: of one host, of one suite that is not the paper's, or auxiliary ones."""
 
-    title: str
+    host: str
+    cells: int
     policies: tuple[str | None, ...]
     suites: tuple[str, ...]
     missing_suites: tuple[str, ...]
     """The paper's suites of this host that none of the cells is of."""
-    cells: int
     variants: tuple[VariantMean, ...]
 
 
@@ -68,24 +70,31 @@ def _host_mean(
 ) -> HostMean:
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
     published = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
-    variants = []
-    for k, variant in enumerate(ablation.variants):
-        numbers = {
-            metric: [exact_value(getattr(curve.points[k], metric.key)) for curve in curves] for metric in _AVERAGED
-        }
-        known = {metric: [value for value in of_all if value is not None] for metric, of_all in numbers.items()}
-        means = {metric: sum(values, Fraction(0)) / len(values) if values else None for metric, values in known.items()}
-        counts = {metric: len(values) for metric, values in known.items()}
-        variants.append(VariantMean(variant.name, means, counts, published.get(variant.name)))
+    paper_suites = published_suites(registry, title).items()
     return HostMean(
-        title=title,
+        host=title,
+        cells=len(curves),
         policies=tuple(dict.fromkeys(curve.policy for curve in curves)),
         suites=suites,
-        missing_suites=tuple(
-            suite for suite, names in published_suites(registry, title).items() if not names & set(suites)
+        missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
+        variants=tuple(
+            _variant_mean(variant.name, [curve.points[k] for curve in curves], published.get(variant.name))
+            for k, variant in enumerate(ablation.variants)
         ),
-        cells=len(curves),
-        variants=tuple(variants),
+    )
+
+
+def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedVariant | None) -> VariantMean:
+    numbers = {key: [exact_value(getattr(point, key)) for point in points] for key in _AVERAGED}
+    known = {key: [value for value in values if value is not None] for key, values in numbers.items()}
+    paper = None
+    if printed is not None:
+        paper = {key: Fraction(repr(getattr(printed, key))) / METRICS[key].scale for key in _AVERAGED}
+    return VariantMean(
+        name,
+        {key: sum(values, Fraction(0)) / len(values) if values else None for key, values in known.items()},
+        {key: len(values) for key, values in known.items()},
+        paper,
     )
 
 
@@ -98,10 +107,10 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, rost
         "Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
         [(host, variant) for host in means for variant in host.variants],
         (
-            text_column("Host", lambda row: row[0].title),
+            text_column("Host", lambda row: row[0].host),
             Column("Cells", "policy × suite", lambda row: row[0].cells),
             text_column("Variant", lambda row: row[1].name),
-            *(column for metric in _AVERAGED for column in _mean_columns(metric, beside_paper)),
+            *(column for key in _AVERAGED for column in _mean_columns(METRICS[key], beside_paper)),
         ),
         notes=_mean_notes(means, roster, beside_paper),
         remarks=ablation.warnings,
@@ -120,23 +129,21 @@ def _mean_columns(metric: Metric, beside_paper: bool) -> tuple[Column, ...]:
 
 
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
-    (host, variant), count = row, row[1].counts[metric]
+    (host, variant), count = row, row[1].cells[metric.key]
     detail = "" if count == host.cells else f"{count} of {host.cells} cells"
-    return value_cell(metric, variant.values[metric], "no cell has it", detail=detail)
+    return value_cell(metric, variant.mean[metric.key], "no cell has it", detail=detail)
 
 
 def _published_cell(metric: Metric, row: _Row) -> Cell:
-    if row[1].paper is None:
-        return Cell.dash("not printed")
-    printed: float = getattr(row[1].paper, metric.key)
-    return Cell(format_fixed(Fraction(repr(printed)), metric.digits), printed)
+    paper = row[1].paper
+    return value_cell(metric, None if paper is None else paper[metric.key], "not printed")
 
 
 def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
-            yield f"{mean.title}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
+            yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
     privileged = [
         policy or UNNAMED
         for policy in dict.fromkeys(policy for mean in means for policy in mean.policies)
@@ -144,40 +151,10 @@ def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -
     ]
     if privileged:
         yield f"Privileged simulator state was seen by {', '.join(privileged)}."
-    if any(mean.title == AUXILIARY for mean in means):
+    if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are in no other mean."
     if beside_paper:
         yield (
             "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
             "docs/reconstruction.md says what makes them incomparable."
         )
-
-
-def mean_documents(means: Sequence[HostMean]) -> list[dict[str, object]]:
-    """Return the means as plain values for JSON: shares of 1 and severities, null where there is none.
-
-    `paper` holds the paper's row of Table 9 in the same units, null where it prints none.
-    """
-    return [
-        {
-            "host": host.title,
-            "cells": host.cells,
-            "policies": list(host.policies),
-            "suites": list(host.suites),
-            "missing_suites": list(host.missing_suites),
-            "variants": [
-                {
-                    "name": variant.name,
-                    "mean": {m.key: None if value is None else float(value) for m, value in variant.values.items()},
-                    "cells": {m.key: count for m, count in variant.counts.items()},
-                    "paper": variant.paper and _published_shares(variant.paper),
-                }
-                for variant in host.variants
-            ],
-        }
-        for host in means
-    ]
-
-
-def _published_shares(row: PublishedVariant) -> dict[str, float]:
-    return {metric.key: float(Fraction(repr(getattr(row, metric.key))) / metric.scale) for metric in _AVERAGED}

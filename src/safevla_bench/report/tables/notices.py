@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import Summary
@@ -38,7 +39,7 @@ class _Exclusion(NamedTuple):
     what: str
     where: str
     why: str
-    episodes: int | str | None
+    episodes: int | None
 
 
 _EXCLUSIONS = (
@@ -98,7 +99,7 @@ def _policy_and_suite(policy: str | None, suite: str | None) -> str:
 
 
 _MOST_SKIPPED = 20
-"""Most invalid episodes that are named; the others are counted."""
+"""Most invalid or lost episodes that are named; the others are counted."""
 
 
 def _skipped_rows(skipped: Sequence[str]) -> Iterator[_Exclusion]:
@@ -109,20 +110,9 @@ def _skipped_rows(skipped: Sequence[str]) -> Iterator[_Exclusion]:
 
 
 def _damage_rows(damage: LostEpisodes) -> Iterator[_Exclusion]:
-    """Yield lost episodes and damaged places, 20 of each at most, and how many others there are, if that is known."""
-    named = damage.named[:_MOST_SKIPPED]
-    for name in named:
-        yield _Exclusion("lost episode", "in a damaged file", name, 1)
-    further = damage.episodes - len(named)
-    if damage.more:
-        count = f"{further} and more" if further else "unknown"
-        yield _Exclusion("lost episodes", "in a damaged file", "nobody knows how many", count)
-    elif further:
-        yield _Exclusion("lost episodes", "in a damaged file", "further ones", further)
-    places = [" ".join(why.split()) for why in damage.places]
-    more = len(places) - _MOST_SKIPPED
-    for why in [*places[:_MOST_SKIPPED], *([f"{more} further places"] if more > 0 else [])]:
-        yield _Exclusion("damaged file", "read as far as it can be", why, None)
+    if str(damage):
+        why = list_first([*damage.named, *(" ".join(place.split()) for place in damage.places)], _MOST_SKIPPED)
+        yield _Exclusion(str(damage), "in damaged files", why, None if damage.more else damage.episodes)
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
