@@ -50,8 +50,6 @@ PLACES = {
     ("jobs/doctor/selftest.py", "make_host"): USER,
     ("jobs/doctor/__init__.py", "make_host"): USER,
     ("rollout/gym.py", "make_host"): USER,
-    ("jobs/demo.py", "make_policy"): OWN,
-    ("jobs/demo.py", "make_host"): OWN,
     ("jobs/verify/replays.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
     ("cli/pictures.py", "make_host"): INSTALLED,
     ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
