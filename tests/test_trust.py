@@ -63,7 +63,7 @@ PLACES = {
     ("__init__.py", "import_module"): OWN,
     ("cli/__init__.py", "import_module"): OWN,
     ("judging/scores.py", "import_module"): OWN,
-    ("rollout/ray_cluster.py", "import_module"): OWN,
+    ("rollout/ray.py", "import_module"): OWN,
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
     ("hosts/robocasa/install.py", "import_module"): OWN,
     ("policies/python.py", "import_module"): GUARD,  # the policy `python:`

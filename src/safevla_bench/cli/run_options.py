@@ -39,7 +39,7 @@ from safevla_bench.policies.filters import FILTERS
 from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
-from safevla_bench.rollout.ray_cluster import RayCluster
+from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.text import redact_secrets
 
