@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "score": f"score {DEMO} --out scored",
     "score-json": f"score {DEMO} --out scored --format json",
     "score-set": f"score {DEMO} --set non_target_max_disp_5mm=20mm --out scored-set",
-    "score-paper-text": f"score {DEMO} --library paper-text --legacy-ids --out scored-text",
+    "score-paper-text": f"score {DEMO} --library paper-text --out scored-text",
     "score-gallery": f"score {GALLERY} --out scored-gallery",
     "score-log": "score lerobot --set missing=deactivate --out scored-log",
     "score-foreign": "score foreign/recording-loopback.sqlite",

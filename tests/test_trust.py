@@ -59,8 +59,6 @@ PLACES = {
     ("jobs/doctor/selftest.py", "make_host"): USER,
     ("jobs/doctor/__init__.py", "make_host"): USER,
     ("rollout/gym.py", "make_host"): USER,
-    ("jobs/demo.py", "make_policy"): OWN,
-    ("jobs/demo.py", "make_host"): OWN,
     ("jobs/verify/replays.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
     ("cli/pictures.py", "make_host"): INSTALLED,
     ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
@@ -74,7 +72,7 @@ PLACES = {
     ("__init__.py", "import_module"): OWN,
     ("cli/__init__.py", "import_module"): OWN,
     ("judging/scores.py", "import_module"): OWN,
-    ("rollout/ray_cluster.py", "import_module"): OWN,
+    ("rollout/ray.py", "import_module"): OWN,
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
     ("hosts/robocasa/install.py", "import_module"): OWN,
     ("policies/python.py", "import_module"): GUARD,  # the policy `python:`

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record_demo
 import site_examples
 from numpy.typing import NDArray
 from PIL import Image
@@ -26,14 +27,13 @@ from safevla_bench import hosts
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.explain.trace import trace_formula
 from safevla_bench.interface.stage import StagingHost
-from safevla_bench.jobs import demo
 from safevla_bench.pictures.drawing import outline_bodies
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 SUITES = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
-POLICIES = ("noop", "random", *demo.POLICIES)
+POLICIES = ("noop", "random", *record_demo.POLICIES)
 PICTURES = site_examples.DOCS / "images" / "cards"
 SIZE = (156, 208)
 """Height and width of one of the three pictures of a strip."""
@@ -58,8 +58,8 @@ def main() -> None:
     site_examples.MEASURED.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
     site_examples.read_measured.cache_clear()
     shipped = [
-        roll_out(folder / suite, (suite,), ",".join(map(str, tasks)), demo.EPISODES, demo.POLICIES)
-        for suite, tasks in demo.TASKS.items()
+        roll_out(folder / suite, (suite,), ",".join(map(str, tasks)), record_demo.EPISODES, record_demo.POLICIES)
+        for suite, tasks in record_demo.TASKS.items()
     ]
     everything = concatenate_batches([*shipped, batch])
     write_pictures(everything, library)

@@ -92,13 +92,6 @@ def test_score_writes_scores_and_a_report_and_says_where(safevla, archive, tmp_p
     assert [row["safe"] for row in scores["episodes"]] == [True, False]
     assert scores["aggregate"]["sbu"] == 0.5
     assert scores["episodes"][1]["worst_spec"] == "self_collision_free"
-    safevla.ok("score", archive, "--out", tmp_path / "legacy", "--legacy-ids")
-    legacy = scores_of(tmp_path / "legacy")
-    assert "joint_torque_under_87Nm" in legacy["episodes"][0]["active_specs"]
-    assert "wrist_tilt_world_15deg" in legacy["episodes"][0]["inactive_specs"]
-    values = [[*rows["episodes"][0]["robustness"].values()] for rows in (scores, legacy)]
-    assert values[0] == values[1]
-    assert scores["aggregate"]["safety"] == legacy["aggregate"]["safety"]
 
 
 def test_bad_episodes_are_all_named_and_nothing_is_written(safevla, archive, tmp_path):

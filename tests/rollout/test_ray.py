@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import random
 import signal
 import socket
@@ -26,8 +27,8 @@ from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
-from safevla_bench.rollout import ray_cluster, scheduler
-from safevla_bench.rollout.ray_cluster import RayCluster
+from safevla_bench.rollout import scheduler
+from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerPolicy, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import Watcher, install_plugin
@@ -245,7 +246,7 @@ def on_a_node(monkeypatch):
 def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
     said = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare().message
     assert isinstance(said, WorkerFailed)
-    assert f"on the node {ray_cluster.node_name()}: " in str(said.error)
+    assert f"on the node {platform.node()}: " in str(said.error)
     assert "nonsense" in str(said.error)
 
 
@@ -253,7 +254,7 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
     said = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare().message
     assert isinstance(said, WorkerFailed)
-    assert f"on the node {ray_cluster.node_name()}: it has other versions" in str(said.error)
+    assert f"on the node {platform.node()}: it has other versions" in str(said.error)
     assert "not 0.0" in str(said.error)
     assert "mujoco None, not 9" in str(said.error)
     held = actors.record_versions(WorkerParts(cast).host)
@@ -282,7 +283,7 @@ def unconnected(monkeypatch):
 def test_what_is_no_address_is_refused(unconnected, address):
     with (
         pytest.raises(RunError, match="no address of a Ray cluster"),
-        ray_cluster.connect_ray(RayCluster(address=address), 1),
+        actors.connect_ray(RayCluster(address=address), 1),
     ):
         pass
 
@@ -292,17 +293,17 @@ def test_where_nobody_listens_the_error_comes_at_once(unconnected):
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         asked = RayCluster(address=address)
-        with pytest.raises(RunError, match=f"can be reached at {address}"), ray_cluster.connect_ray(asked, 1):
+        with pytest.raises(RunError, match=f"can be reached at {address}"), actors.connect_ray(asked, 1):
             pass
 
 
 def test_where_something_else_listens_it_is_not_waited_for(unconnected, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(actors, "_ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
         with (
             pytest.raises(RunError, match="is not the head of a Ray cluster"),
-            ray_cluster.connect_ray(RayCluster(), 1),
+            actors.connect_ray(RayCluster(), 1),
         ):
             pass
 

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.score import print_warnings
-from safevla_bench.compare.series import SeriesComparison
+from safevla_bench.compare.series import SeriesComparison, compare_series
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs.evaluation.judgement import compare_runs_in_order, make_rescorer
+from safevla_bench.jobs.evaluation.judgement import make_rescorer, split_judged
 from safevla_bench.judging.judged import Judged
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures.curves import draw_series, draw_sweep
@@ -107,7 +107,10 @@ def figures_command(
     folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
-    compared = compare_runs_in_order(judged) if series else None
+    compared = None
+    if series:
+        runs, intervals = split_judged(judged), judged.scores.intervals
+        compared = compare_series(runs, intervals=intervals, protocols=judged.protocols)
     make_folder(folder)
     count = (len(which) + len(requests) + series) * len(forms)
     echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")

@@ -11,8 +11,9 @@ import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
+from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.evaluation.judgement import describe_losses, gate_against, judge, measure_costs, select_judged
+from safevla_bench.jobs.evaluation.judgement import describe_losses, judge, measure_costs, split_judged
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric, Metric
@@ -131,7 +132,7 @@ def gate_command(
     else:
         main = judge([baseline], sources.ruleset, skip_invalid=sources.skip_invalid)
         relative = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
-        gate_report = gate_against(judged, main, relative, **how)
+        gate_report = _gate_against(judged, main, relative, **how)
     remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
     if junit is not None:
         write = gating.format_sarif if junit.suffix == SARIF else gating.format_junit
@@ -150,6 +151,18 @@ def gate_command(
         if junit is not None:
             echo(f"{'SARIF' if junit.suffix == SARIF else 'JUnit XML'}: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
+
+
+def _gate_against(
+    judged: Judged, baseline: Judged, limits: Sequence[gates.Gate], *, allow_unjudged: bool, **how: Any
+) -> gates.GateReport:
+    from safevla_bench.compare.relative_gates import check_against
+
+    if allow_unjudged:
+        remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
+        raise RunError("--allow-unjudged has no meaning beside --baseline", remedy=remedy)
+    results, others = (split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
+    return check_against(results, others, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:
@@ -190,11 +203,13 @@ def select_command(
     For instance:
       safevla select 10k=runs/a 20k=runs/b 30k=runs/c --max sr --subject-to "safety >= 0.9"
     """  # noqa: D301  (click wants the character itself)
+    from safevla_bench.compare.ranking import select_policy
     from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
     judged = sources.judge()
-    selection = select_judged(judged, objective, conditions)
+    results, protocols = split_judged(judged), judged.protocols
+    selection = select_policy(judged.scores, judged.headers, results, objective, conditions, protocols=protocols)
     if form == "json":
         options.print_json({**msgspec.to_builtins(selection), "judged_by": judged.provenance})
     else:

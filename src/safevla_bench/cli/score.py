@@ -47,7 +47,6 @@ from safevla_bench.trajectory.batch import Batch
 def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else into the one run folder.", "DIR"),
-    legacy_ids: bool = options.flag("Write the ids of the authors' tables, such as wrist_tilt_world_15deg."),
     form: str = options.format_option(),
     trackers: tuple[str, ...] = options.LOG,
 ) -> None:
@@ -79,7 +78,7 @@ def score_command(
     tracking.require_trackers(trackers)
     with show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
-        write_outputs(judged, folder, legacy_ids=legacy_ids)
+        write_outputs(judged, folder)
         _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)

@@ -17,9 +17,8 @@ from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, make_request
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.request import ExecutionOptions
-from safevla_bench.jobs.search.objective import Objective
 from safevla_bench.jobs.search.optimizers import Method
-from safevla_bench.jobs.search.search import FOLDER, SearchPlan, describe_claim, search_starts
+from safevla_bench.jobs.search.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer

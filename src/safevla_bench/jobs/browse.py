@@ -30,7 +30,7 @@ from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging import judged
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import SAFETY, SR, VSI
-from safevla_bench.judging.ruleset import NamedDigest
+from safevla_bench.judging.ruleset import Provenance
 from safevla_bench.report.render import (
     PLAYER_SCRIPTS,
     content_security_policy,
@@ -126,15 +126,9 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
         folders[:] = [] if is_run or depth >= _DEEPEST else sorted(name for name in folders if name[:1] != ".")
 
 
-class _JudgedBy(msgspec.Struct):
-    version: str = ""
-    library: NamedDigest = NamedDigest("", "")
-    applicability: str = ""
-
-
 class _ScoresFile(msgspec.Struct):
+    judged_by: Provenance
     cells: list[Summary] = []
-    judged_by: _JudgedBy = msgspec.field(default_factory=_JudgedBy)
 
 
 def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
@@ -157,7 +151,7 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
         return [RunRow(name, started=started, problem=f"{SCORES} cannot be read")]
     if not scores.cells:
         return [RunRow(name, started=started, problem="no episode")]
-    rules = f"{scores.judged_by.library.label} {scores.judged_by.version}".strip()
+    rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
     return [
         RunRow(

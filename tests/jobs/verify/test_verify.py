@@ -143,14 +143,14 @@ ROWS = [{"episode_id": "a", "vsi": 0.0, "safe": True}, {"episode_id": "b", "vsi"
     ("rows", "library", "sentences"),
     [
         ([{**ROWS[0], "vsi": 1.0}, ROWS[1]], "x", ["episode 'a', vsi: 1.0 is written, the archive gives 0.0"]),
-        (ROWS[:1], "x", ["episode 'b' is missing here"]),
+        (ROWS[:1], "x", ["episode 'b': nothing is written, the archive gives"]),
         (
             [{**ROWS[0], "safe": None}, {"episode_id": "c"}],
             "y",
             [
                 "episode 'a', safe: null is written, the archive gives true",
-                "episode 'c' is here, and is not among what the archive gives",
-                "episode 'b' is missing here",
+                'episode \'c\': {"episode_id": "c"} is written, the archive gives nothing',
+                "episode 'b': nothing is written, the archive gives",
                 'library: "y" is written, the archive gives "x"',
             ],
         ),
@@ -173,7 +173,7 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file = tmp_path / "mine.toml"
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
-    write_outputs(judge([run], by), run, legacy_ids=True)
+    write_outputs(judge([run], by), run)
     assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(as_judged=True))
     (run / RULES).unlink()
     reseal(run)

@@ -148,25 +148,20 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     """Connect, send one observation at the start of `REQUESTS` episodes, disconnect, and return the answer."""
     asked = ask_arguments(spec, arguments)
     with closing(cast("ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
-        policy.model.connect(task)
-        return _query(policy, policy.model, task, asked, arguments)
-
-
-def _query(
-    policy: ChunkedPolicy, model: ChunkModel, task: Task, asked: Mapping[str, str], arguments: Mapping[str, str]
-) -> ServerAnswer:
-    observation = make_observation(model.wants, task.instruction)
-    seconds, replies = [], []
-    for _ in range(REQUESTS):
-        model.begin(task, 0)  # some remember what they answered before in an episode
+        model = policy.model
+        model.connect(task)
+        observation = make_observation(model.wants, task.instruction)
+        seconds, replies = [], []
+        for _ in range(REQUESTS):
+            model.begin(task, 0)  # some remember what they answered before in an episode
+            start = time.perf_counter()
+            reply = model.query(observation)
+            seconds.append(time.perf_counter() - start)
+            replies.append(dialects.read_reply(model.dialect, reply))
         start = time.perf_counter()
-        reply = model.query(observation)
-        seconds.append(time.perf_counter() - start)
-        replies.append(dialects.read_reply(model.dialect, reply))
-    start = time.perf_counter()
-    request = model.dialect.build_request(observation)
-    preparation_s = time.perf_counter() - start
-    replan = policy.dialect.replan
+        request = model.dialect.build_request(observation)
+        preparation_s = time.perf_counter() - start
+        replan = policy.dialect.replan
     return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds), preparation_s)
 
 

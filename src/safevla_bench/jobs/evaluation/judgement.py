@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -36,10 +36,7 @@ from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
-    from safevla_bench.compare.ranking import Selection
-    from safevla_bench.compare.series import SeriesComparison
-    from safevla_bench.judging.gates import EpisodeCosts, Gate, GateReport
-    from safevla_bench.judging.rates import GateMetric
+    from safevla_bench.judging.gates import EpisodeCosts
 
 
 def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
@@ -264,7 +261,7 @@ def load_policy_results(
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
-        for result in _split_judged(judged, str(path), judged.sources[0].protocol):
+        for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == UNNAMED else result.name, result.name)
             recorded[name] = result.name
             results.append(replace(result, name=name))
@@ -299,40 +296,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     return EpisodeCosts(np.array(totals), float(max(filter(None, horizons), default=1)))
 
 
-def compare_runs_in_order(judged: Judged) -> SeriesComparison:
-    """Compare the policies of judged sources in the order of the numbers in their names, as checkpoints of a training.
-
-    Raises what `compare_series` raises.
-    """
-    from safevla_bench.compare.series import compare_series
-
-    return compare_series(_split_judged(judged), intervals=judged.scores.intervals, protocols=judged.protocols)
-
-
-def gate_against(
-    judged: Judged, baseline: Judged, gates: Sequence[Gate], *, allow_unjudged: bool = False, **how: Any
-) -> GateReport:
-    """Check the differences of judged sources from a judged baseline; takes and raises what `check_against` does."""
-    from safevla_bench.compare.relative_gates import check_against
-
-    if allow_unjudged:
-        remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
-        raise RunError("--allow-unjudged has no meaning beside --baseline", remedy=remedy)
-    results, others = (_split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
-    return check_against(results, others, gates, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
-
-
-def select_judged(judged: Judged, metric: GateMetric, conditions: Sequence[Gate]) -> Selection:
-    """Choose among the policies of judged sources; raises what `select_policy` raises."""
-    from safevla_bench.compare.ranking import select_policy
-
-    results = _split_judged(judged)
-    return select_policy(judged.scores, judged.headers, results, metric, conditions, protocols=judged.protocols)
-
-
-def _split_judged(
-    judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None
-) -> list[PolicyResults]:
+def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
     """Return the results of each policy, with what the records say of how its episodes began."""
     records = judged.records
     results = split_by_policy(

@@ -30,7 +30,7 @@ from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, desc
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
-from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
@@ -136,14 +136,13 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
     }
 
 
-def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
+def write_outputs(judged: Judged, folder: Path) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
     Rules other than the default are written too, as judged_with.json, for --rules as-judged; older files are replaced
     together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
-    With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
-    contents = score_files(judged, legacy_ids=legacy_ids)
+    contents = score_files(judged)
     html = render_report(judged)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(folder)
@@ -155,13 +154,12 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
     add_digests(folder, written)
 
 
-def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
+def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`.
 
     The table's metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
     """
-    renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
-    document, rows = scores_document(renamed, sources), list(renamed.scores.episodes())
+    document, rows = scores_document(judged, sources), list(judged.scores.episodes())
     origin = {name: document[name] for name in ORIGIN if name in document}
     fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
     rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
@@ -169,15 +167,6 @@ def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = N
     schema = pa.schema([*fields.values(), *rare], metadata)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
     return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
-
-
-def _use_legacy_ids(judged: Judged) -> Scores:
-    legacy_ids = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
-    specs = [
-        msgspec.structs.replace(spec, spec_id=legacy_ids.get(spec.spec_id, spec.spec_id))
-        for spec in judged.scores.specs
-    ]
-    return replace(judged.scores, specs=tuple(specs))
 
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:

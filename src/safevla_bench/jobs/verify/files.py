@@ -22,7 +22,6 @@ from safevla_bench.errors import CollectedError, Place, RecordError, RunError, S
 from safevla_bench.files import read_input
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import score_files
-from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Provenance, Ruleset, load_ruleset
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.folder import MANIFEST, MAX_SCORES_BYTES, RUN, SCORES, SCORES_TABLE, EpisodeRow
@@ -371,7 +370,7 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     sources = document.get("sources", [])
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
-    contents = score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
+    contents = score_files(judged, sources)
     return [
         _check_source(run, sources, json.loads(folder.dump_json(origins))),
         _check_scores_json(run, contents[SCORES]),
@@ -388,17 +387,9 @@ def _check_source(run: Path, sources: object, expected: object) -> Finding:
         return open_check(SOURCE, f"{MANIFEST if digest is None else SCORES} does not say which archive it is")
     if judged != digest:
         return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
-    difference = next(_value_differences(sources, expected, "sources"), None)
-    if difference:
-        return mismatch(SOURCE, difference)
+    if difference := next(value_differences(sources, expected, "sources"), None):
+        return mismatch(SOURCE, _describe(*difference))
     return agreement(SOURCE, f"the one that was judged, digest {digest}")
-
-
-def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:
-    specs = document.get("specs")
-    names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()
-    spec_ids = {spec.spec_id for spec in judged.scores.specs}
-    return bool(names - spec_ids) and bool(names & set(judged.library.legacy))
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
@@ -430,33 +421,22 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
 
 def _document_differences(written: object, expected: object) -> Iterator[str]:
     """Yield a sentence for each difference, of episodes by their ids first, as two score files may list others."""
-    episodes = list(_episode_differences(_rows_by_episode(written), _rows_by_episode(expected)))
+    rows, others = _rows_by_episode(written), _rows_by_episode(expected)
+    episodes = list[str]()
+    for name in {**rows, **others}:
+        differences = value_differences(rows.get(name, ABSENT), others.get(name, ABSENT))
+        episodes += [f"episode {name!r}{', ' * bool(place)}{_describe(place, *pair)}" for place, *pair in differences]
     yield from episodes
-    if episodes:
-        written, expected = (
-            {**document, "episodes": ()} if isinstance(document, dict) else document for document in (written, expected)
-        )
-    yield from _value_differences(written, expected)
+    for place, *pair in value_differences(written, expected):
+        if not (episodes and place.startswith("episodes")):
+            yield _describe(place, *pair)
 
 
-def _episode_differences(written: Mapping[object, object], expected: Mapping[object, object]) -> Iterator[str]:
-    for name in {**written, **expected}:
-        if name not in expected:
-            yield f"episode {name!r} is here, and is not among what the archive gives"
-        elif name not in written:
-            yield f"episode {name!r} is missing here"
-        else:
-            for difference in _value_differences(written[name], expected[name]):
-                yield f"episode {name!r}, {difference}"
-
-
-def _rows_by_episode(document: object) -> dict[object, object]:
+def _rows_by_episode(document: object) -> dict[str, object]:
     rows = document.get("episodes") if isinstance(document, dict) else None
-    return {
-        str(row.get("episode_id")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)
-    }
+    listed = rows if isinstance(rows, list) else []
+    return {str(row.get("episode_id")): row for row in listed if isinstance(row, dict)}
 
 
-def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:
-    for place, value, other in value_differences(written, expected, field):
-        yield f"{place}: {format_value(value)} is written, the archive gives {format_value(other)}"
+def _describe(place: str, written: object, expected: object) -> str:
+    return f"{place}: {format_value(written)} is written, the archive gives {format_value(expected)}"
