@@ -119,7 +119,6 @@ def rank_under_variants(
 
 
 def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
-    """Return the comparison in Safety over all suites; None if it does not know the Safety of every policy."""
     for metric in comparison.scopes[-1].metrics:
         if all(standing.value is not None for standing in metric.standings):
             return metric
@@ -129,7 +128,6 @@ def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
 def _rank_variants(
     variants: Sequence[ThresholdVariant], safety: Sequence[MetricComparison]
 ) -> Iterator[VariantRanking]:
-    """Yield the ranking under each variant by the comparison in Safety there. The first is the reference."""
     reference = {(item.first, item.second): item.better for item in safety[0].differences}
     order = _rank_policies([standing.policy for standing in safety[0].standings], safety[0])
     for variant, metric in zip(variants, safety, strict=True):
@@ -147,7 +145,6 @@ def _rank_variants(
 
 
 def _rank_policies(policies: Sequence[str], metric: MetricComparison) -> list[str]:
-    """Return the policies, the greatest value first; those of equal value stay in their order."""
     values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
     return sorted(policies, key=values.__getitem__, reverse=True)
 
@@ -275,7 +272,6 @@ def _compare_best(
     results: Sequence[PolicyResults],
     protocols: Sequence[Mapping[str, object]],
 ) -> Selection:
-    """Return the selection with the comparison of the best two, and what would tell them apart."""
     by_name = {result.name: result for result in results}
     options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)
     try:
@@ -289,7 +285,6 @@ def _compare_best(
 
 
 def _plan_episodes(item: Difference, rate: float, options: ComparisonOptions) -> int | None:
-    """Return the episodes of each task that would tell the two apart if they differed as measured."""
     difference = abs(item.difference or 0.0)
     if difference < LEAST_DIFFERENCE or item.pairs is None or item.only_first is None or item.only_second is None:
         return None

@@ -116,7 +116,6 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
 
 def _check_request(request: SampleSizeRequest) -> None:
-    """Raise `SafevlaError` for a number of the request that cannot be planned with."""
     points = f"{100 * request.difference:g} points"
     check_level(request.power, request.confidence)
     if not LEAST_DIFFERENCE <= request.difference <= 1:

@@ -185,7 +185,6 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _seconds(records: Bools, batch: Batch) -> Floats:
-    """Return the time that the marked records [..., N] last in each episode, [..., E]."""
     total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
     return np.asarray(np.diff(total[..., batch.starts], axis=-1) * batch.dt_s)
 
@@ -291,7 +290,6 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    """Return the exposure of one policy and suite over the episodes `members`, indices into the scores."""
     totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
     means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
     success, unsafe = scores.success[members], scores.unsafe[members]
@@ -315,7 +313,6 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 
 
 def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
-    """Return the exposure of the specification in `row` of the exposure over the episodes `members`."""
     column = scores.scored_columns[row]
     applies = scores.state[column, members] != INACTIVE
     violated, success = scores.is_violated[column, members], scores.success[members]
@@ -329,7 +326,6 @@ def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int,
 
 
 def _summarize_phases(exposure: Exposure, members: Ints) -> tuple[PhaseExposure, ...]:
-    """Return time and violating time [s], summed over the episodes `members`, and first violations in each phase."""
     return tuple(
         PhaseExposure(
             phase=name,

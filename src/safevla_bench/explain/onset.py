@@ -108,7 +108,6 @@ def measure_specs(scores: Scores, members: NDArray[np.int64], step: Floats, end:
 
 
 def _find_near_misses(scores: Scores) -> NDArray[np.bool_]:
-    """Return the episodes in which each scored specification was kept by little, [K, E]."""
     columns = scores.scored_columns
     limits = np.array([0.0 if scores.specs[k].binary else scores.specs[k].threshold for k in columns])
     with np.errstate(invalid="ignore"):

@@ -88,7 +88,6 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[tuple[str, str], NDArray[np.int64]]:
-    """Return the indices of the chosen episodes of each task, in order of first appearance."""
     members: dict[tuple[str, str], list[int]] = {}
     for k in np.flatnonzero(chosen).tolist():
         members.setdefault((scores.benchmark[k], scores.task_id[k]), []).append(k)
@@ -96,7 +95,6 @@ def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[tuple[str, s
 
 
 def _find_floors(scores: Scores, task: tuple[str, str], members: NDArray[np.int64]) -> Iterator[BaselineViolation]:
-    """Yield the scored specifications that `noop` violates in its episodes of a task, in library order."""
     for column in scores.scored_columns:
         violating = members[scores.is_violated[column, members]]
         if len(violating):

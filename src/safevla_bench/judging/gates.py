@@ -264,8 +264,6 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
 
 @dataclass(frozen=True, slots=True)
 class _IntervalRule:
-    """The interval that decides a gate: exact for a fixed number of episodes, or a confidence sequence."""
-
     confidence: float
     sequential: bool
 
@@ -290,7 +288,6 @@ def describe_confidence(each: float | None, decisions: int, sequential: bool) ->
 def _describe_rule(
     scopes: Sequence[_Scope], rule: _IntervalRule | None, outcomes: Sequence[GateOutcome], decisions: int
 ) -> Iterator[str]:
-    """Yield the sentences that say how the gates were decided, what the intervals cover, and what weighs how much."""
     yield from describe_confidence(rule.confidence if rule else None, decisions, bool(rule and rule.sequential))
     if rule and not rule.sequential:
         yield (

@@ -217,7 +217,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
-    """Return, by key, the indices of the episodes with this key and the outcomes of those without a record."""
     members: dict[_Key, list[int]] = {}
     outcomes: dict[_Key, list[str]] = {}
     for k, key in enumerate(keys):
@@ -378,7 +377,6 @@ def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
 
 
 def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
-    """Return a specification's counts: over judged episodes, of unscored specifications over conclusive ones."""
     spec, state = scores.specs[column], scores.state[column, members]
     telling = scores.is_judged[members] if spec.is_scored else scores.is_conclusive[members]
     violated = scores.is_violated[column, members] & telling

@@ -298,7 +298,6 @@ _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = 
 
 
 def _text_and_level(node: Node) -> tuple[str, int]:
-    """Return the canonical text of a node, and the binding level of its outermost operator (higher binds tighter)."""
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM
