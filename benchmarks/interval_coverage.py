@@ -30,9 +30,10 @@ from safevla_bench.statistics.intervals import (
     bounded_mean_interval,
     exact_interval,
     rate_mean_interval,
+    rate_power,
+    rate_sample_size,
     wilson_interval,
 )
-from safevla_bench.statistics.planning import rate_power, rate_sample_size
 from safevla_bench.statistics.sequential import sum_limits
 from safevla_bench.statistics.tests import cmh_mid_p, flip_task_means, holm_adjust, mcnemar_mid_p, permute_task_means
 

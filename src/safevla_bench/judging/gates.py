@@ -29,8 +29,14 @@ from safevla_bench.judging.metrics import describe_unjudged, stop_reason
 from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
-from safevla_bench.statistics.planning import rate_sample_size
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    POWER,
+    Interval,
+    bounded_mean_interval,
+    exact_interval,
+    rate_sample_size,
+)
 from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_fixed
 
@@ -40,8 +46,6 @@ _ALLOW_CRASHED, _ALLOW_UNJUDGED = "--allow-crashed", "--allow-unjudged"
 _CONDITION = re.compile(r"(\w+)\s*(>=|<=)\s*(\S+)")
 COST: GateMetric = "cost"
 _IN_CONDITIONS = tuple(name for name in get_args(GateMetric) if name != COST)
-POWER = 0.8
-"""The chance with which the suggested number of episodes decides a gate."""
 
 
 class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
