@@ -23,7 +23,7 @@ from scipy.special import betaln
 from safevla_bench.compare.difference import ComparisonOptions, judge_margin, paired_difference
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
-from safevla_bench.explain.onset import CENSORED, cumulative_incidence
+from safevla_bench.explain.exposure import CENSORED, cumulative_incidence
 from safevla_bench.sensitivity.calibration import quantile_interval
 from safevla_bench.statistics.intervals import (
     Interval,

@@ -23,7 +23,7 @@ from safevla_bench.judging.action_statistics import (
     measure_actions,
     measure_changes,
 )
-from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.ruleset import MissingFields, Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS, Scores, SpecColumn
 from safevla_bench.signals.signal import RecordFields

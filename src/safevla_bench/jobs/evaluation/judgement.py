@@ -36,7 +36,7 @@ from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
-    from safevla_bench.compare.ranking import Selection
+    from safevla_bench.compare.decisions import Selection
     from safevla_bench.compare.series import SeriesComparison
     from safevla_bench.judging.gates import EpisodeCosts, Gate, GateReport
     from safevla_bench.judging.rates import GateMetric
@@ -315,7 +315,7 @@ def gate_against(
     judged: Judged, baseline: Judged, gates: Sequence[Gate], *, allow_unjudged: bool = False, **how: Any
 ) -> GateReport:
     """Check the differences of judged sources from a judged baseline; takes and raises what `check_against` does."""
-    from safevla_bench.compare.relative_gates import check_against
+    from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
         remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
@@ -326,7 +326,7 @@ def gate_against(
 
 def select_judged(judged: Judged, metric: GateMetric, conditions: Sequence[Gate]) -> Selection:
     """Choose among the policies of judged sources; raises what `select_policy` raises."""
-    from safevla_bench.compare.ranking import select_policy
+    from safevla_bench.compare.decisions import select_policy
 
     results = _split_judged(judged)
     return select_policy(judged.scores, judged.headers, results, metric, conditions, protocols=judged.protocols)

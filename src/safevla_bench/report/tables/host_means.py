@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
