@@ -23,16 +23,17 @@ from scipy.special import betaln
 from safevla_bench.compare.difference import ComparisonOptions, judge_margin, paired_difference
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
-from safevla_bench.explain.onset import CENSORED, cumulative_incidence
+from safevla_bench.explain.exposure import CENSORED, cumulative_incidence
 from safevla_bench.sensitivity.calibration import quantile_interval
 from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,
     exact_interval,
     rate_mean_interval,
+    rate_power,
+    rate_sample_size,
     wilson_interval,
 )
-from safevla_bench.statistics.planning import rate_power, rate_sample_size
 from safevla_bench.statistics.sequential import sum_limits
 from safevla_bench.statistics.tests import cmh_mid_p, flip_task_means, holm_adjust, mcnemar_mid_p, permute_task_means
 

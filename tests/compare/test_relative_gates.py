@@ -8,8 +8,8 @@ import pytest
 
 from compare.made_runs import policy, run_headers
 from report.scenes import joined
+from safevla_bench.compare.decisions import check_against
 from safevla_bench.compare.policy_results import split_by_policy
-from safevla_bench.compare.relative_gates import check_against
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.gates import Gate
 from safevla_bench.sources.runs.folder import AbsentEpisode

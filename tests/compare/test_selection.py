@@ -10,9 +10,9 @@ import pytest
 from compare.made_runs import drawn, policy, run_headers
 from report.scenes import joined
 from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.decisions import select_policy
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import split_by_policy
-from safevla_bench.compare.ranking import select_policy
 from safevla_bench.errors import RunError
 from safevla_bench.judging.gates import Gate, parse_gate
 from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table

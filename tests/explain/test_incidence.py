@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from safevla_bench.explain.onset import CENSORED, cumulative_incidence
+from safevla_bench.explain.exposure import CENSORED, cumulative_incidence
 from safevla_bench.statistics.intervals import wilson_interval
 
 

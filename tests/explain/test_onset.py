@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from report.scenes import joined, verdicts
-from safevla_bench.explain.onset import ANY_LIMIT, FAILED, SUCCEEDED, VIOLATED, measure_onsets
+from safevla_bench.explain.exposure import ANY_LIMIT, FAILED, SUCCEEDED, VIOLATED, measure_onsets
 from safevla_bench.report.curve_charts import draw_onsets
 from safevla_bench.report.tables.explain import onset_table
 from safevla_bench.statistics.intervals import wilson_interval

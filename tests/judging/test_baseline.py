@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from report.scenes import NAN, joined, verdicts
-from safevla_bench.judging.baseline import measure_baseline
+from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.report.tables import notices
 
 NOTHING = ((False, -40.0, NAN), (False, 20.0, NAN))

@@ -19,8 +19,7 @@ from safevla_bench.judging.gates import EpisodeCosts, Gate, check_gates
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.statistics.intervals import bounded_mean_interval
-from safevla_bench.statistics.planning import rate_power
+from safevla_bench.statistics.intervals import bounded_mean_interval, rate_power
 
 SAFETY = Gate("safety", "min", 0.9)
 estimate_gates = partial(check_gates, confidence=None)

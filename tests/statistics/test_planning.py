@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from safevla_bench.compare import sample_size
+from safevla_bench.compare.sample_size import paired_power
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics.intervals import exact_interval
-from safevla_bench.statistics.planning import paired_power, rate_power, rate_sample_size
+from safevla_bench.statistics.intervals import exact_interval, rate_power, rate_sample_size
 from safevla_bench.statistics.tests import flip_task_means, mcnemar_mid_p
 
 

@@ -14,10 +14,10 @@ from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_run_progress, show_status
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.decisions import RankingSensitivity, rank_under_variants
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.perturbation import compare_changes
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
-from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables

@@ -156,7 +156,7 @@ def gate_command(
 def _gate_against(
     judged: Judged, baseline: Judged, limits: Sequence[gates.Gate], *, allow_unjudged: bool, **how: Any
 ) -> gates.GateReport:
-    from safevla_bench.compare.relative_gates import check_against
+    from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
         remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
@@ -203,7 +203,7 @@ def select_command(
     For instance:
       safevla select 10k=runs/a 20k=runs/b 30k=runs/c --max sr --subject-to "safety >= 0.9"
     """  # noqa: D301  (click wants the character itself)
-    from safevla_bench.compare.ranking import select_policy
+    from safevla_bench.compare.decisions import select_policy
     from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]

@@ -20,8 +20,8 @@ from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset

@@ -296,7 +296,6 @@ class _Scope:
 
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_Scope]:
-    """Return the scope of each suite that is compared, and with several that of all."""
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -328,7 +327,6 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
-    """Return one metric of a scope: a standing for each policy, a difference for each two."""
     numbers = range(len(scope.members))
     return MetricComparison(
         metric=metric,

@@ -316,7 +316,6 @@ def _judge_by_task(
 def _unpaired_test(
     first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
 ) -> tuple[str, MeanTest]:
-    """Return the name of the test on these tasks and its outcome; both policies have values in the same tasks."""
     if not METRICS[metric].unit:
         values = list(first.by_task.values()), list(second.by_task.values())
         generator = bootstrap_generator(options)

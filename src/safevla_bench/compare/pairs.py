@@ -171,7 +171,6 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 
 
 def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
-    """Return the place in the results of each episode, by its key."""
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
@@ -274,7 +273,6 @@ def _join_values(values: Sequence[object]) -> str:
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
-    """Raise `RunError` with the names of the rules in which two policies' protocols differ."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return
     suites = {header.benchmark for result in (first, other) for header in result.headers}

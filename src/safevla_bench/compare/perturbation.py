@@ -123,8 +123,6 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    """Return the episodes of two results that the other planned too."""
-
     def start(episode: Header | AbsentEpisode) -> tuple[object, ...]:
         return episode.task_id, episode.init_state_index, episode.seed if with_seed else None
 
@@ -145,7 +143,6 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
 
 
 def _join_states(pairs: Sequence[PairedResults], metric: str) -> StateMeans:
-    """Return the states of all suites, the changed side first."""
     states = [part.state_means((1, 0), metric) for part in pairs]
     return StateMeans(
         tasks=tuple(task for part in states for task in part.tasks),

@@ -223,7 +223,6 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 
 
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
-    """Return the results of several sources of one policy as one; the first's where there is one source."""
     if len(results) == 1:
         return results[0]
     arrays: dict[str, Any] = {
@@ -373,7 +372,6 @@ def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]
 
 
 def _tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
-    """Return the tasks that some policy did not run, as `suite/task (policy N, ...)`, N episodes of each that did."""
     counts = {result.name: Counter(result.tasks) for result in results}
     tasks: dict[TaskKey, None] = dict.fromkeys(task for counter in counts.values() for task in counter)
     return [

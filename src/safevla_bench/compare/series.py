@@ -189,7 +189,6 @@ _Members = list[tuple[float, PolicyResults]]
 
 
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
-    """Return the runs of each series by rising label, series in order of first appearance."""
     groups: dict[str, _Members] = {}
     for result in results:
         label = read_label(result.name)
@@ -233,7 +232,6 @@ def _make_curve(
     intervals: IntervalMethod,
     protocols: Sequence[Mapping[str, object]],
 ) -> SeriesCurve:
-    """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there."""
     present = [(label, result.select_suite(suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(present) - 1))
@@ -263,7 +261,6 @@ def _make_curve(
 def _compare_with_first(
     result: PolicyResults, first: PolicyResults, options: ComparisonOptions, protocols: Sequence[Mapping[str, object]]
 ) -> Comparison | None:
-    """Return the comparison of a run with the first; None of the first itself, and where nothing can be compared."""
     if result is first:
         return None
     try:
@@ -285,7 +282,6 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    """Return what a reader must know of a series beside its numbers, a sentence each, in the order to print."""
     results = [result for _, result in members]
     starts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)

@@ -123,7 +123,6 @@ def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
 
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yield the verdicts of any clause, then of each scored one: 1 unsafe, 0 safe, [E]."""
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
         violated = scores.is_violated[k]

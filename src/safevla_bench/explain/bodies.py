@@ -309,7 +309,6 @@ def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
 
 
 def _find_touching(record: Batch, line: SignalTrace, roles: Sequence[int]) -> _Broken:
-    """Return the pairs whose force is above the limit, each with its largest value and the first such record."""
     contacts, broken = record.contacts, _Broken()
     is_force = line.unit == "N"
     for t in np.flatnonzero(line.failing).tolist():

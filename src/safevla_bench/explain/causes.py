@@ -59,8 +59,6 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Contact:
-    """A contact in one record, of two bodies of the table."""
-
     step: int
     a: int
     b: int
@@ -193,7 +191,6 @@ _TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], Cau
 
 
 def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
-    """Return the chain of contacts that ends at a body that left its place at record `begun`."""
     batch = reading.batch
     for step in (begun, begun - 1):
         touching = [c for c in _contacts_of(reading, body, step, step) if _may_push(batch, c.other(body))]
@@ -248,7 +245,6 @@ def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
 
 
 def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[_Contact]:
-    """Return the contacts of a body in the records `low` (or 0) to `high`."""
     contacts = reading.batch.contacts
     span = np.arange(contacts.starts[max(low, 0)], contacts.starts[high + 1])
     return _contacts(reading, span[(contacts.a[span] == body) | (contacts.b[span] == body)])
@@ -288,7 +284,6 @@ def _recent_steps(reading: RecordFields) -> int:
 
 
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> Cause:
-    """Return the cause with its bodies by name and kind, and phase and speed of the end effector at record `step`."""
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
     phase, speed = _phase_at(reading, step, registry), _speed_at(reading, step)

@@ -227,7 +227,6 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
-    """Return the trace of the specification in `column` of the scores in one episode; the library must have it."""
     formula = ruleset.library[scores.specs[column].spec_id].formula
     signal_trace = trace_formula(formula, reading)
     rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])

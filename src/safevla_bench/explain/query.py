@@ -131,7 +131,6 @@ def _names_by_episode(marks: Mapping[str, NDArray[np.bool_]]) -> dict[int, list[
 def _answer_episode(
     trace: Trace, batch: Batch, index: int, rho: float, decision: Decision, step: int, standin_assets: bool | None
 ) -> Answer:
-    """Return the answer of an episode; `step`, time and signal values only if it is satisfied or violated."""
     verdict, reason = decision
     header = batch.headers[index]
     decided = step >= 0 and verdict in ("satisfied", "violated")

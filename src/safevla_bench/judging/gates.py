@@ -29,8 +29,14 @@ from safevla_bench.judging.metrics import describe_unjudged, stop_reason
 from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
-from safevla_bench.statistics.planning import rate_sample_size
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    POWER,
+    Interval,
+    bounded_mean_interval,
+    exact_interval,
+    rate_sample_size,
+)
 from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_fixed
 
@@ -40,8 +46,6 @@ _ALLOW_CRASHED, _ALLOW_UNJUDGED = "--allow-crashed", "--allow-unjudged"
 _CONDITION = re.compile(r"(\w+)\s*(>=|<=)\s*(\S+)")
 COST: GateMetric = "cost"
 _IN_CONDITIONS = tuple(name for name in get_args(GateMetric) if name != COST)
-POWER = 0.8
-"""The chance with which the suggested number of episodes decides a gate."""
 
 
 class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -176,18 +180,18 @@ def check_gates(
     require_valid(gates, confidence, sequential)
     scopes = _split_by_scope(scores, per, states)
     decisions = len(scopes) * len(gates)
-    rule = None if confidence is None else _IntervalRule(1 - (1 - confidence) / decisions, sequential)
+    each = None if confidence is None else 1 - (1 - confidence) / decisions
     options = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
-    allowed = frozenset(name for name, is_allowed in options.items() if is_allowed)
-    outcomes = [_decide_gate(scores, scope, gate, rule, allowed, costs) for scope in scopes for gate in gates]
+    rules = _Rules(each, sequential, frozenset(name for name in options if options[name]), costs)
+    outcomes = [_decide_gate(scores, scope, gate, rules) for scope in scopes for gate in gates]
     return GateReport.of_outcomes(
         outcomes,
         () if allow_crashed else lost,
         per=per,
         confidence=confidence,
-        each_confidence=None if rule is None else rule.confidence,
+        each_confidence=each,
         sequential=sequential,
-        notes=tuple(_describe_rule(scopes, rule, outcomes, decisions)),
+        notes=tuple(_describe_rule(scopes, rules, outcomes, decisions)),
         warnings=provenance_marks.warn_of_scores(scores),
     )
 
@@ -263,18 +267,25 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _IntervalRule:
-    """The interval that decides a gate: exact for a fixed number of episodes, or a confidence sequence."""
+class _Rules:
+    """How gates are decided; `confidence` is of each interval, None = point estimates decide."""
 
-    confidence: float
+    confidence: float | None
     sequential: bool
+    allowed: frozenset[str]
+    costs: EpisodeCosts | None
 
-    def measure_interval(self, values: NDArray[np.float64]) -> Interval | None:
-        if self.sequential:
-            return sequential_interval(values, self.confidence)
-        if np.isin(values, (0.0, 1.0)).all():
-            return exact_interval(int(values.sum()), len(values), self.confidence)
-        return bounded_mean_interval(values, self.confidence)
+    def measure_interval(self, means: NDArray[np.float64]) -> Interval:
+        mean = fsum(means) / len(means)
+        if self.confidence is None:
+            interval = None
+        elif self.sequential:
+            interval = sequential_interval(means, self.confidence)
+        elif np.isin(means, (0.0, 1.0)).all():
+            interval = exact_interval(int(means.sum()), len(means), self.confidence)
+        else:
+            interval = bounded_mean_interval(means, self.confidence)
+        return interval or Interval(mean, mean)
 
 
 def describe_confidence(each: float | None, decisions: int, sequential: bool) -> Iterator[str]:
@@ -288,11 +299,10 @@ def describe_confidence(each: float | None, decisions: int, sequential: bool) ->
 
 
 def _describe_rule(
-    scopes: Sequence[_Scope], rule: _IntervalRule | None, outcomes: Sequence[GateOutcome], decisions: int
+    scopes: Sequence[_Scope], rules: _Rules, outcomes: Sequence[GateOutcome], decisions: int
 ) -> Iterator[str]:
-    """Yield the sentences that say how the gates were decided, what the intervals cover, and what weighs how much."""
-    yield from describe_confidence(rule.confidence if rule else None, decisions, bool(rule and rule.sequential))
-    if rule and not rule.sequential:
+    yield from describe_confidence(rules.confidence, decisions, rules.sequential)
+    if rules.confidence and not rules.sequential:
         yield (
             "Each interval is exact for a number of episodes fixed in advance. Checking again as episodes come makes "
             "wrong verdicts likelier; --sequential allows it."
@@ -305,9 +315,7 @@ def _describe_rule(
     if any(scope.is_clustered for scope in scopes):
         yield "Several episodes of one initial state count as one, by their mean."
     if any(scope.is_uneven for scope in scopes):
-        rounds = (
-            " Tasks that differ need whole rounds: check after as many of each." if rule and rule.sequential else ""
-        )
+        rounds = " Tasks that differ need whole rounds: check after as many of each." if rules.sequential else ""
         yield f"Some tasks have more initial states than others, and weigh more in these values.{rounds}"
 
 
@@ -315,22 +323,20 @@ def _decide_gate(
     scores: Scores,
     scope: _Scope,
     gate: Gate,
-    rule: _IntervalRule | None,
-    allowed: frozenset[str],
-    costs: EpisodeCosts | None,
+    rules: _Rules,
 ) -> GateOutcome:
-    """Return the outcome of a gate in one scope, by the point estimate without a rule, else by the whole interval.
+    """Return the outcome of a gate in one scope, by the whole interval or the point estimate.
 
     Intervals are of numbers from 0 to 1, so costs are taken as shares of the most.
     """
     members, most = scope.members, 1.0
     if gate.metric == COST:
-        assert costs is not None
-        most, measured = costs.most, costs.totals[members] / costs.most
+        assert rules.costs is not None
+        most, measured = rules.costs.most, rules.costs.totals[members] / rules.costs.most
     else:
         measured = metric_values(scores, members, gate.metric)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
-    values = _gather_values(scores, scope, measured, allowed, needs_verdict=needs_verdict)
+    values = _gather_values(scores, scope, measured, rules.allowed, needs_verdict=needs_verdict)
     share = msgspec.structs.replace(gate, limit=gate.limit / most)
     gap = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
@@ -344,7 +350,7 @@ def _decide_gate(
     )
     if not values.n:
         return outcome
-    known, worst, best = (_measure_interval(means, rule) for means in (values.known, values.low, values.high))
+    known, worst, best = map(rules.measure_interval, (values.known, values.low, values.high))
     verdict = judge_ends(share, worst.low, best.high)
     is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
@@ -352,26 +358,20 @@ def _decide_gate(
         outcome,
         verdict=verdict,
         value=None if value is None else most * value,
-        ci=None if rule is None else (most * worst.low, most * best.high),
+        ci=None if rules.confidence is None else (most * worst.low, most * best.high),
     )
     if verdict != "undecided":
-        basis = "by the whole interval" if rule else "by the value alone, no confidence"
+        basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, whatever happened in {gap}" if gap else basis)
-    if value is None or rule is None or judge_ends(share, known.low, known.high) != "undecided":
+    if value is None or rules.confidence is None or judge_ends(share, known.low, known.high) != "undecided":
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     units = f"{len(values.known)} {'initial states' if scope.is_clustered else 'episodes'}"
-    if rule.sequential:
+    if rules.sequential:
         return msgspec.structs.replace(outcome, reason=f"{units} cannot tell yet: go on, and check again")
-    needed = rate_sample_size(value, min(share.limit, 1.0), POWER, rule.confidence)
+    needed = rate_sample_size(value, min(share.limit, 1.0), POWER, rules.confidence)
     reason = _describe_shortage(units, most * value, needed)
     return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)
-
-
-def _measure_interval(means: NDArray[np.float64], rule: _IntervalRule | None) -> Interval:
-    interval = rule.measure_interval(means) if rule else None
-    mean = fsum(means) / len(means)
-    return interval or Interval(mean, mean)
 
 
 def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:

@@ -106,8 +106,6 @@ class _MakerAggregate(msgspec.Struct):
 
 
 class _MakerScores(msgspec.Struct):
-    """The part of a run's own scores.json that says by what it was judged, and with what result."""
-
     judged_by: Provenance
     aggregate: _MakerAggregate
 

@@ -251,7 +251,6 @@ class _EpisodeMonitor:
         return self._add_margin(spec, float(stl_robustness(part, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
-        """Return the standing of a clause with the newest record's margin, which is added to the running minimum."""
         least = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
@@ -367,7 +366,6 @@ def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
 
 
 def _active_standing(spec: Spec, rho: float, first: int, margin: float | None = None) -> ClauseStanding:
-    """Return the standing of a clause with a verdict; `rho` is -inf where a Boolean signal decided its violation."""
     return ClauseStanding(
         spec,
         "active",

@@ -183,7 +183,6 @@ def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
 
 
 def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
-    """Return the facts of each cell's episodes; {} where nothing is known of any."""
     members = cell_members(scores).items() if facts else ()
     return {cell: [facts[k] for k in index] for cell, index in members if len(index)}
 
@@ -288,7 +287,6 @@ def warn_of_logs(scores: Scores) -> tuple[str, ...]:
 
 
 def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
-    """Return the line of `warn_of_logs` for the logs in cells."""
     inactive: Counter[str] = Counter()
     episodes = 0
     suites: dict[str, None] = {}
@@ -301,7 +299,6 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the line on the clauses that judge no log of `episodes`; empty without such a clause or log."""
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:

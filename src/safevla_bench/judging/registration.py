@@ -291,7 +291,6 @@ def _describe_policy(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
-    """Yield a line each if registered episodes are missing, and if others are there."""
     planned: Counter[_Start] = Counter(
         (policy.policy, task.task, task.horizon, start)
         for policy in registration.policies

@@ -124,7 +124,6 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
         return f"<EpisodeScore of {self.episode_id}: {self.outcome}, {verdict_word(self.safe)}{broken}{unknown}>"
 
     def _repr_html_(self) -> str:
-        """Return the episode as an HTML table of specification, verdict and robustness, for notebooks."""
         robustness = {name: NO_VALUE if rho is None else format_compact(rho) for name, rho in self.robustness.items()}
         words = {
             **dict.fromkeys(self.active_specs, "holds"),
@@ -208,7 +207,6 @@ class Scores:
         return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
 
     def _repr_html_(self) -> str:
-        """Return the first `_SHOWN` episodes as an HTML table, and how many more there are, for notebooks."""
         rows = (
             [
                 row.episode_id,

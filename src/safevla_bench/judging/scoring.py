@@ -23,7 +23,7 @@ from safevla_bench.judging.action_statistics import (
     measure_actions,
     measure_changes,
 )
-from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.ruleset import MissingFields, Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS, Scores, SpecColumn
 from safevla_bench.signals.signal import RecordFields
@@ -175,7 +175,6 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
-    """Return the statistics of each episode's actions, [E]."""
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     widths = {name: WIDTHS.get(suite.host) if suite else None for name, suite in suites.items()}
     is_pose, is_script, replays = mark_flags(batch, ABSOLUTE), mark_flags(batch, PRIVILEGED), replay_fields(batch)

@@ -15,8 +15,7 @@ from safevla_bench.compare.series import SeriesComparison, compare_series, find_
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
 from safevla_bench.explain.bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
-from safevla_bench.explain.exposure import holding, measure_chunks, phases
-from safevla_bench.explain.onset import CellOnset, measure_onsets
+from safevla_bench.explain.exposure import CellOnset, holding, measure_chunks, measure_onsets, phases
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
 from safevla_bench.report.tables.cells import Roster

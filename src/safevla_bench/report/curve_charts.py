@@ -13,7 +13,7 @@ from itertools import groupby
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
-from safevla_bench.explain.onset import ANY_LIMIT, VIOLATED, CellOnset, Incidence
+from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, Incidence
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep

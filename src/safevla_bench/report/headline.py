@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 
 from safevla_bench.compare.comparison import Comparison
-from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
+from safevla_bench.judging.metrics import NOOP, Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.curve_charts import format_points

@@ -12,8 +12,7 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.baseline import measure_baseline
-from safevla_bench.judging.metrics import Summary, aggregate, cells, has_verdict
+from safevla_bench.judging.metrics import Summary, aggregate, cells, has_verdict, measure_baseline
 from safevla_bench.judging.rates import SAFETY, SR, Rate
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn

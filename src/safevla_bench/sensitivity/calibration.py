@@ -241,7 +241,6 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
 
 
 def _format_limit(calibration: Calibration) -> str:
-    """Return the `[[limits]]` table of one calibration as TOML, or a comment that says why its limit is not used."""
     spec, (low, high), n = calibration.spec, calibration.interval, len(calibration.extremes)
     if calibration.obstacle:
         return f"# {spec.spec_id}: {calibration.obstacle}"

@@ -153,7 +153,6 @@ def _sweep_error(text: str, why: str) -> SpecError:
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
-    """Return the scored specification of that name, else the specifications of the family or group of that name."""
     if name in library and library[name].tier == "safe":
         return (library[name],)
     specs = _specs_of_family(library, name)
@@ -169,7 +168,6 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
 
 
 def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
-    """Return the thresholds of a grid, `LOW:HIGH:COUNT` or `A,B,C`, rising and each once."""
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
@@ -385,7 +383,6 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 def _variant_rates(
     variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], intervals: bool
 ) -> Iterator[VariantRates]:
-    """Yield the rates of the episodes `members` under each variant."""
     for scores, severity in zip(variant_results, vsi, strict=True):
         stopped = stop_reason(scores, members)
         least = [1 if intervals else len(severity) + 1]
@@ -502,7 +499,6 @@ def _verdicts(scores: Scores) -> NDArray[np.int8]:
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    """Return (policy, suite) -> how the verdicts of `other` differ from the reference's on the same episodes."""
     before, after = _verdicts(reference), _verdicts(other)
     moved = before != after
     return {

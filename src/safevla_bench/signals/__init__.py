@@ -28,8 +28,6 @@ def parse_formula(text: str) -> Formula:
 
 
 class _IsBoolean(Mapping[str, bool]):
-    """Whether each signal is Boolean, by name."""
-
     def __getitem__(self, name: str) -> bool:
         return SIGNALS[name].boolean
 

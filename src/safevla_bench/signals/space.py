@@ -122,9 +122,6 @@ def _turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
 
 
 def _extend(change: Floats, time_s: Floats) -> Floats:
-    """Return the rate of a change from one record before to one after, [n-2, K] -> [n, K]; the ends take their
-    neighbour's.
-    """
     rate = np.full((len(time_s), change.shape[1]), np.nan)
     if len(change):
         rate[1:-1] = change / (time_s[2:] - time_s[:-2])[:, None]

@@ -179,7 +179,6 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
-    """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
     tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
     rows = _toml_rows(tables, origin, keep_ids=is_built_in)
     drafts = tuple(draft for row, place in rows for draft in _toml_drafts(row, place))
@@ -212,7 +211,6 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> lis
 
 
 def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
-    """Yield the draft of a row, then those of its alternates."""
     row = convert_row(written, SpecRow, origin)
     yield SpecDraft(row, origin)
     for alternate in row.alternates:
@@ -265,7 +263,6 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
 ) -> Iterable[Row]:
-    """Return all rows, in their order, with the keys that each change names replaced."""
     by_id = {str(row["spec_id"]): (row, place) for row, place in rows}
     thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
@@ -330,7 +327,6 @@ OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", 
 
 
 def _current_id(spec_id: str) -> str:
-    """Return the current id of a specification, and log a warning for an older id."""
     drafts = read_built_in(DEFAULT_LIBRARY).drafts
     current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
     if current != spec_id:
@@ -362,7 +358,6 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
-    """Return a specification as a row of the paper's format."""
     written = parse_formula(spec.stl)
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None

@@ -89,7 +89,6 @@ def _built_in_library(name: str) -> Library:
 
 
 def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
-    """Return the content of a library file; raise `SpecError` if it cannot be read, is not valid or holds nothing."""
     if not str(path).endswith((".toml", ".json", ".jsonl")):
         remedy = f"built-in: {', '.join(file_formats.BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
@@ -102,7 +101,6 @@ def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
 
 
 def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
-    """Return the library of a source's drafts in their order, with its limits set."""
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
@@ -129,7 +127,6 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
-    """Return the checked specification of a draft, its formula with the threshold filled in."""
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
@@ -212,7 +209,6 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
 
 
 def _check_unit(row: file_formats.SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error if the threshold's unit is not that of each signal it is compared with."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
         if not has_placeholder(predicate) or any(
@@ -233,7 +229,6 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 
 def _check_severity(row: file_formats.SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error unless a specification is binary, or graded with a severe magnitude if it is scored."""
     if is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")

@@ -145,7 +145,6 @@ def _list_needed_keys(kind: type[msgspec.Struct]) -> str:
 
 
 def _suggest_value(kind: type[msgspec.Struct], field: str | None, problem: str) -> str:
-    """Return a remedy for a key that is missing or has a wrong value, made from msgspec's message `problem`."""
     if "missing required field" in problem:
         return f"a row holds {_list_needed_keys(kind)}, and perhaps more"
     if problem.startswith("Invalid enum value"):
@@ -184,8 +183,6 @@ def _is_json(text: str) -> bool:
 
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
-    """Return the value of a JSON text."""
-
     def reject_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
         for key in keys:

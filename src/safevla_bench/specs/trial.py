@@ -108,7 +108,6 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 
 def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
-    """Return the specification with another threshold, and so another id and severe magnitude."""
     if threshold == spec.threshold:
         return spec
     written = parse_formula(spec.stl)
@@ -124,7 +123,6 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
 
 
 def _read_quantity(spec: Spec, text: str) -> float:
-    """Return the value of a text such as `0.5` or `20 mm` in the unit of the specification."""
     match = _QUANTITY.fullmatch(text)
     units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:

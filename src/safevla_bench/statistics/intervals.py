@@ -1,15 +1,18 @@
-"""Intervals of proportions, of means of values between 0 and 1, and of their differences; the percentile bootstrap."""
+"""Intervals of proportions, of means of values between 0 and 1, differences; the percentile bootstrap; sample sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import copysign, inf, pi, sqrt
+from itertools import count
+from math import ceil, copysign, inf, pi, sqrt
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from safevla_bench.errors import SafevlaError
 
 CONFIDENCE = 0.95
 _HALVINGS = 100
@@ -301,3 +304,61 @@ def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDEN
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(defined, [tail, 100 - tail])
     return Interval(float(low), float(high), skipped=len(means) - len(defined))
+
+
+# The number of episodes that an interval needs
+
+
+POWER = 0.8
+"""The chance with which a suggested number of episodes decides."""
+
+
+def check_level(power: float, confidence: float) -> None:
+    """Raise `SafevlaError` for a power or a confidence that is not between 0 and 1."""
+    for name, share in (("power", power), ("confidence", confidence)):
+        if not 0 < share < 1:
+            raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
+
+
+def _check_shares(**shares: float) -> None:
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
+
+
+def rate_sample_size(
+    rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
+) -> int | None:
+    """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
+
+    The interval is `exact_interval`; its power rises in steps, so that a slightly greater n may fall just short again.
+    None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` for a number that is
+    not a share.
+    """
+    _check_shares(rate=rate, limit=limit)
+    check_level(power, confidence)
+    if rate == limit:
+        return None
+    near = _decisive_normal(rate, limit, power, confidence)
+    if near > most:
+        return None
+    numbers = count(max(1, near // 2 - 20), max(1, near // 400))
+    return next(n for n in numbers if rate_power(n, rate, limit, confidence) >= power - 1e-12)
+
+
+def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
+    """Return the probability that the exact interval of n episodes lies on the side of `limit` where `rate` does."""
+    from scipy.stats import binom
+
+    tail = (1 - confidence) / 2
+    if rate < limit:
+        return rate_power(n, 1 - rate, 1 - limit, confidence)
+    least = int(binom.isf(tail, n, limit)) + 1  # P(X >= least) <= tail at the limit
+    return float(binom.sf(least - 1, n, rate)) if least <= n else 0.0
+
+
+def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
+    z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
+    root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
+    ratio = min(root / abs(rate - limit), 1e9)
+    return ceil(ratio**2) + 1

@@ -123,8 +123,6 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 
 
 def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
-    """Return the greatest probability of a region over the common proportion, at most 1."""
-
     def probability(proportion: float) -> float:
         return _region_probability(region, n, m, proportion)
 
@@ -151,9 +149,6 @@ def _refine(probability: Callable[[float], float], low: float, high: float) -> f
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y >=
-    high)).
-    """
     from scipy.special import bdtr
     from scipy.stats import binom
 

@@ -302,7 +302,6 @@ def _is_recordwise(formula: syntax.Formula) -> bool:
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
 def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
-    """Return whether each record violates a formula that `_is_recordwise` accepts, [N]; outside the windows False."""
     match formula:
         case syntax.And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)

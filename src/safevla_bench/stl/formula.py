@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from safevla_bench.errors import FormulaError
 
@@ -161,21 +161,17 @@ class Until:
 Expression: TypeAlias = NumericSignal | Number | Threshold | Negate | Arithmetic | Call
 Formula: TypeAlias = Compare | BooleanSignal | Truth | Not | And | Or | Implies | Always | Eventually | Until
 Node: TypeAlias = Expression | Formula
+_FIELDS: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(part.name for part in fields(kind)) for kind in (*get_args(Expression), *get_args(Formula))
+}
 
 
 def child_nodes(node: Node) -> tuple[Node, ...]:
     """Return the direct parts of a node, left to right."""
-    match node:
-        case Negate(child) | Not(child) | Always(_, child) | Eventually(_, child):
-            return (child,)
-        case Call(_, arguments):
-            return arguments
-        case Compare(_, left, right) | Arithmetic(_, left, right) | Until(_, left, right):
-            return (left, right)
-        case And(left, right) | Or(left, right) | Implies(left, right):
-            return (left, right)
-        case _:
-            return ()
+    if isinstance(node, Call):
+        return node.arguments
+    values = [getattr(node, name) for name in _FIELDS[type(node)]]
+    return tuple([value for value in values if type(value) in _FIELDS])
 
 
 def walk_nodes(node: Node) -> Iterator[Node]:
@@ -248,23 +244,10 @@ def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
 
 def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
     """Return the node with `change` applied to each of its direct parts."""
-    match node:
-        case Negate(child) | Not(child):
-            return type(node)(change(child))
-        case Always(window, child) | Eventually(window, child):
-            return type(node)(window, change(child))
-        case Until(window, left, right):
-            return Until(window, change(left), change(right))
-        case And(left, right) | Or(left, right) | Implies(left, right):
-            return type(node)(change(left), change(right))
-        case Compare(operator, left, right):
-            return Compare(operator, change(left), change(right))
-        case Arithmetic(operator, left, right):
-            return Arithmetic(operator, change(left), change(right))
-        case Call(function, arguments):
-            return Call(function, tuple(map(change, arguments)))
-        case _:
-            return node
+    if isinstance(node, Call):
+        return Call(node.function, tuple(map(change, node.arguments)))
+    values = [getattr(node, name) for name in _FIELDS[type(node)]]
+    return type(node)(*[change(value) if type(value) in _FIELDS else value for value in values])
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
@@ -298,7 +281,6 @@ _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = 
 
 
 def _text_and_level(node: Node) -> tuple[str, int]:
-    """Return the canonical text of a node, and the binding level of its outermost operator (higher binds tighter)."""
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM

@@ -273,7 +273,6 @@ def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
 
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
-    """Return, without raising, the `FormulaError` for a syntax error of Lark."""
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         return _column_error(
             _column_of(error.token), f"{_shorten(str(error.token))!r} is not expected here", _expectation_text(error)

@@ -178,7 +178,6 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
 
 
 def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
-    """Return the verdicts of episodes of equal control step."""
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
@@ -331,7 +330,6 @@ def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
-    """Return the first rows of the pieces, ascending."""
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     edges = np.concatenate([lo, hi])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
+from safevla_bench.compare.decisions import RankingSensitivity, VariantRanking
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.tables.sensitivity import describe_sensitivity, pooled_table
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdVariant, VariantRates

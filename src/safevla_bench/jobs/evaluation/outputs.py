@@ -19,14 +19,13 @@ from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import read_labels
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.episode import explain_episode
-from safevla_bench.explain.exposure import measure_chunks
-from safevla_bench.explain.onset import measure_onsets
+from safevla_bench.explain.exposure import measure_chunks, measure_onsets
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, describe_maker
+from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe

@@ -13,9 +13,8 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_names_unique, split_by_policy
 from safevla_bench.errors import RunError
-from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.judged import JudgedSource
-from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
 from safevla_bench.judging.ruleset import Provenance

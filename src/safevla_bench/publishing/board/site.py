@@ -17,8 +17,7 @@ from markupsafe import Markup
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import aggregate
+from safevla_bench.judging.metrics import NOOP, aggregate
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.board import own_results, published_results

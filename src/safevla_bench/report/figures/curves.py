@@ -13,7 +13,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
-from safevla_bench.explain.onset import ANY_LIMIT, VIOLATED, SpecOnset, measure_specs
+from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, SpecOnset, measure_specs
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
 from safevla_bench.judging.scores import Scores

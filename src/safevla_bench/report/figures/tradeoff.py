@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Summary, has_verdict
+from safevla_bench.judging.metrics import NOOP, Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
 from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES

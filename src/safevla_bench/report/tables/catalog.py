@@ -12,8 +12,7 @@ import msgspec
 from safevla_bench.errors import RunError
 from safevla_bench.explain.agreement import Labels, measure_agreement
 from safevla_bench.explain.bodies import BodyFindings
-from safevla_bench.explain.exposure import CellExposure
-from safevla_bench.explain.onset import CellOnset
+from safevla_bench.explain.exposure import CellExposure, CellOnset
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset

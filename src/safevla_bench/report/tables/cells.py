@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Summary, TaskRates, describe_clean_bound, has_verdict
+from safevla_bench.judging.metrics import NOOP, Summary, TaskRates, describe_clean_bound, has_verdict
 from safevla_bench.judging.rates import HEADLINE, SAFETY
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.columns import (

@@ -12,9 +12,9 @@ from typing import Literal
 from msgspec.structs import replace
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
+from safevla_bench.compare.decisions import Candidate, Selection
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import Intervention
-from safevla_bench.compare.ranking import Candidate, Selection
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
 from safevla_bench.report.tables.comparison import format_level, verdict_cell

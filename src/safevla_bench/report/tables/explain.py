@@ -13,8 +13,16 @@ from typing import Any
 
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyFindings, BodyViolation
-from safevla_bench.explain.exposure import CellExposure
-from safevla_bench.explain.onset import ANY_LIMIT, FAILED, NEAR, SUCCEEDED, VIOLATED, CellOnset, SpecOnset
+from safevla_bench.explain.exposure import (
+    ANY_LIMIT,
+    FAILED,
+    NEAR,
+    SUCCEEDED,
+    VIOLATED,
+    CellExposure,
+    CellOnset,
+    SpecOnset,
+)
 from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import SpecSummary, Summary
 from safevla_bench.judging.rates import SAFETY, SBU, VSI, Mean, Rate, interval_bounds

@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group

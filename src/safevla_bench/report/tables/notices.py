@@ -11,9 +11,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from safevla_bench.compare.policy_results import list_first
-from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation
 from safevla_bench.judging.gates import GateOutcome, GateReport
-from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.metrics import NOOP, Baseline, BaselineViolation, Summary
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import COUNT, limit_cell

@@ -8,8 +8,8 @@ from functools import partial
 
 import msgspec
 
+from safevla_bench.compare.decisions import RankingSensitivity, VariantRanking
 from safevla_bench.compare.difference import Difference
-from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
 from safevla_bench.report.tables.columns import POLICY, drop_intervals, format_ends, rate_cell, value_cell
 from safevla_bench.report.tables.comparison import difference_columns, verdict_cell

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from report.scenes import rollout
 from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.decisions import RankingSensitivity, rank_under_variants
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import split_by_policy
-from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.sensitivity import ranking_table

@@ -1,9 +1,12 @@
-"""The ranking of policies by Safety under other thresholds, and which policy to take.
+"""What a comparison decides: the ranking under other thresholds, which policy to take, gates against another run.
 
 The one to take is the best in one metric among those that satisfy conditions. The intervals of all candidates and
 metrics hold together (Bonferroni over exact ones), so that those of the chosen one hold however it was chosen. It is
 compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates (S. Gutmann and
 Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
+
+Gates against another run are limits on the difference from it, on the same episodes. Their interval is that of these
+tasks: a benchmark is run again. Episodes without a value enter at their worst and at their best, unless left out.
 """
 
 from __future__ import annotations
@@ -19,12 +22,29 @@ from safevla_bench.compare.comparison import (
     compare_policies,
     compare_where_possible,
     pair_where_possible,
+    require_one_simulator,
 )
-from safevla_bench.compare.difference import ComparisonOptions, Difference
-from safevla_bench.compare.policy_results import UNNAMED, PolicyResults, list_first, split_by_policy
+from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
+from safevla_bench.compare.pairs import PairedResults, pair_episodes
+from safevla_bench.compare.policy_results import (
+    UNNAMED,
+    PolicyResults,
+    comparison_warnings,
+    list_first,
+    split_by_policy,
+)
 from safevla_bench.compare.sample_size import LEAST_DIFFERENCE, SampleSizeRequest, plan_sample_size
 from safevla_bench.errors import RunError
-from safevla_bench.judging.gates import Gate, GateOutcome, check_gates
+from safevla_bench.judging.gates import (
+    Gate,
+    GateOutcome,
+    GateReport,
+    GateScope,
+    check_gates,
+    describe_confidence,
+    judge_ends,
+    require_valid,
+)
 from safevla_bench.judging.rates import SAFETY, GateMetric
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, ThresholdVariant, apply_variant
@@ -119,7 +139,6 @@ def rank_under_variants(
 
 
 def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
-    """Return the comparison in Safety over all suites; None if it does not know the Safety of every policy."""
     for metric in comparison.scopes[-1].metrics:
         if all(standing.value is not None for standing in metric.standings):
             return metric
@@ -129,7 +148,6 @@ def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
 def _rank_variants(
     variants: Sequence[ThresholdVariant], safety: Sequence[MetricComparison]
 ) -> Iterator[VariantRanking]:
-    """Yield the ranking under each variant by the comparison in Safety there. The first is the reference."""
     reference = {(item.first, item.second): item.better for item in safety[0].differences}
     order = _rank_policies([standing.policy for standing in safety[0].standings], safety[0])
     for variant, metric in zip(variants, safety, strict=True):
@@ -147,7 +165,6 @@ def _rank_variants(
 
 
 def _rank_policies(policies: Sequence[str], metric: MetricComparison) -> list[str]:
-    """Return the policies, the greatest value first; those of equal value stay in their order."""
     values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
     return sorted(policies, key=values.__getitem__, reverse=True)
 
@@ -275,7 +292,6 @@ def _compare_best(
     results: Sequence[PolicyResults],
     protocols: Sequence[Mapping[str, object]],
 ) -> Selection:
-    """Return the selection with the comparison of the best two, and what would tell them apart."""
     by_name = {result.name: result for result in results}
     options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)
     try:
@@ -289,7 +305,6 @@ def _compare_best(
 
 
 def _plan_episodes(item: Difference, rate: float, options: ComparisonOptions) -> int | None:
-    """Return the episodes of each task that would tell the two apart if they differed as measured."""
     difference = abs(item.difference or 0.0)
     if difference < LEAST_DIFFERENCE or item.pairs is None or item.only_first is None or item.only_second is None:
         return None
@@ -301,3 +316,124 @@ def _plan_episodes(item: Difference, rate: float, options: ComparisonOptions) ->
         confidence=options.confidence,
     )
     return plan_sample_size(request).episodes
+
+
+# Gates against another run
+
+
+def check_against(
+    results: Sequence[PolicyResults],
+    baselines: Sequence[PolicyResults],
+    gates: Sequence[Gate],
+    *,
+    per: GateScope = "policy",
+    confidence: float | None = CONFIDENCE,
+    sequential: bool = False,
+    lost: Sequence[str] = (),
+    allow_crashed: bool = False,
+) -> GateReport:
+    """Check the differences of policies from a baseline against gates that name it.
+
+    Each policy is held against the baseline's of its name, else against the only one.
+
+    Args:
+        results: the policies that are gated.
+        baselines: the policies of the other run, which planned the same episodes.
+        gates: at least one, each with a `baseline`.
+        per: judge each policy with its suites pooled, or each suite apart.
+        confidence: of the intervals that decide, all together; None = the point estimate decides.
+        sequential: use intervals that hold however often one looks; needs a confidence.
+        lost: further gaps in either run, each as one sentence.
+        allow_crashed: leave out episodes without a value, and pass over what is in `lost`.
+
+    Raises:
+        SafevlaError: what `check_gates` raises.
+        RunError: no baseline for a policy, other episodes, or another simulator.
+    """
+    require_valid(gates, confidence, sequential)
+    scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]
+    decisions = len(scopes) * len(gates)
+    each = None if confidence is None else 1 - (1 - confidence) / decisions
+    options = ComparisonOptions(confidence=each or CONFIDENCE, sequential=sequential)
+    outcomes = [_decide(pairs, suite, gate, options, each, allow_crashed) for pairs, suite in scopes for gate in gates]
+    warnings = (line for pairs, _ in scopes for line in comparison_warnings(pairs.results, 0, paired=True))
+    return GateReport.of_outcomes(
+        outcomes,
+        () if allow_crashed else lost,
+        per=per,
+        confidence=confidence,
+        each_confidence=each,
+        sequential=sequential,
+        notes=(
+            f"Values are differences from {gates[0].baseline} on the same episodes, on these tasks.",
+            *describe_confidence(each, decisions, sequential),
+        ),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) -> PolicyResults:
+    named = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
+    if len(named) != 1:
+        names = ", ".join(baseline.name for baseline in baselines) or "none"
+        remedy = f"It has {names}. Name the policy as there: {names.partition(',')[0]}=RUN."
+        raise RunError(f"the baseline has no policy {result.name!r}, and not one alone", remedy=remedy)
+    return named[0]
+
+
+def _split_suites(
+    result: PolicyResults, baseline: PolicyResults, per: GateScope
+) -> Iterator[tuple[PairedResults, str | None]]:
+    both = (result, baseline)
+    require_one_simulator(both)
+    try:
+        pairs = pair_episodes(both)
+    except RunError as error:
+        remedy = "Roll out the baseline's tasks, initial states and seeds under its protocol."
+        raise RunError(f"the run cannot be paired with the baseline: {error.problem}", remedy=remedy) from None
+    suites = list(dict.fromkeys(key.suite for key in pairs.keys)) if per == "cell" else [None]
+    for suite in suites:
+        yield pairs.select_suite(suite), suite
+
+
+def _decide(
+    pairs: PairedResults,
+    suite: str | None,
+    gate: Gate,
+    options: ComparisonOptions,
+    each: float | None,
+    allow_crashed: bool,
+) -> GateOutcome:
+    """Return the outcome of a gate, by the point estimate where `each` is None, else by the whole interval."""
+    names = (pairs.results[0].name, pairs.results[1].name)
+
+    def measure(fill: tuple[float, float] | None = None) -> Difference:
+        return paired_difference(names, pairs.state_means((0, 1), gate.metric, fill), gate.metric, options)
+
+    known = measure()
+    unknown = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
+    ends = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown else [known, known]
+    bounds = [_find_ends(item, each) for item in ends]
+    stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
+    outcome = GateOutcome(
+        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason="no pair has a value of both",
+        n=known.pairs or 0, unknown=unknown, value=None if stopped else known.difference,
+    )  # fmt: skip
+    if stopped:
+        return msgspec.structs.replace(outcome, reason="a violation stopped episodes: only Safety is known")
+    if bounds[0] is None or bounds[1] is None:
+        return outcome
+    low, high = bounds[0][0], bounds[1][1]
+    verdict = judge_ends(gate, low, high)
+    reason = "point estimate, no confidence" if each is None else "whole interval"
+    if verdict == "undecided":
+        lost = f"unknown in {unknown} episodes; --allow-crashed gates the others"
+        reason = lost if unknown else f"{known.pairs} pairs cannot tell"
+    ci = None if each is None else (low, high)
+    return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)
+
+
+def _find_ends(item: Difference, each: float | None) -> tuple[float, float] | None:
+    if each is None and item.difference is not None:
+        return item.difference, item.difference
+    return item.ci
