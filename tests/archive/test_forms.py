@@ -66,7 +66,7 @@ def full() -> Recording:
         dropped_pairs=(("link7", "hand"),),
         contacts=replace(touching, impulse_ns=np.array([np.nan, 0.0])),
         eef_pos_m=np.array([[-0.0, 0.0, 5e-324]] * 3),
-        gripped=np.array([-1, BOWL, -1]),
+        gripped_body=np.array([-1, BOWL, -1]),
         sim_state=np.empty((3, 0)),
         action=np.empty((2, 0)),
         extra=HOST_FIELDS,
@@ -78,7 +78,7 @@ EDGES = {
     "no family at all": Recording(header_fields(target_object=None), {}, 4),
     "families that are empty": recording(2, pos_bodies=(), body_pos_m=np.empty((2, 0, 3)), contacts=contacts()),
     "one record": recording(1),
-    "nothing ever gripped": recording(2, gripped=np.array([-1, -1])),
+    "nothing ever gripped": recording(2, gripped_body=np.array([-1, -1])),
     "a null in a name": Recording(header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
     "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
     "a body that was lost, and stamps of its time": recording(

@@ -74,7 +74,7 @@ class Recording:
 
     Bodies are numbered by their place in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4],
     body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J],
-    gripper_contact [n], gripped [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of
+    gripper_contact [n], gripped_body [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of
     `valid_bodies`, time_s [n]. `header` has `HEADER_FIELDS`, of which those that are None may be absent.
     """
 
@@ -90,7 +90,7 @@ class Recording:
     contacts: ContactList | None = None
     joint_torque_nm: Floats | None = None
     gripper_contact: Bools | None = None
-    gripped: Ints | None = None
+    gripped_body: Ints | None = None
     action: Floats | None = None
     sim_state: Floats | None = None
     extra: Mapping[str, object] = field(default_factory=dict)

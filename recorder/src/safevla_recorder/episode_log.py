@@ -53,7 +53,7 @@ def assemble_recording(
         records=records,
         contacts=contacts,
         gripper_contact=None if gripped is None else np.not_equal(gripped, NOTHING),
-        gripped=gripped,
+        gripped_body=gripped,
         **channels,  # type: ignore[arg-type]  # each is a field of `Recording`
     )
 

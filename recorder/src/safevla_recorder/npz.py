@@ -15,7 +15,7 @@ from typing import Any, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, REAL, recorded_forces
+from safevla_recorder.channels import CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, recorded_forces
 from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, Recording
 from safevla_recorder.errors import Place, RecordError
 
@@ -26,10 +26,10 @@ _MIDNIGHT = (1980, 1, 1, 0, 0, 0)
 _TEXT = np.dtype("|u1")
 DTYPES = {
     "header": _TEXT,
-    **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC},
+    **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC if not spec.is_grip},
     **{spec.bodies: np.dtype(PLACE) for spec in POSES},
     **{f"contacts.{column}": np.dtype(code) for column, code in CONTACT_COLUMNS.items()},
-    **{spec.name: np.dtype(spec.dtype) for spec in CHANNELS if spec.dtype != REAL and not spec.is_pose},
+    **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC if spec.is_grip},
     "extra": _TEXT,
 }
 """Dtype of every array that may occur, in the order of the file."""
@@ -66,8 +66,6 @@ def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
         values.update(
             (f"contacts.{name}", column) for name, column in contacts.columns().items() if name not in left_out
         )
-    values["gripper_contact"] = recording.gripper_contact
-    values["gripped_body"] = recording.gripped
     values["extra"] = _encode_json(recording.extra) if recording.extra else None
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
     header = {"schema_version": SCHEMA_VERSION, **recording.header}

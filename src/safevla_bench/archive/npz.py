@@ -172,8 +172,6 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         roles=outline.body_roles,
         records=outline.records,
         contacts=contacts,
-        gripper_contact=_read_truths(arrays, "gripper_contact"),
-        gripped=arrays.get("gripped_body"),
         extra=strict_json.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
         if "extra" in arrays
         else {},

@@ -64,7 +64,7 @@ def recorded_parts(episode: Batch, *, with_bodies: bool) -> tuple[RecordedPart, 
     joints = int(episode.joint_torque_nm.width[0])
     if joints > 0:
         parts.append(RecordedPart("record.joint_torque_nm", "torque", tuple(f"joint_{k}" for k in range(joints))))
-    if episode.gripper_present[0]:
+    if episode.gripper_contact.present[0]:
         parts.append(RecordedPart("record.gripper_contact", "gripper", ("gripper_contact",), "bool"))
     numbers = tuple(f"action_{k}" for k in range(int(episode.action.width[0])))
     parts.append(RecordedPart("record.action", "action", numbers))
@@ -98,7 +98,7 @@ def recorded_columns(episode: Batch, parts: Sequence[RecordedPart]) -> dict[str,
     values: dict[str, NDArray[np.generic]] = {
         "record.eef_pose": np.hstack([hand, rotation]) if len(rotation) else hand,
         "record.joint_torque_nm": episode.joint_torque_nm.episode_rows(0)[:-1],
-        "record.gripper_contact": episode.gripper_contact[:-1],
+        "record.gripper_contact": episode.gripping[:-1],
         "record.action": episode.action.episode_rows(0),
         **_body_columns(episode),
     }
