@@ -37,8 +37,8 @@ from safevla_bench.sources import foreign
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
-from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.sources.runs.sources import LeftOut
+from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 

@@ -34,7 +34,7 @@ from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import RUN, read_description, write_frames
 from safevla_bench.sources.runs.parts import count_progress
-from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
