@@ -32,8 +32,8 @@ from safevla_recorder.episode import (
     encode_episode,
 )
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
-from safevla_recorder.episode_log import RecordedEpisode
 from safevla_recorder.errors import FileError, Place, RecordError, RunError, redact_secrets
+from safevla_recorder.recorder import RecordedEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
