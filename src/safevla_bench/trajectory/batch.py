@@ -319,9 +319,6 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
         return np.concatenate([pick(b) for b in batches])
 
-    def join_bodies(pick: Callable[[Batch], Ints]) -> Ints:
-        return np.concatenate([_shift_bodies(pick(b), k) for b, k in zip(batches, base, strict=True)])
-
     def name_codes(b: Batch) -> Ints:
         return np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]
 
@@ -333,7 +330,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         body_names=tuple(code),
         body_name=join_arrays(name_codes),
         body_role=join_arrays(lambda b: b.body_role),
-        target=join_bodies(lambda b: b.target),
+        target=np.concatenate([_shift_bodies(b.target, k) for b, k in zip(batches, base, strict=True)]),
         **batch_channels(
             lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
             lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], base),
