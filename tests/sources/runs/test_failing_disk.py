@@ -149,7 +149,6 @@ TABLE: dict[str, Written] = {
     "a first board": Written(write=lambda folder: write_folder(NEW_BOARD, folder / "board")),
     "the demo's archive": Written(write=lambda folder: demo.unpack_archive(folder / "demo")),
     "an archive": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
-    "a folder of archives": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/npz/")),
     "an export": Written(before=archived, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
     "a gate's XML": Written(before=archived, write=judging("gate", "--min-sr", "0", "--junit", "HERE/x.xml")),
     "the index of frames": Written(
