@@ -22,10 +22,9 @@ from typing import Protocol
 import numpy as np
 from page_tables import format_table, print_tables
 
-from safevla_recorder.episode_log import EpisodeLog
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.recorder import EpisodeRecorder, SceneMap
+from safevla_recorder.recorder import EpisodeLog, EpisodeRecorder, SceneMap
 
 G_M_S2, FRICTION, GAIN_NS_M = 9.81, 0.5, 100.0
 STEPS_S = 0.004, 0.002, 0.001, 0.0005

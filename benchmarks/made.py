@@ -58,7 +58,7 @@ def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
             contacts=contacts,
             joint_torque_nm=rng.normal(0, 3, (records, 7)),
             gripper_contact=np.arange(records) // 40 % 2 == 1,
-            gripped=None,
+            gripped_body=None,
             action=rng.normal(0, 1, (records - 1, 7)),
             sim_state=None,
         )

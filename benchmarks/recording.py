@@ -23,21 +23,21 @@ import numpy as np
 from safevla_bench.hosts.libero.host import CAMERAS, LiberoHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
-from safevla_recorder import episode_log
+from safevla_recorder import recorder as recorder_module
 from safevla_recorder.mujoco import recorder as recording
 
 TASKS = (("libero-spatial", 0), ("libero-object", 0), ("libero-10", 9))
 BLIND, SEEING = Wants(), Wants(cameras=CAMERAS, image_size=(256, 256))
 TARGET_PERCENT = {BLIND: 5.0, SEEING: 1.0}
-BLOCK = episode_log.BLOCK
+BLOCK = recorder_module.BLOCK
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 PARTS = (
     (recording.ContactLog, "add_substep", "copy the contact lists, each substep"),
     (recording.Recorder, "_copy_state", "copy poses, torques and state, each step"),
     (recording.ContactLog, "take_contacts", "lay out the contacts"),
-    (episode_log.ContactFilter, "mark_counted", "leave out what rests"),
-    (episode_log, "contact_peaks", "forces, peaks and impulses"),
-    (episode_log, "gripped_bodies", "what the fingers hold"),
+    (recorder_module.ContactFilter, "mark_counted", "leave out what rests"),
+    (recorder_module, "contact_peaks", "forces, peaks and impulses"),
+    (recorder_module, "gripped_bodies", "what the fingers hold"),
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from safevla_bench.hosts.robocasa.host import RobocasaHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
-from safevla_recorder.episode_log import BLOCK
+from safevla_recorder.recorder import BLOCK
 
 TASKS = (("PickPlaceCounterToStove", 0), ("OpenDrawer", 1))
 TARGET_PERCENT = 5.0

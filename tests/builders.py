@@ -69,7 +69,7 @@ def recording(n: int = 12, **changes: Any) -> Recording:
         "contacts": contacts(),
         "joint_torque_nm": np.ones((n, 7)),
         "gripper_contact": np.zeros(n, dtype=np.bool_),
-        "gripped": None,
+        "gripped_body": None,
         "action": np.zeros((n - 1, 7)) if n > 1 else None,
         "sim_state": None,
     }
@@ -101,7 +101,6 @@ def _arrays(batch: Batch) -> Sequence[np.ndarray[Any, Any]]:
         *(batch.starts, batch.body_starts, batch.body_role, batch.target),
         *(touching.present, touching.starts, touching.a, touching.b),
         *(touching.force_n, touching.impulse_ns, touching.net_force_n),
-        *(batch.gripper_contact, batch.gripper_present, batch.gripped, batch.gripped_present),
     ]
 
 
@@ -164,7 +163,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
         contacts=maybe(lambda: _contacts(draw, n, len(names), recorded_forces(forces))),
         joint_torque_nm=None if joints is None else _floats(draw, n, joints),
         gripper_contact=maybe(lambda: np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))),
-        gripped=maybe(lambda: np.array(draw(st.lists(st.integers(-1, len(names) - 1), min_size=n, max_size=n)))),
+        gripped_body=maybe(lambda: np.array(draw(st.lists(st.integers(-1, len(names) - 1), min_size=n, max_size=n)))),
         action=maybe(lambda: _floats(draw, n - 1, width)) if n > 1 else None,
         sim_state=maybe(lambda: _floats(draw, n, width)),
         extra=draw(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from safevla_recorder.batch_recorder import BatchRecorder
-from safevla_recorder.npz import encode_episode
+from safevla_recorder.episode import encode_episode
 from safevla_recorder.recorder import EpisodeRecorder
 
 HEADER = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": True, "dt": 0.01, "target_object": "block"}

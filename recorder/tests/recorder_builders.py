@@ -30,7 +30,7 @@ def recording(records=3, **changes):
             np.array([1]), np.array([0]), np.array([1]), np.array([2.0]), np.array([np.nan]), np.array([np.nan])
         ),
         "gripper_contact": np.zeros(records, dtype=bool),
-        "gripped": np.full(records, -1),
+        "gripped_body": np.full(records, -1),
         "action": np.zeros((records - 1, 7)),
     }
     return Recording(**{**fields, **changes})

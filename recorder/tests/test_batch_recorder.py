@@ -97,7 +97,7 @@ def test_what_is_not_told_is_not_recorded_and_what_is_declared_is_named():
     recorder.substep()
     recorder.step([[0.0], [0.0]], poses={}, state=np.ones((2, 1)), done=[False, False])
     (first, second) = (episode.build_recording(HEADER) for episode in recorder.end())
-    assert (first.contacts, first.body_pos_m, first.gripped, first.extra) == (None, None, None, {})
+    assert (first.contacts, first.body_pos_m, first.gripped_body, first.extra) == (None, None, None, {})
     assert second.sim_state.tolist() == [[0.0], [1.0]]
     (recording, *_) = (episode.build_recording(HEADER) for episode in begun().end())
     assert recording.records == 1

@@ -10,9 +10,9 @@ import pytest
 
 from recorder_builders import StillEnv, recording
 from safevla_recorder import folder as folders
+from safevla_recorder.episode import encode_episode
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from safevla_recorder.errors import FileError, RunError, learn_secret, redact_secrets
-from safevla_recorder.npz import encode_episode
 
 RULES = LoopRules(policy="mine", wait_steps=10)
 

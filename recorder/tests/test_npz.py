@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from recorder_builders import header, recording
-from safevla_recorder.episode import HEADER_FIELDS, check_recorded_numbers
+from safevla_recorder.episode import DTYPES, HEADER_FIELDS, check_recorded_numbers, encode_episode
 from safevla_recorder.errors import RecordError
-from safevla_recorder.npz import DTYPES, encode_episode
 
 
 def decoded(content):

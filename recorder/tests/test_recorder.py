@@ -51,14 +51,14 @@ def test_peaks_impulses_and_grip_follow_the_rules_of_static_contacts():
         (2, "box", "table", 8.0, 0.08),  # it was apart for a substep
     ]
     assert recording.gripper_contact.tolist() == [False, False, True]
-    assert [list(recording.roles)[place] for place in recording.gripped[2:]] == ["box"]
+    assert [list(recording.roles)[place] for place in recording.gripped_body[2:]] == ["box"]
     assert recording.action.tolist() == [[0.5], [1.0]]
     assert squeezed().dropped_pairs() == (("box", "table"), ("left", "right"))
 
 
 def test_what_is_not_told_is_not_recorded():
     recording = squeezed({"fingers": None}).build_recording(HEADER)
-    absent = ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "sim_state", "gripper_contact", "gripped")
+    absent = ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "sim_state", "gripper_contact", "gripped_body")
     assert [name for name in absent if getattr(recording, name) is not None] == []
     assert recording.channel("joint_torque_peak_nm") is None
     recorder = EpisodeRecorder(scene(fingers=None))
@@ -94,7 +94,7 @@ def test_the_newest_record_is_the_last_of_the_whole():
     newest, whole = recorder.latest_record(HEADER), recorder.build_recording(HEADER)
     assert rows(newest) == [(0, *row[1:]) for row in rows(whole) if row[0] == 2]
     np.testing.assert_array_equal(newest.body_pos_m, whole.body_pos_m[-1:])
-    assert newest.gripped.tolist() == whole.gripped[-1:].tolist()
+    assert newest.gripped_body.tolist() == whole.gripped_body[-1:].tolist()
 
 
 def test_an_episode_can_begin_again():

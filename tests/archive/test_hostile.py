@@ -38,7 +38,7 @@ def whole() -> dict[str, Any]:
         joint_torque_limit_nm=(87.0, 12.0),
         joint_torque_nm=np.ones((3, 2)),
         contacts=contacts((1, HAND, BOWL, 3.0), (2, BOWL, DRAWER, 4.0)),
-        gripped=np.array([-1, BOWL, BOWL]),
+        gripped_body=np.array([-1, BOWL, BOWL]),
         sim_state=np.ones((3, 2)),
         action=np.ones((2, 2)),
         instruction="lift",

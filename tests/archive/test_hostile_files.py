@@ -31,7 +31,7 @@ def plain() -> Batch:
     return episode(
         3,
         contacts=contacts((1, HAND, BOWL, 3.0), (1, BOWL, HAND, 4.0)),
-        gripped=np.array([-1, BOWL, BOWL]),
+        gripped_body=np.array([-1, BOWL, BOWL]),
         extra=HOST_FIELDS,
     )
 
@@ -383,7 +383,7 @@ def test_a_text_that_is_not_utf_8_spares_the_other_rows(tmp_path):
 def test_a_column_of_a_family_may_be_absent(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(rows(path).drop_columns(["sim_state", "gripper_contact", "extra"]), path)
-    assert not open_archive(path).gripper_present[0]
+    assert not open_archive(path).gripper_contact.present[0]
 
 
 # Limits of texts

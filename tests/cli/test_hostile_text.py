@@ -197,7 +197,7 @@ COMMANDS = {
     "verify": "verify RUN",
     "results": "score RESULTS",
     "results as json": "score RESULTS --format json",
-    "convert": "convert RUN OUT/many/",
+    "convert": "convert RUN OUT/many.jsonl",
 }
 
 

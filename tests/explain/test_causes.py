@@ -123,7 +123,9 @@ def test_times_and_speed_are_those_of_the_stamps_where_records_have_them():
 
 def held(*touches: tuple[int, int, int, float]) -> Batch:
     grip = np.ones(N, dtype=np.bool_)
-    return from_recording(recording(N, contacts=contacts(*touches), gripper_contact=grip, gripped=np.full(N, BOWL)))
+    return from_recording(
+        recording(N, contacts=contacts(*touches), gripper_contact=grip, gripped_body=np.full(N, BOWL))
+    )
 
 
 def test_what_a_held_object_touched_may_have_turned_it():

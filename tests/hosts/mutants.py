@@ -441,8 +441,9 @@ def mechanical(batch):
 @editing("test_what_both_fingers_hold_is_named")
 def numb(batch):
     """Never notices that it holds something."""
-    nothing = np.full_like(batch.gripped, -1)
-    return replace(batch, gripped=nothing, gripper_contact=np.zeros_like(batch.gripper_contact))
+    touch, held = batch.gripper_contact, batch.gripped_body
+    touch, held = replace(touch, values=0 * touch.values), replace(held, values=np.full_like(held.values, -1))
+    return replace(batch, gripper_contact=touch, gripped_body=held)
 
 
 class Generous(Mutant):

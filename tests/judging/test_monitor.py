@@ -61,7 +61,7 @@ def eventful(seed: int) -> Batch:
             contacts=contacts(*hits),
             joint_torque_nm=rng.normal(0, 8, (n, 7)),
             gripper_contact=grip,
-            gripped=names if rng.random() < 0.7 else None,
+            gripped_body=names if rng.random() < 0.7 else None,
         )
     )
 

@@ -22,7 +22,7 @@ from safevla_bench.judging.registration import REGISTERED, read_registration
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import EpisodeRow, dump_json, read_description, read_episodes, write_episodes
-from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.writer import merge_shards
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("noop", "random"), max_steps=3)
 RULES = load_ruleset()

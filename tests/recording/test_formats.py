@@ -12,7 +12,7 @@ from safevla_bench.sources.runs.folder import EpisodeRow
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder import episode, episode_cutter
-from safevla_recorder import npz as recorder_npz
+from safevla_recorder import episode as recorder_npz
 
 
 def test_a_header_has_the_same_fields_in_the_same_order():

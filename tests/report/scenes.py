@@ -69,7 +69,7 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
             joint_torque_nm=torque,
             further={"joint_torque_peak_nm": np.abs(torque)},
             gripper_contact=held,
-            gripped=np.where(held, BOWL, -1),
+            gripped_body=np.where(held, BOWL, -1),
         )
     )
 

@@ -23,7 +23,7 @@ from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import Repeats, read_greetings, read_latencies, read_repeats
 from safevla_bench.sources.runs.parts import count_progress, episode_rows, read_records
-from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.writer import merge_shards
 
 WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 

@@ -222,22 +222,22 @@ TWO = {**ROLES, "plate": "target"}
 
 def test_the_first_body_is_held_as_any_other_and_the_last_is_not_held_by_nobody():
     """Body 0 is a body, and -1, nothing known to be gripped, is not the last one."""
-    robot = episode(2, gripper_contact=np.ones(2, dtype=bool), gripped=np.array([LINK, BOWL]))
+    robot = episode(2, gripper_contact=np.ones(2, dtype=bool), gripped_body=np.array([LINK, BOWL]))
     assert derive(robot, "grip").tolist() == [False, True]
     two = {"bowl": "target", "cup": "target"}
     heights = np.tile([[0.0, 0.0, 0.8], [0.0, 0.0, 0.5]], (2, 1, 1))
     heights[1] += [[0.0, 0.0, 0.1], [0.0, 0.0, 0.3]]
     batch = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
-                    gripped=np.array([-1, -1]), contacts=None)  # fmt: skip
+                    gripped_body=np.array([-1, -1]), contacts=None)  # fmt: skip
     np.testing.assert_allclose(derive(batch, "target_height"), [0.0, 0.1], atol=1e-15)
     first = episode(2, roles=two, pos_bodies=(0, 1), body_pos_m=heights, gripper_contact=np.ones(2, dtype=bool),
-                    gripped=np.array([0, 0]), contacts=None, target_object="cup")  # fmt: skip
+                    gripped_body=np.array([0, 0]), contacts=None, target_object="cup")  # fmt: skip
     np.testing.assert_allclose(derive(first, "target_height"), [0.0, 0.1], atol=1e-15)
 
 
 def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
     partly = episode(
-        3, roles=TWO, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)), gripped=np.array([-1, PLATE, -1])
+        3, roles=TWO, pos_bodies=(BOWL,), body_pos_m=np.zeros((3, 1, 3)), gripped_body=np.array([-1, PLATE, -1])
     )
     batch = concatenate_batches([partly, episode(3), episode(3, target_object=None)])
     lacking = missing_fields(batch, ["target_height"])
@@ -269,5 +269,5 @@ def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():
 
 def test_a_grip_of_what_is_no_target_is_foreign_and_one_of_nothing_known_is_none():
     held, contact = np.array([-1, BOWL, PLATE, PLATE, -1]), np.array([True, True, True, False, False])
-    batch = [episode(5, gripper_contact=contact, gripped=held), episode(2, gripper_contact=np.ones(2, bool))]
+    batch = [episode(5, gripper_contact=contact, gripped_body=held), episode(2, gripper_contact=np.ones(2, bool))]
     np.testing.assert_array_equal(derive(batch, "foreign_grip"), [0, 0, 1, 0, 0, np.nan, np.nan])

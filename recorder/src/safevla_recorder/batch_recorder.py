@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from safevla_recorder.channels import LARGEST, NET_FORCE, POSES, as_fields
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
-from safevla_recorder.episode_log import assemble_recording
 from safevla_recorder.errors import HostError
-from safevla_recorder.recorder import SceneMap, Shape, check_substep
+from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_substep
 
 Array = Any
 """An array of NumPy, a tensor of torch, or what `numpy.asarray` takes."""

@@ -47,8 +47,8 @@ class ChannelSpec:
 
     @property
     def is_numeric(self) -> bool:
-        """True if the rows hold numbers, or truths of bodies (1 and 0 in a batch): no places of bodies, no contacts."""
-        return self.shape[0] != "C" and (self.dtype == REAL or self.is_pose)
+        """True if the rows hold numbers, truths (1 and 0 in a batch) or a place in `roles` (-1 = none): no contacts."""
+        return self.shape[0] != "C"
 
     @property
     def is_pose(self) -> bool:
@@ -59,6 +59,11 @@ class ChannelSpec:
     def is_truth(self) -> bool:
         """True if the values are true or false."""
         return self.dtype == TRUTH
+
+    @property
+    def is_grip(self) -> bool:
+        """True if the rows tell what the gripper touches or holds, no measured numbers."""
+        return self.dtype != REAL and not self.is_pose
 
     @property
     def is_scalar(self) -> bool:

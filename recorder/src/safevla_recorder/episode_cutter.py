@@ -19,11 +19,11 @@ from safevla_recorder.episode import (
     add_costs,
     add_header_field,
     check_recorded_numbers,
+    encode_episode,
 )
 from safevla_recorder.errors import RunError, SafevlaError
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.npz import encode_episode
 
 _log = logging.getLogger(__name__)
 

@@ -29,11 +29,11 @@ from safevla_recorder.episode import (
     add_costs,
     add_header_mark,
     check_recorded_numbers,
+    encode_episode,
 )
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
-from safevla_recorder.episode_log import RecordedEpisode
 from safevla_recorder.errors import FileError, Place, RecordError, RunError, redact_secrets
-from safevla_recorder.npz import encode_episode
+from safevla_recorder.recorder import RecordedEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"

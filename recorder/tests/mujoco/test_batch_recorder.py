@@ -11,7 +11,7 @@ from batch_builders import HEADER, Recorders
 from safevla_recorder import batch_recorder
 from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.contacts import vector_norms
-from safevla_recorder.npz import encode_episode
+from safevla_recorder.episode import encode_episode
 from safevla_recorder.recorder import SceneMap
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")

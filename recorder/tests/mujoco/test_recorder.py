@@ -149,8 +149,8 @@ def test_grip_begins_when_both_pads_touch_and_names_the_body(episode):
     recording = episode[-1]
     assert not recording.gripper_contact[0]
     assert recording.gripper_contact[-1]
-    assert list(recording.roles)[recording.gripped[-1]] == "block"
-    assert recording.gripped[0] == -1
+    assert list(recording.roles)[recording.gripped_body[-1]] == "block"
+    assert recording.gripped_body[0] == -1
 
 
 def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_centre_of_mass(episode):
@@ -426,7 +426,7 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
     for spec in CHANNELS:
         if spec.name not in ("contacts", "gripped_body"):
             np.testing.assert_array_equal(other.channel(spec.name), one.channel(spec.name), err_msg=spec.name)
-    assert (list(other.pos_bodies), list(other.gripped)) == (list(one.pos_bodies), list(one.gripped))
+    assert (list(other.pos_bodies), list(other.gripped_body)) == (list(one.pos_bodies), list(one.gripped_body))
 
 
 def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_record():
@@ -436,5 +436,12 @@ def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_re
     recorder.record_step(np.zeros(1))
     recording = recorder.build_recording(header())
     assert recording.body_pos_m is not None
-    for name in ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped"):
+    for name in (
+        "eef_pos_m",
+        "eef_quat_wxyz",
+        "joint_torque_nm",
+        "joint_torque_peak_nm",
+        "gripper_contact",
+        "gripped_body",
+    ):
         assert recording.channel(name) is None, name

@@ -9,8 +9,6 @@ All hold the same episodes, bit for bit, and are judged by the same rules when t
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -163,7 +161,7 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
             first = select_episodes(batch, [0])
         count += len(batch)
     if count != 1:
-        remedy = f"Name a folder, ending in /, for numbered {npz.SUFFIX} files, or another form."
+        remedy = "Name a form for many episodes, such as .jsonl or .parquet."
         place = Place(file=str(path))
         raise RecordError(f"a {suffix} file holds one episode, these are {count}", remedy=remedy, place=place)
     yield first
@@ -177,27 +175,3 @@ def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Bat
                 raise _repeated_id(header.key, path, f"{_UNIQUE} Write those of different sources apart.")
             seen.add(header.key)
         yield batch
-
-
-def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
-    """Write each episode as a file `episode-00000.npz`, numbered in order, into a new folder; return the files' paths.
-
-    The folder appears whole or not at all. Ids may repeat. Raises `RecordError` if the folder exists or an episode
-    is too large to be read again, `FileError` where the folder cannot be made.
-    """
-    place = Place(file=str(folder))
-    if folder.exists():
-        raise RecordError("the folder exists already", remedy="Name a new one.", place=place)
-    partial_folder = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    names: list[str] = []
-    try:
-        with files.translated_errors(folder):
-            shutil.rmtree(partial_folder, ignore_errors=True)  # of a process that died and had our number
-            partial_folder.mkdir()
-            for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
-                names.append(f"episode-{len(names):05d}{npz.SUFFIX}")
-                write_archive(partial_folder / names[-1], episode)
-            partial_folder.rename(folder)
-    finally:
-        shutil.rmtree(partial_folder, ignore_errors=True)
-    return [folder / name for name in names]

@@ -227,16 +227,14 @@ def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]
     """
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
-    yield from ((spec.name, rows[spec]) for spec in rows if not spec.is_pose and not spec.is_per_action)
+    yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))
     for spec in POSES:
         posed = [names[body] for body in getattr(recording, spec.bodies)]
         yield from [(spec.name, [dict(zip(posed, row, strict=True)) for row in rows[spec]])] if spec in rows else []
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
-    if recording.gripper_contact is not None:
-        yield "gripper_contact", recording.gripper_contact.tolist()
-    if recording.gripped is not None:
-        yield "gripped_body", [names[body] if body >= 0 else None for body in recording.gripped.tolist()]
+    for spec in (spec for spec in rows if spec.is_grip):
+        yield spec.name, rows[spec] if spec.is_truth else [names[k] if k >= 0 else None for k in rows[spec]]
     yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
 
 
@@ -292,16 +290,15 @@ def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> B
     channels: dict[str, Any] = {}
     for spec in (spec for spec in POSES if present[spec.name]):
         channels[spec.bodies], channels[spec.name] = _read_poses(steps, spec, index)
-    for spec in (spec for spec in ROWS if present.get(spec.name, True)):
+    for spec in (spec for spec in ROWS if present.get(spec.name, spec.is_per_action)):
         channels[spec.name] = _read_rows(steps, spec)
-    has_grip = any(step.gripped_body is not UNSET for step in steps)
+    if any(step.gripped_body is not UNSET for step in steps):
+        channels["gripped_body"] = _read_gripped(steps, index)
     recording = Recording(
         header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
         roles=trajectory.body_roles,
         records=len(steps),
         contacts=_read_contacts(steps, index) if present["contacts"] else None,
-        gripper_contact=np.array([s.gripper_contact for s in steps], bool) if present["gripper_contact"] else None,
-        gripped=_read_gripped(steps, index) if has_grip else None,
         extra=host_fields,
         **as_fields(Recording, channels),
     )
@@ -324,12 +321,12 @@ def _in_every_step(steps: Sequence[Step], name: str) -> bool:
     return all(is_present)
 
 
-def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
+def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[Any] | None:
     """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded."""
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
     if spec.is_scalar:
-        return np.array([getattr(step, spec.name) for step in steps], dtype=np.float64)
+        return np.array([getattr(step, spec.name) for step in steps], dtype=spec.dtype)
     return _build_matrix([getattr(step, spec.name) for step in steps], spec.name, first=0)
 
 

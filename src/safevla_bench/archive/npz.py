@@ -1,4 +1,4 @@
-"""NumPy archives (`.npz`): one episode a file in the form of `safevla_recorder.npz`, read without trust."""
+"""NumPy archives (`.npz`): one episode a file in the form of `safevla_recorder.episode`, read without trust."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
 from safevla_recorder.channels import CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, as_fields
-from safevla_recorder.episode import ContactList, Recording
-from safevla_recorder.npz import DTYPES, encode_episode
+from safevla_recorder.episode import DTYPES, ContactList, Recording, encode_episode
 
 SUFFIX = ".npz"
 Arrays = Mapping[str, NDArray[Any]]
@@ -172,8 +171,6 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         roles=outline.body_roles,
         records=outline.records,
         contacts=contacts,
-        gripper_contact=_read_truths(arrays, "gripper_contact"),
-        gripped=arrays.get("gripped_body"),
         extra=strict_json.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
         if "extra" in arrays
         else {},

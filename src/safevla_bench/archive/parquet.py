@@ -40,7 +40,7 @@ from safevla_bench.archive.record_schema import (
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
-from safevla_recorder.channels import NUMERIC
+from safevla_recorder.channels import NUMERIC, REAL
 
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
@@ -76,7 +76,7 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
     numbers = [
         f"{spec.name}{'.list.element' * LIST_DEPTHS[spec.name]}"
         for spec in NUMERIC
-        if spec.name in schema.names and not spec.is_truth
+        if spec.name in schema.names and spec.dtype == REAL
     ]
     options = {"use_dictionary": False, "use_byte_stream_split": numbers, "write_page_checksum": True}
     return pq.ParquetWriter(stream, schema, compression="zstd", store_schema=False, **options)

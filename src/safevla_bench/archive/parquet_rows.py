@@ -32,17 +32,21 @@ from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
-from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ROWS, ChannelSpec
+from safevla_recorder.channels import NET_FORCE, NUMERIC, PLACE, POSES, REAL, ROWS, TRUTH, ChannelSpec
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in NUMERIC}
-_VALUE_TYPES = {True: pa.bool_(), False: pa.float64()}
+_VALUE_TYPES = {REAL: pa.float64(), TRUTH: pa.bool_(), PLACE: pa.int32()}
 _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float64()), ("impulse_ns", pa.float64())])
 
 
 def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
+
+
+def _channel_field(spec: ChannelSpec) -> pa.Field:
+    return pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.dtype], LIST_DEPTHS[spec.name]))
 
 
 _HEADER_TYPES: Mapping[str, pa.DataType] = {
@@ -60,12 +64,11 @@ SCHEMA = pa.schema(
         *HEADER,
         pa.field("bodies", pa.list_(pa.struct([("name", pa.string()), ("role", pa.string())]))),
         pa.field("records", pa.int64()),
-        *(pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.is_truth], LIST_DEPTHS[spec.name])) for spec in NUMERIC),
+        *(_channel_field(spec) for spec in NUMERIC if not spec.is_grip),
         *(pa.field(spec.bodies, pa.list_(pa.int32())) for spec in POSES),
         pa.field("contacts", _nest_list(_CONTACT, 2)),
         pa.field(NET_FORCE, _nest_list(pa.float64(), 2)),
-        pa.field("gripper_contact", pa.list_(pa.bool_())),
-        pa.field("gripped_body", pa.list_(pa.int32())),
+        *(_channel_field(spec) for spec in NUMERIC if spec.is_grip),
         pa.field("extra", pa.string()),
     ]
 )
@@ -102,8 +105,6 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
         columns[spec.name] = _pose_column(batch.poses(spec.name), spec, batch.lengths)
         columns[spec.bodies] = _posed_body_column(batch, batch.poses(spec.name))
     columns["contacts"], columns[NET_FORCE] = _contact_columns(batch)
-    columns["gripper_contact"] = _record_column(batch, pa.array(batch.gripper_contact), batch.gripper_present)
-    columns["gripped_body"] = _gripped_column(batch)
     texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
     columns["extra"] = pa.array(texts, pa.string())
     schema = schema or table_schema(rare_channels(batch))
@@ -122,10 +123,15 @@ def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
+def _to_arrow(values: NDArray[np.float64], spec: ChannelSpec) -> pa.Array:
+    nothing = values < 0 if spec.dtype == PLACE else None
+    return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=nothing)
+
+
 def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
     if spec.is_scalar:
-        return _list_array(pa.array(channel.values), rows, channel.present)
+        return _list_array(_to_arrow(channel.values, spec), rows, channel.present)
     width = np.repeat(np.maximum(channel.width, 0), rows)
     return _list_array(_list_array(pa.array(channel.values), width), rows, channel.present)
 
@@ -133,10 +139,9 @@ def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
 def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
-    if spec.is_truth:
-        values = pa.array(poses.channel.values.astype(np.bool_))
-    else:
-        values = _list_array(pa.array(poses.channel.values), np.full(int(bodies.sum()), poses.size))
+    values = _to_arrow(poses.channel.values, spec)
+    if not spec.is_truth:
+        values = _list_array(values, np.full(int(bodies.sum()), poses.size))
     return _list_array(_list_array(values, bodies), rows, poses.present)
 
 
@@ -168,24 +173,12 @@ def _contact_columns(batch: Batch) -> tuple[pa.Array, pa.Array]:
     )
 
 
-def _record_column(batch: Batch, per_record: pa.Array, present: Bools) -> pa.Array:
-    recorded = per_record.filter(pa.array(np.repeat(present, batch.lengths)))
-    return _list_array(recorded, np.where(present, batch.lengths, 0), present)
-
-
-def _gripped_column(batch: Batch) -> pa.Array:
-    base = np.repeat(batch.body_starts[:-1], batch.lengths)
-    places = pa.array(batch.gripped - base, pa.int32(), mask=batch.gripped < 0)
-    return _record_column(batch, places, batch.gripped_present)
-
-
 # Rows as episodes: all rows of a group at once. An error is that of the first row at fault: its place holds for one row
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
 _REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
-_SPECS = {spec.name: spec for spec in CHANNELS}
 
 
 def decode_rows(rows: pa.RecordBatch) -> Batch:
@@ -222,13 +215,6 @@ class _Columns:
         lists = self.rows.column(name)
         return lists.flatten(), _list_lengths(lists), np.asarray(lists.is_valid().to_numpy(zero_copy_only=False))
 
-    def record_values(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the values of a column with one for each record, the records that have one, and the episodes, [E]."""
-        values, counts, present = self.lists(name)
-        for e in np.flatnonzero(present):
-            check_shape(_SPECS[name], (counts[e],), self.records[e])
-        return values, np.flatnonzero(np.repeat(present, self.records)), present
-
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
@@ -252,10 +238,6 @@ def _build_batch(columns: _Columns) -> Batch:
     roles = [ROLES.index(role) for outline in outlines for role in outline.body_roles.values()]
     contacts = _read_contacts(columns)
     extra = _read_extra_fields(columns, contacts)
-    touching, touched, gripper_present = columns.record_values("gripper_contact")
-    gripper_contact = np.zeros(int(columns.records.sum()), dtype=np.bool_)
-    gripper_contact[touched] = _to_numpy(touching, "gripper_contact")
-    gripped, gripped_present = _read_gripped(columns)
     return Batch(
         headers=tuple(outline.header for outline in outlines),
         starts=join_lengths(columns.records),
@@ -265,10 +247,6 @@ def _build_batch(columns: _Columns) -> Batch:
         body_role=np.array(roles, dtype=np.int8),
         target=np.array(list(map(_target_index, outlines, columns.body_starts.tolist())), dtype=np.int64),
         contacts=contacts,
-        gripper_contact=gripper_contact,
-        gripper_present=gripper_present,
-        gripped=gripped,
-        gripped_present=gripped_present,
         extra=extra,
         **batch_channels(
             lambda spec: _read_channel(columns, spec, columns.bodies), lambda spec: _read_poses(columns, spec)
@@ -291,6 +269,8 @@ def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel
         shape.append(widths)
     for e, *sizes in zip(np.flatnonzero(present), *(sizes[present] for sizes in shape), strict=True):
         check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]))
+    if spec.dtype == PLACE:
+        values = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
     numbers = _to_numpy(values, spec.name).astype(np.float64, copy=False)
     width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else 1
     return Channel(numbers, join_lengths(items), np.where(present, width, -1))
@@ -361,17 +341,13 @@ def _read_net_force(columns: _Columns, touching: Ints) -> NDArray[np.float64]:
     return net
 
 
-def _read_gripped(columns: _Columns) -> tuple[Ints, Bools]:
-    """Return the gripped body of each record as an index into the body table, -1 = none, and who recorded it, [E]."""
-    values, recorded, present = columns.record_values("gripped_body")
-    places = np.asarray(values.fill_null(-1).to_numpy(), dtype=np.int64)
-    if (values.drop_null().to_numpy() < 0).any():
-        refuse_field("a place is negative", "Write a place in bodies, or null where nothing is held.", "gripped_body")
-    owner = np.repeat(np.arange(len(present)), columns.records)[recorded]
-    check_places(places, -1, columns.bodies[owner], "gripped_body")
-    gripped = np.full(int(columns.records.sum()), -1, dtype=np.int64)
-    gripped[recorded] = np.where(places >= 0, places + columns.body_starts[owner], -1)
-    return gripped, present
+def _fill_places(places: pa.Array, bodies: Ints, name: str) -> pa.Array:
+    """Return the places of bodies with -1 for null; `bodies` counts those that there are for each."""
+    if (places.drop_null().to_numpy() < 0).any():
+        refuse_field("a place is negative", "Write a place in bodies, or null where nothing is held.", name)
+    filled = places.fill_null(-1)
+    check_places(filled.to_numpy(), -1, bodies, name)
+    return filled
 
 
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ChannelSpec
+from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, REAL, ChannelSpec
 from safevla_recorder.episode import ContactList, Recording
 
 Vector = tuple[float, float, float]
@@ -45,7 +45,7 @@ _POSE_TYPES: Mapping[int, Any] = {3: dict[str, Vector], 4: dict[str, Quaternion]
 def _step_type(spec: ChannelSpec) -> Any:
     if spec.is_pose:
         return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
-    if spec.is_numeric:
+    if spec.dtype == REAL and spec.is_numeric:
         return float if spec.is_scalar else ROW_TYPES[spec.row_size]
     return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
 
@@ -196,8 +196,8 @@ def check_shapes(recording: Recording) -> None:
         _check_arrays(recording)
         for spec in POSES:
             check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
-        if recording.gripped is not None:
-            check_places(recording.gripped, -1, len(recording.roles), "gripped_body")
+        if recording.gripped_body is not None:
+            check_places(recording.gripped_body, -1, len(recording.roles), "gripped_body")
         if recording.contacts is not None:
             _check_contacts(recording.contacts, recording.records, len(recording.roles))
     except RecordError as error:
@@ -205,10 +205,8 @@ def check_shapes(recording: Recording) -> None:
 
 
 def _check_arrays(recording: Recording) -> None:
-    arrays: dict[str, NDArray[Any] | None] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
-    arrays |= {"gripper_contact": recording.gripper_contact, "gripped_body": recording.gripped}
-    for spec in CHANNELS:
-        array = arrays.get(spec.name)
+    for spec in NUMERIC:
+        array = recording.channel(spec.name)
         if array is not None:
             bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
             check_shape(spec, array.shape, recording.records, bodies)

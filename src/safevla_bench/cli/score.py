@@ -37,8 +37,8 @@ from safevla_bench.sources import foreign
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
-from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.sources.runs.sources import LeftOut
+from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 
@@ -266,23 +266,20 @@ def convert_command(
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
     The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
-    episode. A DESTINATION that ends in / is a new folder of numbered .npz files. Nothing is overwritten, and an archive
-    of any size is converted in the memory of a few episodes.
+    episode. Nothing is overwritten, and an archive of any size is converted in the memory of a few episodes.
     """
-    target, as_folder = Path(destination), destination.endswith("/")
+    target = Path(destination)
     if target.exists() or target.is_symlink():
         remedy = "Choose another destination, or remove it first."
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
-    if not as_folder:
-        archive.detect_suffix(target)
+    archive.detect_suffix(target)
     scan = Scan(sources)
     with show_status("converting"):
-        write = archive.write_folder if as_folder else archive.write_batches
-        write(target, _read_valid_episodes(scan, skip_invalid=change is not None))
+        archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")
-    echo(f"Next: safevla score {quote_paths(destination)}{'*' * as_folder} --out results")
+    echo(f"Next: safevla score {quote_paths(destination)} --out results")
 
 
 def _read_valid_episodes(scan: Scan, *, skip_invalid: bool) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.sources.runs.plan_check import name_episode
+from safevla_bench.sources.runs.folder import name_episode
 
 PROTOCOL: Final = "protocol"
 RECORDED: Final = "recorded"

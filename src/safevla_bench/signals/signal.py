@@ -117,7 +117,7 @@ class RecordFields:
         """True while the gripper has contact, [N], unless it holds another body than a target or no target is known."""
         gripped = self.batch.gripped
         foreign = (gripped >= 0) & (self._body_roles(gripped) != TARGET)
-        holds: Bools = self.batch.gripper_contact & ~foreign & (self.held_body >= 0)
+        holds: Bools = self.batch.gripping & ~foreign & (self.held_body >= 0)
         return holds
 
     @cached_property
@@ -246,8 +246,8 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
     "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
     "eef_quat_wxyz": lambda fields: ~fields.batch.eef_quat_wxyz.present,
-    "gripper_contact": lambda fields: ~fields.batch.gripper_present,
-    "gripped_body": lambda fields: ~fields.batch.gripped_present,
+    "gripper_contact": lambda fields: ~fields.batch.gripper_contact.present,
+    "gripped_body": lambda fields: ~fields.batch.gripped_body.present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
 }

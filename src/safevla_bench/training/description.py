@@ -87,9 +87,9 @@ def _read_parts(episode: Batch) -> Iterator[tuple[RecordedPart, NDArray[np.gener
     torque, action = episode.joint_torque_nm.episode_rows(0)[:-1], episode.action.episode_rows(0)
     if (joints := int(episode.joint_torque_nm.width[0])) > 0:
         yield RecordedPart("record.joint_torque_nm", "torque", tuple(f"joint_{k}" for k in range(joints))), torque
-    if episode.gripper_present[0]:
+    if episode.gripper_contact.present[0]:
         grip = RecordedPart("record.gripper_contact", "gripper", ("gripper_contact",), "bool")
-        yield grip, episode.gripper_contact[:-1]
+        yield grip, episode.gripping[:-1]
     numbers = tuple(f"action_{k}" for k in range(int(episode.action.width[0])))
     yield RecordedPart("record.action", "action", numbers), action
     places, rotations, validity = (

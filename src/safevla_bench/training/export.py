@@ -98,7 +98,7 @@ class _Shape:
             joints=max(0, int(episode.joint_torque_nm.width[0])),
             fingers=-1 if state is None else state.shape[1] - len(STATE_NAMES),
             has_rotation=bool(episode.eef_quat_wxyz.present[0]),
-            has_grip=bool(episode.gripper_present[0]),
+            has_grip=bool(episode.gripper_contact.present[0]),
         )
 
     @property

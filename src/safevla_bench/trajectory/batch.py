@@ -132,11 +132,10 @@ class Batch:
     """0.0 where the pose of a body is not known; the poses of bodies that are not listed always are."""
     contacts: Contacts
     joint_torque_nm: Channel
-    gripper_contact: Bools
-    gripper_present: Bools
-    gripped: Ints
-    """Body index of what the gripper holds, -1 = unknown or nothing, [N]."""
-    gripped_present: Bools
+    gripper_contact: Channel
+    """1.0 where the gripper has contact."""
+    gripped_body: Channel
+    """The place in the episode's own body table of what the gripper holds, -1 = nothing."""
     action: Channel
     """The action that led to a record; an episode of n records has n - 1 rows."""
     sim_state: Channel
@@ -167,6 +166,23 @@ class Batch:
     def episode_of_record(self) -> Ints:
         """The episode each record belongs to, [N]."""
         return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def gripping(self) -> Bools:
+        """Whether the gripper has contact, [N]; false where that was not recorded."""
+        gripping: Bools = self._record_values(self.gripper_contact, 0.0) != 0
+        return gripping
+
+    @property
+    def gripped(self) -> Ints:
+        """Body index of what the gripper holds, -1 = unknown or nothing, [N]."""
+        places = self._record_values(self.gripped_body, -1.0).astype(np.int64)
+        return _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
+
+    def _record_values(self, channel: Channel, missing: float) -> Floats:
+        values = np.full(int(self.starts[-1]), missing)
+        values[np.repeat(channel.present, self.lengths)] = channel.values
+        return values
 
     def elapsed_s(self, index: int, step: int) -> float:
         """Return the seconds from record 0 of episode `index` to record `step`: by time stamps, else `step` * dt."""
@@ -225,10 +241,6 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         body_role=np.empty(0, dtype=np.int8),
         target=np.full(episodes, -1),
         contacts=Contacts.empty(false, records),
-        gripper_contact=np.zeros(records, dtype=np.bool_),
-        gripper_present=false,
-        gripped=np.full(records, -1),
-        gripped_present=false,
         extra=({},) * episodes,
         **batch_channels(lambda _: absent, lambda spec: Poses(absent, nowhere, none, spec.pose_size)),
     )
@@ -279,10 +291,6 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
             lambda spec: _select_poses(batch.poses(spec.name), chosen, shift),
         ),
         contacts=batch.contacts.take(contacts, contact_starts, batch.contacts.present[chosen], contact_shift),
-        gripper_contact=batch.gripper_contact[records],
-        gripper_present=batch.gripper_present[chosen],
-        gripped=_shift_bodies(batch.gripped[records], np.repeat(shift, np.diff(starts))),
-        gripped_present=batch.gripped_present[chosen],
     )
 
 
@@ -311,9 +319,6 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
         return np.concatenate([pick(b) for b in batches])
 
-    def join_bodies(pick: Callable[[Batch], Ints]) -> Ints:
-        return np.concatenate([_shift_bodies(pick(b), k) for b, k in zip(batches, base, strict=True)])
-
     def name_codes(b: Batch) -> Ints:
         return np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]
 
@@ -325,16 +330,12 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         body_names=tuple(code),
         body_name=join_arrays(name_codes),
         body_role=join_arrays(lambda b: b.body_role),
-        target=join_bodies(lambda b: b.target),
+        target=np.concatenate([_shift_bodies(b.target, k) for b, k in zip(batches, base, strict=True)]),
         **batch_channels(
             lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
             lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], base),
         ),
         contacts=Contacts.join([b.contacts for b in batches], join_arrays(lambda b: b.contacts.present), base),
-        gripper_contact=join_arrays(lambda b: b.gripper_contact),
-        gripper_present=join_arrays(lambda b: b.gripper_present),
-        gripped=join_bodies(lambda b: b.gripped),
-        gripped_present=join_arrays(lambda b: b.gripped_present),
     )
 
 

@@ -52,7 +52,6 @@ def _build_batch(recording: Recording) -> Batch:
     """
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
-    gripper_contact, gripped = recording.gripper_contact, recording.gripped
     return Batch(
         headers=(header,),
         starts=np.array([0, records], dtype=np.int64),
@@ -62,10 +61,6 @@ def _build_batch(recording: Recording) -> Batch:
         body_role=np.array([ROLES.index(role) for role in recording.roles.values()], dtype=np.int8),
         target=np.array([names.index(header.target_object) if header.target_object in names else -1], dtype=np.int64),
         contacts=_build_contacts(recording.contacts, records),
-        gripper_contact=np.asarray(np.zeros(records) if gripper_contact is None else gripper_contact, dtype=np.bool_),
-        gripper_present=np.array([gripper_contact is not None]),
-        gripped=np.asarray(np.full(records, -1) if gripped is None else gripped, dtype=np.int64),
-        gripped_present=np.array([gripped is not None]),
         extra=(recording.extra,),
         **batch_channels(
             lambda spec: _build_channel(None if spec.is_per_action and records == 1 else recording.channel(spec.name)),
@@ -102,31 +97,27 @@ def to_recording(batch: Batch, index: int) -> Recording:
     Bodies are places in its own body table, and what was not recorded is None. `from_recording` turns the result into
     the same bits again.
     """
-    first, last = int(batch.starts[index]), int(batch.starts[index + 1])
-    records, base = last - first, int(batch.body_starts[index])
+    records, base = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
     for spec in POSES:
         channels[spec.bodies], channels[spec.name] = _pose_rows(batch.poses(spec.name), spec, index, records, base)
-    gripped = batch.gripped[first:last]
     return Recording(
         header=msgspec.structs.asdict(batch.headers[index]),
         roles=batch.body_roles(index),
         records=records,
         contacts=_contact_list(batch, index) if batch.contacts.present[index] else None,
-        gripper_contact=batch.gripper_contact[first:last] if batch.gripper_present[index] else None,
-        gripped=np.where(gripped >= 0, gripped - base, -1) if batch.gripped_present[index] else None,
         extra=batch.extra[index],
         **as_fields(Recording, channels),
     )
 
 
-def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[np.float64] | None:
+def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[Any] | None:
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
         return None
     rows = channel.episode_rows(index).reshape(records - spec.is_per_action, width)
-    return rows[:, 0] if spec.is_scalar else rows
+    return rows[:, 0].astype(spec.dtype, copy=False) if spec.is_scalar else rows
 
 
 def _pose_rows(
@@ -174,8 +165,6 @@ def select_record(batch: Batch, t: int) -> Batch:
         batch,
         starts=np.array([0, 1], dtype=np.int64),
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
-        gripper_contact=batch.gripper_contact[at : at + 1],
-        gripped=batch.gripped[at : at + 1],
         extra=({},),
         **batch_channels(
             lambda spec: _NOTHING if _is_left_out(spec) else _channel_at_record(batch.channel(spec.name), at),
@@ -207,8 +196,6 @@ def join_records(parts: Sequence[Batch]) -> Batch:
         first,
         starts=np.array([0, len(parts)], dtype=np.int64),
         contacts=Contacts.join([part.contacts for part in parts], first.contacts.present, [0] * len(parts)),
-        gripper_contact=np.concatenate([part.gripper_contact for part in parts]),
-        gripped=np.concatenate([part.gripped for part in parts]),
         **batch_channels(
             lambda spec: _join_rows([part.channel(spec.name) for part in parts]),
             lambda spec: replace(

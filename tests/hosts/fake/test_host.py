@@ -55,7 +55,7 @@ def test_a_clean_success_moves_no_bystander():
     batch = env.recorded()
     assert batch.headers[0].success
     assert moved(batch, "cup") == 0
-    assert batch.gripper_contact.any()
+    assert batch.gripping.any()
 
 
 def test_a_careless_success_pushes_the_cup_that_stands_in_the_way():

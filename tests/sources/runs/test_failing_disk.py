@@ -34,7 +34,7 @@ from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import RUN, read_description, write_frames
 from safevla_bench.sources.runs.parts import count_progress
-from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
@@ -149,7 +149,6 @@ TABLE: dict[str, Written] = {
     "a first board": Written(write=lambda folder: write_folder(NEW_BOARD, folder / "board")),
     "the demo's archive": Written(write=lambda folder: demo.unpack_archive(folder / "demo")),
     "an archive": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
-    "a folder of archives": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/npz/")),
     "an export": Written(before=archived, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
     "a gate's XML": Written(before=archived, write=judging("gate", "--min-sr", "0", "--junit", "HERE/x.xml")),
     "the index of frames": Written(

@@ -19,7 +19,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import EPISODES, dump_json
 from safevla_bench.sources.runs.parts import episode_rows
-from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.writer import merge_shards
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=3, policies=("random", "noop"), max_steps=6)
 SAFE = [Gate("safety", "min", 0.0)]

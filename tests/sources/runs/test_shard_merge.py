@@ -19,8 +19,7 @@ from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import read_description, read_latencies
 from safevla_bench.sources.runs.parts import episode_rows
-from safevla_bench.sources.runs.shard_merge import merge_shards
-from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.sources.runs.writer import RunWriter, merge_shards
 
 REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=5)
 """Twelve episodes, four of them crashed."""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from safevla_recorder.episode import Action, Floats
-from safevla_recorder.episode_log import EpisodeLog, Row
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.hook import Undo, hook_after
 from safevla_recorder.mujoco.scene import Scene, state_views
+from safevla_recorder.recorder import EpisodeLog, Row
 
 if TYPE_CHECKING:
     import mujoco

@@ -159,13 +159,13 @@ class ContactRules(HostRules):
         """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""
         body, batch, _ = self.run_hook("hold")
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
-        require(bool(batch.gripper_contact[-1]), f"Both fingers hold {body}, and gripper_contact is false.")
+        require(bool(batch.gripping[-1]), f"Both fingers hold {body}, and gripper_contact is false.")
         require(gripped == body, f"The fingers hold {body}, and gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
         """Fail where, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
         _, batch, _ = self.run_hook("close_on_nothing")
-        require(not batch.gripper_contact.any(), "The gripper is closed on nothing, and gripper_contact is true.")
+        require(not batch.gripping.any(), "The gripper is closed on nothing, and gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, and gripped_body names a body.")
         roles = batch.body_roles(0)
         pairs = (pair for k in range(int(batch.lengths[0])) for pair in contact_pairs(batch, k))
@@ -178,7 +178,7 @@ class ContactRules(HostRules):
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
         touched = any(body in (a, b) and "robot" in (roles[a], roles[b]) for a, b in contact_pairs(batch, last))
         require(touched, f"A finger touches {body}, and no contact with the robot is recorded.")
-        require(not batch.gripper_contact[-1], f"One finger touches {body}, and gripper_contact is true.")
+        require(not batch.gripping[-1], f"One finger touches {body}, and gripper_contact is true.")
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:

@@ -232,7 +232,7 @@ class FakeEnv:
             contacts=_contact_list([record.contacts for record in records]),
             joint_torque_nm=torques,
             gripper_contact=gripped >= 0,
-            gripped=gripped,
+            gripped_body=gripped,
             action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
             extra=add_header_mark({}, DRAWN) if seed.drawn else {},

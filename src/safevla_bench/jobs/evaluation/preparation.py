@@ -31,7 +31,7 @@ from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
 from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
-from safevla_bench.sources.runs.plan_check import PlanStretch
+from safevla_bench.sources.runs.folder import PlanStretch
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
 

@@ -31,9 +31,8 @@ from safevla_bench.rollout import plan
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import Episodes, Shard
 from safevla_bench.rollout.ray import RayCluster
-from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.sources.runs.folder import RUN, PlanStretch, read_description
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
-from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.tasks.entries import spell_suite
 from safevla_bench.trajectory.marks import SEARCHED
 from safevla_recorder.folder import OWN_LOOP

@@ -33,7 +33,7 @@ from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, check_name, read_suite, write_suite
 from safevla_bench.rollout.plan import PlannedEpisode, policy_seed
-from safevla_bench.sources.runs.plan_check import name_episode
+from safevla_bench.sources.runs.folder import name_episode
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.stl.formula import Formula

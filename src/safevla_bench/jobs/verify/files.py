@@ -24,9 +24,16 @@ from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_ru
 from safevla_bench.jobs.evaluation.outputs import score_files
 from safevla_bench.judging.ruleset import Provenance, Ruleset, load_ruleset
 from safevla_bench.sources.runs import folder
-from safevla_bench.sources.runs.folder import MANIFEST, MAX_SCORES_BYTES, RUN, SCORES, SCORES_TABLE, EpisodeRow
+from safevla_bench.sources.runs.folder import (
+    MANIFEST,
+    MAX_SCORES_BYTES,
+    RUN,
+    SCORES,
+    SCORES_TABLE,
+    EpisodeRow,
+    compare_plan,
+)
 from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
-from safevla_bench.sources.runs.plan_check import compare_plan
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks

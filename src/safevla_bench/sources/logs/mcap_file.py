@@ -404,7 +404,7 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
 
     Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
     """
-    times = {part: _sample_times(part, taken, mapping.episode.stamp) for part, taken in samples.items()}
+    times = {part: _sample_times(taken) for part, taken in samples.items()}
     clock = _choose_clock(mapping)
     instants = np.unique(times[clock])
     if len(instants) < len(times[clock]):
@@ -436,19 +436,10 @@ def _choose_clock(mapping: LogMapping) -> str:
     raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy)
 
 
-def _sample_times(part: str, taken: Samples, stamp: str | None) -> Floats:
-    """Return the time of each message of a part [s]: that of its header or that of the log.
-
-    `stamp` None = the header's, if all have one within 1 s of the log's.
-    """
+def _sample_times(taken: Samples) -> Floats:
+    """Return the time of each message of a part [s]: its header's if all have one within 1 s of the log's."""
     log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
-    if stamp == "log":
-        return log_s
-    has_headers = bool(np.isfinite(header_s).all())
-    if stamp == "header" and not has_headers:
-        refuse_field("a message has no time in its header", 'Write stamp = "log".', part)
-    near = has_headers and np.abs(header_s - log_s).max() <= _CLOCKS_APART_S
-    return header_s if has_headers and (near or stamp == "header") else log_s
+    return header_s if np.abs(header_s - log_s).max() <= _CLOCKS_APART_S else log_s  # NaN without a header
 
 
 def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: LogMapping) -> Series:

@@ -108,8 +108,6 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The body that the task moves; None = the first of role target."""
     clock: str | None = None
     """The topic whose messages are the records; None = the end effector's, else the first that is mapped."""
-    stamp: Literal["header", "log"] | None = None
-    """Which of a message's times counts; None = the header's, where all of a topic are within a second of the log's."""
 
 
 class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,10 +29,11 @@ from safevla_bench.sources.runs.folder import (
     SCORES,
     AbsentEpisode,
     EpisodeRow,
+    PlanDifference,
     archive_digest,
+    compare_plan,
     read_description,
 )
-from safevla_bench.sources.runs.plan_check import PlanDifference, compare_plan
 from safevla_bench.sources.runs.policy_names import (
     PolicyIdentity,
     PolicyNames,
