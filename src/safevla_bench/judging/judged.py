@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
-from safevla_bench.judging.scores import ACTIVE, Scores
+from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.signals.contact import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
@@ -22,6 +23,7 @@ from safevla_bench.sources.runs.folder import (
     BY_CHANCE,
     MAX_SCORES_BYTES,
     SCORES,
+    AbsentEpisode,
     archive_digest,
     policy_rows,
     read_repeats,
@@ -99,6 +101,24 @@ class JudgedSource:
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
         return {**described, **renamed, "archive_sha256": self.archive_sha256}
+
+
+class ScoresFile(msgspec.Struct, frozen=True):
+    """What scores.json says of each episode; the records may be elsewhere."""
+
+    episodes: list[EpisodeScore]
+    specs: list[SpecColumn]
+    absent: list[AbsentEpisode] = []
+    sources: list[dict[str, object]] = []
+
+    @classmethod
+    def read(cls, folder: Path) -> ScoresFile:
+        """Read the scores.json of a folder; `RunError` if it cannot be read."""
+        try:
+            return msgspec.json.decode(read_input(folder / SCORES, MAX_SCORES_BYTES), type=cls)
+        except (OSError, ValueError, RecursionError) as error:
+            place = Place(file=str(folder / SCORES))
+            raise RunError(f"cannot be read: {error}", remedy="Judge anew: safevla score.", place=place) from None
 
 
 class _MakerAggregate(msgspec.Struct):
