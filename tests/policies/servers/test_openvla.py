@@ -30,7 +30,7 @@ from policies.servers.stub_servers import (
 from policies.servers.stub_servers import openvla as openvla_pages
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies.servers import openvla
-from safevla_bench.policies.servers.codecs import OPENVLA
+from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
 from safevla_bench.policies.servers.dialects import load_dialect
 from safevla_bench.policies.servers.transforms import crop_center
 
@@ -108,6 +108,7 @@ def test_upstream_s_real_pages_play_an_episode_s_actions():
         b'{"__numpy__": "AAAA"}',
         b"[" * 100_001,
         b"[" * 50_000 + b"]" * 50_000,
+        b"[0" + b",0" * MAX_VALUES + b"]",
         b"[NaN]",
         b"",
     ],
@@ -310,7 +311,7 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
 
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
-    monkeypatch.setattr(openvla.connection, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(openvla, "MAX_REPLY_BYTES", 10_000)
     with (
         served(lambda request, number: "x" * 20_000) as url,
         pytest.raises(PolicyError, match="an answer of more than"),

@@ -270,6 +270,13 @@ def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
         small.close()
 
 
+def test_a_request_of_too_many_values_is_refused_before_it_is_decoded():
+    with served(lambda: make_policy("noop")) as url, connect(url) as connection:
+        connection.recv()
+        connection.send(b"\xdd\x7f\xff\xff\xff")
+        assert "more than 100,000 values" in connection.recv()
+
+
 @pytest.mark.parametrize(
     "given", ["", "Api-Key", "Api-Key ", "Api-Key s3cre", "Api-Key s3cret2", "Bearer s3cret", "s3cret"]
 )

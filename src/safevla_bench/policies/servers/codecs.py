@@ -10,8 +10,9 @@ gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format};
 openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
 xvla        the text of that JSON
 
-Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. The
-connections bound the length of a message: a value is one byte on the wire and up to seventy in memory.
+Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
+is a message of more than `MAX_VALUES` values, before it is decoded: a value is one byte on the wire and up to seventy
+in memory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from PIL import Image as PillowImage
 from safevla_bench.archive.npz import parse_array_header
 from safevla_bench.errors import PolicyError
 
+MAX_VALUES = 100_000
+"""In one message, arrays aside, which are one value each: a chunk of actions as nested lists has some hundreds."""
 _AXES, _DTYPE = 32, 64
 """Of an array; letters of its dtype."""
 _KINDS = "biufSU"
@@ -40,6 +43,24 @@ _KINDS = "biufSU"
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}")
 """`<f4` or `float32`. Other texts that NumPy takes for a dtype are of records, and run Python's parser."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
+
+# How MessagePack writes the kind and the length of a value.
+_BIN, _EXT, _STR, _ARRAY, _MAP = range(5)
+_LENGTHS: Mapping[int, tuple[int, int]] = {
+    **{0xC4 + k: (_BIN, 1 << k) for k in range(3)},
+    **{0xC7 + k: (_EXT, 1 << k) for k in range(3)},
+    **{0xD9 + k: (_STR, 1 << k) for k in range(3)},
+    **{0xDC + k: (_ARRAY, 2 << k) for k in range(2)},
+    **{0xDE + k: (_MAP, 2 << k) for k in range(2)},
+}
+"""First byte of a value with its length after it: the kind, and the bytes of the length."""
+_FIXED: Mapping[int, int] = {
+    **{0xCA: 4, 0xCB: 8},
+    **{0xCC + k: 1 << k for k in range(4)},
+    **{0xD0 + k: 1 << k for k in range(4)},
+    **{0xD4 + k: 1 + (1 << k) for k in range(5)},
+}
+"""First byte of a value of one length: the bytes after it."""
 
 Array = NDArray[Any]
 Wire = Mapping[Any, Any]
@@ -66,7 +87,14 @@ class Codec:
             raise PolicyError(f"a message cannot be packed: {error}", remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
-        """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for what is none."""
+        """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
+        if self.is_json:
+            has_more = sum(message.count(sign) for sign in (b",", b"[", b"{", b":")) >= MAX_VALUES
+        else:
+            has_more = has_more_values(MAX_VALUES, message)
+        if has_more:
+            remedy = "Send arrays as arrays: a reply holds one chunk of actions."
+            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=remedy)
         try:
             return self._restore_arrays((msgspec.json if self.is_json else msgspec.msgpack).decode(message))
         except (
@@ -91,15 +119,12 @@ class Codec:
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
     def _restore_arrays(self, value: object) -> object:
-        """Put arrays in the places of their maps; lists and other maps stay the same objects."""
         if isinstance(value, list):
-            value[:] = map(self._restore_arrays, value)
-        elif isinstance(value, dict):
-            restored = self.decode_map(value)
-            if restored is not value:
-                return restored
-            value.update((key, self._restore_arrays(item)) for key, item in value.items())
-        return value
+            return [self._restore_arrays(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        restored = self.decode_map(value)
+        return {key: self._restore_arrays(item) for key, item in value.items()} if restored is value else restored
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
@@ -120,6 +145,40 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(data)} bytes for an array of {kind} of shape {shape}")
     return np.ndarray(shape, kind, data)
+
+
+def has_more_values(most: int, message: bytes) -> bool:
+    """Return whether a MessagePack message holds, or announces, more than `most` values; keys of maps count too.
+
+    A message that ends too early holds what it announces.
+    """
+    at, seen, announced = 0, 0, 1
+    while seen < announced <= most and at < len(message):
+        seen += 1
+        skipped, inside = _value_extent(message, at)
+        at += skipped
+        announced += inside
+    return announced > most
+
+
+def _value_extent(message: bytes, at: int) -> tuple[int, int]:
+    """Return the bytes of the MessagePack value at `at` without those inside it, and how many values are inside it."""
+    first = message[at]
+    if first < 0x80 or first >= 0xE0:
+        return 1, 0
+    if first < 0x90:
+        return 1, 2 * (first & 0x0F)
+    if first < 0xA0:
+        return 1, first & 0x0F
+    if first < 0xC0:
+        return 1 + (first & 0x1F), 0
+    if first not in _LENGTHS:
+        return 1 + _FIXED.get(first, 0), 0
+    kind, width = _LENGTHS[first]
+    length = int.from_bytes(message[at + 1 : at + 1 + width], "big")
+    if kind in (_ARRAY, _MAP):
+        return 1 + width, length * (2 if kind == _MAP else 1)
+    return 1 + width + length + (kind == _EXT), 0
 
 
 def _encode_openpi(value: Array | np.generic) -> object:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
 """Characters that are kept of a server's error message, and of its last line."""
-MAX_REPLY_BYTES = 4 * 2**20
+MAX_REPLY_BYTES = 64 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
 _TOO_BIG = 1009  # the websocket protocol's code

@@ -38,6 +38,8 @@ DIALECTS: Mapping[str, str] = {
 """The function behind `/act` in a server's file, and the dialect of that server."""
 NO_STATISTICS = "none"
 """In the place of `unnorm_key`: none is sent."""
+MAX_REPLY_BYTES = 4 * 2**20
+"""The largest answer that is taken; a chunk of actions has a few kilobytes."""
 _LEAST_S = 0.2
 
 
@@ -62,8 +64,8 @@ def exchange(
         with _hang_up_after(asked.sock, seconds, over):
             asked.request(method, path, body, headers)
             answer = asked.getresponse()
-            content = answer.read(connection.MAX_REPLY_BYTES + 1)
-        if over.is_set() or (answer.length and len(content) <= connection.MAX_REPLY_BYTES):
+            content = answer.read(MAX_REPLY_BYTES + 1)
+        if over.is_set() or (answer.length and len(content) <= MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, answer.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
         is_late = over.is_set() or isinstance(error, TimeoutError)
@@ -72,8 +74,8 @@ def exchange(
         raise ServerLostError(f"the policy server {address} {event}", remedy=remedy) from None
     finally:
         asked.close()
-    if len(content) > connection.MAX_REPLY_BYTES:
-        problem = f"the server {address} sent an answer of more than {connection.MAX_REPLY_BYTES // 2**20} MiB"
+    if len(content) > MAX_REPLY_BYTES:
+        problem = f"the server {address} sent an answer of more than {MAX_REPLY_BYTES // 2**20} MiB"
         raise PolicyError(problem, remedy="A reply holds one chunk of actions; have it send nothing else.")
     return answer.status, content
 

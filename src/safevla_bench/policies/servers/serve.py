@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 IMAGES = ("observation/image", "observation/wrist_image")
 """Keys of a request that hold the images of the policy's cameras, in their order."""
-MAX_REQUEST_BYTES = 8 * 2**20
+MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64
 """At one time, including those that have not sent a request yet."""
 OPEN_S = 10.0
