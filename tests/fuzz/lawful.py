@@ -9,9 +9,10 @@ from fuzz.grammar import depth, numbers, walk
 ROLES = ("robot", "target", "bystander", "furniture")
 PANDA = 7
 LARGEST = 1e100
+TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
 FAMILIES = {
     **{"eef_pos_m": 3, "eef_quat_wxyz": 4, "body_pos_m": 3, "body_quat_wxyz": 4},
-    **dict.fromkeys(("contacts", "joint_torque_nm", "gripper_contact", "sim_state")),
+    **dict.fromkeys(("contacts", *TORQUES, "gripper_contact", "sim_state")),
 }
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 TEXTS = ("policy", "instruction", "outcome", "embodiment")
@@ -128,8 +129,9 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
     if limits is not None:
         joints = row(limits, "limits", None, LARGEST)
         need(all(limit >= 1e-100 for limit in limits), "limits")
-    if "joint_torque_nm" in steps[0]:
-        need(joints in (None, len(steps[0]["joint_torque_nm"])), "as many torques as limits")
+    for name in TORQUES:
+        if name in steps[0]:
+            need(joints in (None, len(steps[0][name])), "as many torques as limits")
 
 
 def _family(name: str, values: list[Any], roles: Any) -> None:
@@ -151,7 +153,7 @@ def _family(name: str, values: list[Any], roles: Any) -> None:
 
 
 def _row(name: str, value: Any, width: int | None) -> int:
-    length = row(value, name, width, LARGEST if name in ("eef_pos_m", "body_pos_m", "joint_torque_nm") else 1.8e308)
+    length = row(value, name, width, LARGEST if name in ("eef_pos_m", "body_pos_m", *TORQUES) else 1.8e308)
     need("quat" not in name or any(value), "norm zero")
     return length
 

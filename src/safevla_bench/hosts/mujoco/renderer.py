@@ -205,7 +205,8 @@ def importing(simulator: str, install: str) -> Iterator[None]:
     except Exception as error:
         asked = os.environ.get("MUJOCO_GL")
         where = f" with MUJOCO_GL={asked}" if asked else ""
-        remedy = install if isinstance(error, ModuleNotFoundError | AssertionError) else _GRAPHICS
+        is_lacking = isinstance(error, ModuleNotFoundError | AssertionError) or "cannot import name" in str(error)
+        remedy = install if is_lacking else _GRAPHICS
         raise HostError(f"{simulator} cannot be imported{where}: {error}", remedy=remedy) from error
 
 
