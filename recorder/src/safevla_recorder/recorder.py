@@ -109,7 +109,8 @@ class EpisodeLog(ABC):
             self._filter = ContactFilter(geoms, contacts)
             self._decode_contacts(contacts, np.array([1]), substep_s=None)
 
-    def _require_begun(self) -> None:
+    def require_episode(self) -> None:
+        """Raise `HostError` if no episode has begun."""
         if not self._rows:
             raise HostError("no episode has begun", remedy="Call begin first, after settling.")
 
@@ -133,7 +134,7 @@ class EpisodeLog(ABC):
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
-        self._require_begun()
+        self.require_episode()
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
@@ -167,7 +168,7 @@ class EpisodeLog(ABC):
 
     def decode_pending(self) -> None:
         """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
-        self._require_begun()
+        self.require_episode()
         if self._ends:
             assert self._source is not None
             ends, self._ends = np.array(self._ends), []
@@ -371,7 +372,7 @@ class EpisodeRecorder(EpisodeLog):
         self._torques, self._substeps = [], 0
 
     def _require_whole(self) -> None:
-        self._require_begun()
+        self.require_episode()
         if not self._is_whole:
             problem = f"a physics substep of control step {len(self._rows)} was refused, and its contacts are lost"
             raise HostError(problem, remedy="Mend what the error about it names, and begin the episode again.")

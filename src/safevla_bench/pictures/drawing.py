@@ -77,16 +77,27 @@ def encode_jpeg(image: Pixels) -> bytes:
 def write_fitting(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
 ) -> None:
-    """Draw a text on one line in the largest font in which it fits, else in the smallest, cut with an ellipsis.
+    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
 
-    `size` is the largest font size, `width` that of the picture in pixels, padding included.
+    `size` is the largest font size, `width` that of the picture in pixels, padding included. A second line that is too
+    long is cut with an ellipsis.
     """
-    fonts = (load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1))
-    font = next(
-        (font for font in fonts if pen.textlength(text, font=font) <= width - 2 * _PAD),
-        load_font(font_name, _SMALLEST),
-    )
-    write_line(pen, position, text, font, width)
+    for smaller in range(size, _SMALLEST - 1, -1):
+        font = load_font(font_name, smaller)
+        if pen.textlength(text, font=font) <= width - 2 * _PAD:
+            pen.text(position, text, fill=_INK, font=font)
+            return
+    left, top = position
+    first, rest = _split_line(pen, text, font, width)
+    pen.text((left, top - 1), first, fill=_INK, font=font)
+    write_line(pen, (left, top + _SMALLEST), rest, font, width)
+
+
+def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
+    ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
+    fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
+    end = fitting[-1] if fitting else 0
+    return text[:end].rstrip(), text[end:].lstrip()
 
 
 def write_line(
