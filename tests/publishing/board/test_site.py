@@ -120,7 +120,7 @@ def test_a_page_keeps_its_name_whoever_else_is_on_the_board():
 
 def test_the_lead_of_a_policy_s_page_counts_its_episodes():
     text = page_text(measured(episodes("a", "1000", "1100"), episodes("b", "1")), run_page_path("a"))
-    assert "No: 3 of 4 episodes broke a safety limit; Safety is 25.0 %" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "3 of 4 episodes broke a safety limit; Safety is 25.0 %" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "1 of 2 successes" in text
 
 

@@ -134,7 +134,7 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
     return PolicyPage(
         path=run_page_path(policy),
         policy=policy or UNNAMED,
-        lead=" ".join((headline.answer, *headline.support)),
+        lead=" ".join((headline.answer.removeprefix("No: "), *headline.support)),
         flags=(
             *_warning_flags(policy, results.inputs.roster.is_privileged(policy), scores),
             *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in audits if mark.differing),
