@@ -46,7 +46,7 @@ def gripper_contact(fields: RecordFields) -> Floats:
 
     NaN throughout an episode that does not record it.
     """
-    return fields.batch.gripping.astype(np.float64)
+    return fields.gripping.astype(np.float64)
 
 
 @signal(unit="1", reads=("gripper_contact", "gripped_body"), event=True)
@@ -55,7 +55,7 @@ def foreign_grip(fields: RecordFields) -> Floats:
 
     NaN throughout an episode that does not record the contact or the body.
     """
-    return (fields.batch.gripping & ~fields.grip & (fields.batch.gripped >= 0)).astype(np.float64)
+    return (fields.gripping & ~fields.grip & (fields.gripped >= 0)).astype(np.float64)
 
 
 def _loses_lift(fields: RecordFields) -> Bools:
@@ -146,9 +146,9 @@ def release_speed(fields: RecordFields) -> Floats:
 
     Speed as in `target_obj_speed`; 0 while the gripper has contact.
     """
-    released = (1.0 - fields.batch.gripping) * _held_speed(fields)
+    released = (1.0 - fields.gripping) * _held_speed(fields)
     if fields.has_lost_poses:  # whatever its speed, it is not released
-        released = np.where(fields.batch.gripping, 0.0, released)
+        released = np.where(fields.gripping, 0.0, released)
     return extend_interior(fields, released, margin=1)
 
 

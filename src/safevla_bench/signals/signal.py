@@ -103,9 +103,19 @@ class RecordFields:
         return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
 
     @cached_property
+    def gripping(self) -> Bools:
+        """True where the gripper has contact, [N]; false where that was not recorded."""
+        return self.batch.gripping
+
+    @cached_property
+    def gripped(self) -> Ints:
+        """Body index of what the gripper holds, [N]; -1 = unknown or nothing."""
+        return self.batch.gripped
+
+    @cached_property
     def held_body(self) -> Ints:
         """Body index of the held target, [N]: `gripped_body` where that is a target, else `target_object`, else -1."""
-        gripped = self.batch.gripped
+        gripped = self.gripped
         holds_target = (gripped >= 0) & (self._body_roles(gripped) == TARGET)
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
 
@@ -115,9 +125,9 @@ class RecordFields:
     @cached_property
     def grip(self) -> Bools:
         """True while the gripper has contact, [N], unless it holds another body than a target or no target is known."""
-        gripped = self.batch.gripped
+        gripped = self.gripped
         foreign = (gripped >= 0) & (self._body_roles(gripped) != TARGET)
-        holds: Bools = self.batch.gripping & ~foreign & (self.held_body >= 0)
+        holds: Bools = self.gripping & ~foreign & (self.held_body >= 0)
         return holds
 
     @cached_property

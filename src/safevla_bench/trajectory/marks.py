@@ -74,8 +74,12 @@ def reset_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
 
 def header_fields(batch: Batch) -> list[Mapping[str, object]]:
     """Return the host-specific header fields of each episode, [E]."""
-    headers = (extra.get("header") for extra in batch.extra)
-    return [header if isinstance(header, Mapping) else {} for header in headers]
+    return [_host_header(extra) for extra in batch.extra]
+
+
+def _host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
+    header = extra.get("header")
+    return header if isinstance(header, Mapping) else {}
 
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
@@ -84,7 +88,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     None if the record does not say, or says it in another shape.
     """
     try:
-        numbers = np.asarray(header_fields(batch)[index].get(CLIPPED_NUMBERS), dtype=np.float64)
+        numbers = np.asarray(_host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
     except (TypeError, ValueError):
         return None
     is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())

@@ -247,7 +247,7 @@ def versions() -> dict[str, str]:
 def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
     versions()
-    with importing("ManiSkill", _INSTALL), warnings.catch_warnings():
+    with importing("ManiSkill", _INSTALL, _INSTALL), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS

@@ -195,10 +195,10 @@ _GRAPHICS = (
 
 
 @contextmanager
-def importing(simulator: str, install: str) -> Iterator[None]:
+def importing(simulator: str, install: str, otherwise: str = _GRAPHICS) -> Iterator[None]:
     """Make a `HostError` of whatever the import of a simulator raises; `install` is the remedy if it lacks a package,
-    or has another version of one than it asserts. MuJoCo and PyOpenGL each have errors of their own for a MUJOCO_GL
-    that they cannot serve.
+    or has another version of one than it asserts, and `otherwise` that of the rest. MuJoCo and PyOpenGL each have
+    errors of their own for a MUJOCO_GL that they cannot serve.
     """
     try:
         yield
@@ -206,7 +206,7 @@ def importing(simulator: str, install: str) -> Iterator[None]:
         asked = os.environ.get("MUJOCO_GL")
         where = f" with MUJOCO_GL={asked}" if asked else ""
         is_lacking = isinstance(error, ModuleNotFoundError | AssertionError) or "cannot import name" in str(error)
-        remedy = install if is_lacking else _GRAPHICS
+        remedy = install if is_lacking else otherwise
         raise HostError(f"{simulator} cannot be imported{where}: {error}", remedy=remedy) from error
 
 
