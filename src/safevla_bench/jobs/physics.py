@@ -227,6 +227,8 @@ class _Replays:
         """
         task, start = self.setting.find_start(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
+        is_named = header.episode_id.startswith(f"{header.policy}/")
+        name = header.episode_id if is_named else f"{header.policy}: {header.episode_id}"
         given = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         given = replace(given, actions=actions)
         change = None
@@ -236,7 +238,7 @@ class _Replays:
             given, change = replace(given, path=tracked_path(episode)[:until]), VARIATIONS[variation]
         (absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
-            episode_id=f"{header.policy}: {header.episode_id} {variation}",
+            episode_id=f"{name} {variation}",
             policy=_POSES if absolute else _CHANGES,
             task=task,
             episode=0,
