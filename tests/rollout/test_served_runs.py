@@ -230,6 +230,8 @@ def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, 
     assert row["server_arguments"] == {"cameras": "agentview,none", "image_size": "64", "replan": "all"}
     assert (row["cameras"], row["dialect"]["image_size"], row["dialect"]["replan"]) == (["agentview"], [64, 64], None)
     assert read_latencies(tmp_path / "far")[rows[0].episode_id].calls == 3, "once for each chunk of three"
+    repeats = read_repeats(tmp_path / "far")
+    assert repeats["mine"].asked == REQUESTS - 1, "the server has one policy alone, which the run gave back"
 
 
 def test_what_is_given_stands_and_what_another_server_says_changes_nothing(tmp_path):

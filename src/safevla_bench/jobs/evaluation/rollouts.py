@@ -99,6 +99,7 @@ def _run_pending(
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
+    prepared.resources.close()  # a server may have one policy alone, which this run's own connection holds
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
