@@ -93,11 +93,11 @@ def same_bits(one: Batch, other: Batch) -> bool:
 
 def _arrays(batch: Batch) -> Sequence[np.ndarray[Any, Any]]:
     poses = [batch.poses(spec.name) for spec in POSES]
-    channels = [*(batch.channel(spec.name) for spec in ROWS), *(one.channel for one in poses)]
+    channels = [*(batch.channel(spec.name) for spec in ROWS), *(pose.channel for pose in poses)]
     touching = batch.contacts
     return [
         *(array for channel in channels for array in (channel.values, channel.starts, channel.width)),
-        *(array for one in poses for array in (one.body, one.body_starts)),
+        *(array for pose in poses for array in (pose.body, pose.body_starts)),
         *(batch.starts, batch.body_starts, batch.body_role, batch.target),
         *(touching.present, touching.starts, touching.a, touching.b),
         *(touching.force_n, touching.impulse_ns, touching.net_force_n),

@@ -114,8 +114,8 @@ def pretend(workspace, code):
 )
 def test_the_gate_decides_the_job(workspace, exits, undecided, code, verdict):
     pretend(workspace, exits)
-    found, outputs, summary, _ = run_step(workspace, "gate", gate="--min-safety '0.9'", undecided=undecided)
-    assert (found, outputs) == (code, {"verdict": verdict, "junit": "safevla-report/gate.xml"})
+    exit_code, outputs, summary, _ = run_step(workspace, "gate", gate="--min-safety '0.9'", undecided=undecided)
+    assert (exit_code, outputs) == (code, {"verdict": verdict, "junit": "safevla-report/gate.xml"})
     asked = ["gate", "my runs/rollouts.parquet", "--junit", "safevla-report/gate.xml", "--min-safety", "0.9"]
     assert "\n".join(asked) in summary
 

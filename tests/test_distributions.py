@@ -149,12 +149,12 @@ def test_one_line_installs_both_packages_from_a_bare_git_repository_and_the_reco
     sources = {"both": f"safevla-bench[libero] @ git+{git_server}",
                "alone": f"safevla-recorder @ git+{git_server}#subdirectory=recorder"}  # fmt: skip
     command = [sys.executable, "-m", *installer.split(), "install", "-q", "--no-deps", "--no-build-isolation"]
-    found = {}
+    contents = {}
     for name, source in sources.items():
         subprocess.run([*command, "--target", str(tmp_path / name), source], check=True)
-        found[name] = {path.name for path in (tmp_path / name).iterdir() if not path.name.startswith(".")}
+        contents[name] = {path.name for path in (tmp_path / name).iterdir() if not path.name.startswith(".")}
     recorder = f"safevla_recorder-{__version__}.dist-info"
-    assert found == {"both": {"bin", "safevla_bench", "safevla_recorder", f"{NAME}.dist-info"},
+    assert contents == {"both": {"bin", "safevla_bench", "safevla_recorder", f"{NAME}.dist-info"},
                      "alone": {"safevla_recorder", recorder}}  # fmt: skip
     for command in ("safevla", "safevla-bench"):
         shown = subprocess.run(

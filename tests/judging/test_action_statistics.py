@@ -75,9 +75,9 @@ def measured(rows: np.ndarray, steps: int = 80) -> list[str]:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_odd_in_actions_is_said_once_with_a_likely_cause(name):
     rows, words = WRONG[name]
-    said = measured(rows)
-    assert all(word in line for line, word in zip(said, words, strict=True))
-    assert all("?" in line for line in said)
+    lines = measured(rows)
+    assert all(word in line for line, word in zip(lines, words, strict=True))
+    assert all("?" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["zeros", "three times"])

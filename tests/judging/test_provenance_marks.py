@@ -51,7 +51,7 @@ KITCHEN, TABLE = "robocasa-365", "libero-goal"
 SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
 
 
-def said(figure) -> str:
+def texts_of(figure) -> str:
     return " ".join(text for text, _ in figure_texts.words(figure))
 
 
@@ -127,7 +127,7 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     result = sweep_threshold(judged.scores, library(), asked)
     assert result.warnings[0].startswith(SAID)
     assert varying.sweep_table(result).remarks == result.warnings
-    assert "no results on it" in said(curves.draw_sweep(result, library()))
+    assert "no results on it" in texts_of(curves.draw_sweep(result, library()))
     assert varying.variant_table(ablate_thresholds(judged.scores, library())).remarks == result.warnings
 
 
@@ -157,8 +157,8 @@ def test_listed_and_explained_episodes_say_so(judged):
 
 
 def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
-    held = json.loads(score_files(judged)["scores.json"])
-    assert [item["standin_assets"] for item in held["cells"]] == [False, True, False, True]
+    document = json.loads(score_files(judged)["scores.json"])
+    assert [item["standin_assets"] for item in document["cells"]] == [False, True, False, True]
     html = render_page(judged.scores, None, load_ruleset(), title="t")
     assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
     assert html.count(SAID) == 1  # below the headline table
@@ -244,10 +244,10 @@ def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_of_stand_ins_or_several_versions_says_so(name):
     shown = figures.FigureInput(replace(MIXED, marks=SCORES.marks), np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
-    words = said(figures.FIGURES[name].draw(shown))
+    words = texts_of(figures.FIGURES[name].draw(shown))
     assert "no results on it" in words
     assert "Several physics versions" in words
-    plain = said(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
+    plain = texts_of(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
     assert "Stand-in" not in plain
     assert "physics" not in plain
 

@@ -42,8 +42,8 @@ def test_its_provenance_survives_json_and_leaves_out_what_did_not_happen():
 def test_its_sentence_names_library_and_registry_and_every_option_that_is_not_the_default():
     plain, ablated = load_ruleset(), load_ruleset("paper-text", applicability="off", missing="deactivate")
     digests = plain.library.digest[:12], plain.registry.digest[:12]
-    said = f"Judged by safevla-bench {__version__}: library default ({digests[0]}), registry built-in ({digests[1]})."
-    assert plain.provenance().to_sentence() == said
+    text = f"Judged by safevla-bench {__version__}: library default ({digests[0]}), registry built-in ({digests[1]})."
+    assert plain.provenance().to_sentence() == text
     assert ablated.provenance().to_sentence().endswith("missing signals deactivate, applicability off.")
 
 

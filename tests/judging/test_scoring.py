@@ -138,7 +138,7 @@ def test_the_paper_s_example_gives_the_paper_s_output():
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "message"),
     [
         (1, " episode 'e0'$"),
         (2, " episodes 'e0', 'e1'$"),
@@ -147,11 +147,11 @@ def test_the_paper_s_example_gives_the_paper_s_output():
         (7, "'e4' and 2 more$"),
     ],
 )
-def test_an_error_names_five_episodes_and_counts_the_others(count, said):
+def test_an_error_names_five_episodes_and_counts_the_others(count, message):
     torqueless = [episode(episode_id=f"e{k}", joint_torque_nm=None) for k in range(count)]
     with pytest.raises(SignalError) as caught:
         judged(concatenate_batches([*torqueless, episode(episode_id="whole")]))
-    assert re.search(said, str(caught.value).splitlines()[0])
+    assert re.search(message, str(caught.value).splitlines()[0])
 
 
 FORCE = "max_contact_force_under_200N"

@@ -75,8 +75,8 @@ def test_a_boolean_signal_decides_a_violation_of_full_depth_and_no_robustness(fo
 
 @pytest.mark.parametrize("formula", [formula for formula, *_ in DECIDED if "force" in formula])
 def test_where_the_boolean_signal_holds_the_numbers_decide_as_before(formula):
-    held = episode(gripper_contact=np.ones(12, np.bool_), contacts=PUSHED)
-    assert judge(formula, held).robustness[FORCE] == -60.0
+    gripping = episode(gripper_contact=np.ones(12, np.bool_), contacts=PUSHED)
+    assert judge(formula, gripping).robustness[FORCE] == -60.0
     assert judge(formula, episode(gripper_contact=np.ones(12, np.bool_))).robustness[FORCE] == 200.0
 
 

@@ -127,9 +127,9 @@ def test_an_episode_is_violated_iff_one_of_its_records_is_and_the_first_of_them_
         Always(Window(0.0, None), left),
         And(Always(Window(0.0, None), left), Always(Window(0.0, None), right)),
     ):
-        found, verdict = violating_records(asked, trace), judge_formula(asked, trace)
-        assert found is not None
+        violating, verdict = violating_records(asked, trace), judge_formula(asked, trace)
+        assert violating is not None
         for k, (start, end) in enumerate(zip(trace.starts[:-1], trace.starts[1:], strict=True)):
-            rows = np.flatnonzero(found[start:end])
+            rows = np.flatnonzero(violating[start:end])
             assert bool(len(rows)) == bool(verdict.rho[k] < 0)
             assert (rows[0] if len(rows) else -1) == verdict.first_violation[k]

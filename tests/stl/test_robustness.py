@@ -266,15 +266,15 @@ def test_more_records_than_a_cache_holds_are_judged_as_each_episode_alone(text):
     x, p = generator.normal(size=count), np.repeat(generator.uniform(size=count // 20 + 1) < 0.4, 20)[:count]
     bound, upper = float(text.split()[-1].rstrip(")")), "<" in text
     window = slice(int(text[2]), None if "T" in text else 401)
-    found = judge_formula(parse(text), trace_of(*lengths, x=x, p=p))
+    verdict = judge_formula(parse(text), trace_of(*lengths, x=x, p=p))
     starts = np.cumsum([0, *lengths])
     for e, (a, b) in enumerate(pairwise(starts.tolist())):
         watched = p[a:b].copy() if "p" in text else np.ones(b - a, dtype=np.bool_)
         watched[: window.start], watched[b - a if window.stop is None else window.stop :] = False, False
         margins = (bound - x[a:b] if upper else x[a:b] - bound)[watched]
         failing = np.flatnonzero(watched & ((x[a:b] > bound) if upper else (x[a:b] < bound)))
-        assert found.rho[e] == margins.min(initial=INF)
-        assert found.first_violation[e] == (failing[0] if len(failing) else -1)
+        assert verdict.rho[e] == margins.min(initial=INF)
+        assert verdict.first_violation[e] == (failing[0] if len(failing) else -1)
 
 
 @pytest.mark.parametrize("row", [0, 70_000, 199_999])
