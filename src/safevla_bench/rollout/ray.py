@@ -8,10 +8,8 @@ back as its bytes, and an actor has one episode at a time, so at most one record
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
-import itertools
 import logging
 import math
 import os
@@ -24,7 +22,6 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from safevla_bench import hosts
@@ -37,7 +34,6 @@ from safevla_bench.rollout.scheduler import run_pool
 from safevla_bench.rollout.worker import (
     ONE_THREAD,
     Message,
-    StepReached,
     WorkerFailed,
     WorkerParts,
     WorkerReady,
@@ -54,9 +50,7 @@ NODES: Final = (
     "node, session_latest/logs in Ray's temporary folder."
 )
 """What helps if Ray's workers cannot work."""
-_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-_UNKNOWN = "AuthenticationError"
-"""What Ray says if a token is asked for."""
+_TOKEN, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 AUTO, HERE = "auto", "local"
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _STORE_BYTES = 200 * 2**20
@@ -196,12 +190,10 @@ def _require_answer(place: str) -> None:
         asked = None
     if asked and asked.returncode == 0:
         return
-    if asked and _UNKNOWN in asked.stderr:
-        remedy = f"Set {_MODE}=token and {_TOKEN} to what `ray get-auth-token` prints on its head."
-        raise RunError(f"the Ray cluster {_describe_place(place)} wants another authentication token", remedy=remedy)
     if place == AUTO:
         raise RunError("no Ray cluster runs on this machine", remedy=_REMEDY)
-    raise RunError(f"what listens at {place} is not the head of a Ray cluster", remedy=_REMEDY)
+    problem = f"what listens at {place} is not the head of a Ray cluster, or asks for another {_TOKEN}"
+    raise RunError(problem, remedy=_REMEDY)
 
 
 def _require_listener(address: str) -> None:
@@ -231,8 +223,6 @@ def _log_worker_deaths() -> Iterator[None]:
 # Actors
 
 
-LEAK_BYTES = 2 * 2**30
-"""How much an actor's memory may grow after its first episode before it is replaced: simulators leak."""
 _LOOK_S = 1.0
 """Time to wait for a message before checking that there is room for actors at all."""
 
@@ -250,43 +240,15 @@ def run_actors(
         yield from run_pool(_ActorPool(ray, spec, cluster), episodes, count, on_step)
 
 
-@dataclass(frozen=True, slots=True)
-class ActorReply:
-    """The reply of an actor: a message for the scheduler, and the memory that it uses, 0 if unknown."""
-
-    message: Message
-    resident_bytes: int = 0
-
-
-class ProgressActor:
-    """A light actor beside the command that collects the steps of running episodes and passes them on."""
-
-    def __init__(self) -> None:
-        self._steps: dict[int, int] = {}
-        self._new = asyncio.Event()
-
-    async def report_steps(self, turn: int, steps: int) -> None:
-        """Store the number of steps done in a turn for `next_steps`, in place of an earlier number."""
-        self._steps[turn] = steps
-        self._new.set()
-
-    async def next_steps(self) -> dict[int, int]:
-        """Wait for new steps and return them by turn; each is returned once."""
-        await self._new.wait()
-        self._new.clear()
-        steps, self._steps = self._steps, {}
-        return steps
-
-
 class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
-    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], progress: Any = None) -> None:
-        """Keep what `prepare` needs: `versions` by package are those to require, `progress` a `ProgressActor`."""
-        self._spec, self._number, self._versions, self._progress = spec, number, versions, progress
+    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str]) -> None:
+        """Keep what `prepare` needs: `versions` by package are those to require."""
+        self._spec, self._number, self._versions = spec, number, versions
         self._parts: WorkerParts | None = None
 
-    def prepare(self) -> ActorReply:
+    def prepare(self) -> Message:
         """Make host and policies, and reply that the worker is ready, or with an error of the user naming this node.
 
         Sets this process's environment variables. The host's versions must be those of the command's machine.
@@ -298,24 +260,16 @@ class RayWorker:
             if differing := describe_differences(self._versions, record_versions(self._parts.host)):
                 raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
         except SafevlaError as error:
-            return _failed_reply(error)
-        return ActorReply(WorkerReady())
+            return _failed_message(error)
+        return WorkerReady()
 
-    def run_planned(self, planned: PlannedEpisode, turn: int) -> ActorReply:
-        """Run an episode and reply with its outcome, or with an error that ends the run, which names this node.
-
-        `turn` is a number that no other episode begun in this run has; progress is reported under it.
-        """
+    def run_planned(self, planned: PlannedEpisode) -> Message:
+        """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
         assert self._parts is not None
-
-        def report(steps: int) -> None:
-            if self._progress:
-                self._progress.report_steps.remote(turn, steps)
-
         try:
-            return ActorReply(self._parts.run_planned(planned, report), _resident_bytes())
+            return self._parts.run_planned(planned)
         except SafevlaError as error:
-            return _failed_reply(error)
+            return _failed_message(error)
 
     def close(self) -> None:
         """Close the environment and the policies."""
@@ -328,41 +282,29 @@ def record_versions(host: Host) -> dict[str, str]:
     return {"safevla-bench": __version__, **host.versions()}
 
 
-def _failed_reply(error: SafevlaError) -> ActorReply:
+def _failed_message(error: SafevlaError) -> WorkerFailed:
     error.problem = f"on the node {platform.node()}: {error.problem}"
-    return ActorReply(WorkerFailed(error))
-
-
-def _resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return WorkerFailed(error)
 
 
 class ActorHandle:
     """This side of an actor: its last request, and the resources that it has used up."""
 
-    def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
-        self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
-        self.turn = -1
+    def __init__(self, ray: Any, handle: Any, episodes: int) -> None:
+        self._ray, self._handle, self._left = ray, handle, episodes
         self._is_ready = False
-        self._first_bytes = 0
-        self._leaking = False
         self._cause = "it was ended"
         self.asked = handle.prepare.remote()
 
     @property
     def spent(self) -> bool:
-        """True if the actor has run as many episodes as it may, or leaks memory."""
-        return self._left <= 0 or self._leaking
+        """True if the actor has run as many episodes as it may: simulators leak memory."""
+        return self._left <= 0
 
     def begin(self, planned: PlannedEpisode) -> None:
         """Ask the actor to run an episode."""
         self._left -= 1
-        self.turn = next(self._turns)
-        self.asked = self._handle.run_planned.remote(planned, self.turn)
+        self.asked = self._handle.run_planned.remote(planned)
 
     def dismiss(self) -> None:
         """Ask the actor to close and then to end, which frees its share of the node; kill it if it is not ready yet."""
@@ -388,14 +330,12 @@ class ActorHandle:
         None if the actor has died, cannot be reached or raised an error: `end` then says which.
         """
         try:
-            reply: ActorReply = self._ray.get(self.asked)
+            message: Message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
             self._cause = describe_loss(error)
             return None
         self._is_ready = True
-        self._first_bytes = self._first_bytes or reply.resident_bytes
-        self._leaking = reply.resident_bytes - self._first_bytes > LEAK_BYTES
-        return reply.message
+        return message
 
 
 class _ActorPool:
@@ -407,11 +347,6 @@ class _ActorPool:
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
         self._ray, self._spec, self._cluster = ray, spec, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
-        self._turns = itertools.count()
-        own_node = ray.get_runtime_context().get_node_id()
-        nearby = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(own_node, soft=True)
-        self._progress = ray.remote(ProgressActor).options(num_cpus=0, scheduling_strategy=nearby).remote()
-        self._listening = [self._progress.next_steps.remote()]
         self._spec_once = ray.put(spec)  # recorded actions may be large; each node fetches them once
         self._made = ray.remote(RayWorker).options(
             num_cpus=cluster.cpus,
@@ -422,26 +357,13 @@ class _ActorPool:
         )
 
     def start(self, number: int) -> ActorHandle:
-        made = self._made.remote(self._spec_once, number, self._versions, self._progress)
-        return ActorHandle(self._ray, made, self._cluster.episodes, self._turns)
+        made = self._made.remote(self._spec_once, number, self._versions)
+        return ActorHandle(self._ray, made, self._cluster.episodes)
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}
-        ready, _ = self._ray.wait([*by_asked, *self._listening], num_returns=1, timeout=_LOOK_S)
+        ready, _ = self._ray.wait([*by_asked], num_returns=1, timeout=_LOOK_S)
         for asked in ready:
-            if asked in self._listening:
-                yield from self._progress_messages(workers)
-            else:
-                yield by_asked[asked], workers[by_asked[asked]].receive()
+            yield by_asked[asked], workers[by_asked[asked]].receive()
         if not ready:
             require_room(self._ray, self._cluster)
-
-    def _progress_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message]]:
-        try:
-            steps: dict[int, int] = self._ray.get(self._listening.pop())
-        except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without
-            return
-        self._listening.append(self._progress.next_steps.remote())
-        yield from (
-            (number, StepReached(steps[worker.turn])) for number, worker in workers.items() if worker.turn in steps
-        )

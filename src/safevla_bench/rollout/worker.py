@@ -120,14 +120,9 @@ class WorkerParts:
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self._runner = spec.make_runner(self.host, self.policies)
 
-    def run_planned(self, planned: PlannedEpisode, report: OnStep) -> EpisodeOutcome:
-        """Run an episode and return its end; `report` is called every `STEPS_BETWEEN` steps. Raises as `EnvRunner`."""
-
-        def report_some(steps: int) -> None:
-            if steps % STEPS_BETWEEN == 0:
-                report(steps)
-
-        return self._runner.run_planned(planned, report_some)
+    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
+        """Run an episode and return its end; raises as `EnvRunner` does."""
+        return self._runner.run_planned(planned, on_step)
 
     def close(self) -> None:
         """Close the environment and the policies."""
@@ -187,6 +182,11 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
 def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
     parts = WorkerParts(spec)
     connection.send(WorkerReady())
+
+    def report_some(steps: int) -> None:
+        if steps % STEPS_BETWEEN == 0:
+            connection.send(StepReached(steps))
+
     while (planned := orders.get()) is not None:
-        connection.send(parts.run_planned(planned, lambda steps: connection.send(StepReached(steps))))
+        connection.send(parts.run_planned(planned, report_some))
     parts.close()
