@@ -26,7 +26,7 @@ from safevla_bench.sources.foreign.demonstrations import read_demonstrations
 from safevla_bench.training.description import CameraChoice
 from safevla_bench.training.export import export_dataset, read_state
 from safevla_bench.training.labels import label_records
-from safevla_bench.training.writer import Feature, build_column, join_statistics, summarize_numbers
+from safevla_bench.training.writer import Column, Feature, join_statistics
 from safevla_bench.trajectory.batch import Channel, select_episodes
 
 RULES = load_ruleset()
@@ -89,8 +89,7 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(dataset)
         part = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
         columns = {name: np.array(rows[name].to_pylist()) for name in rows.column_names}
         expected = {
-            "record.action": batch.action.episode_rows(e),
-            "record.joint_torque_nm": batch.joint_torque_nm.episode_rows(e)[:-1],
+            "action": batch.action.episode_rows(e).astype(np.float32),
             "next.margin": part.margin[1:].astype(np.float32),
             "next.cost": part.cost[1:].astype(np.float32),
             "frame_index": np.arange(len(rows)),
@@ -98,7 +97,8 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(dataset)
         }
         for name, values in expected.items():
             np.testing.assert_array_equal(columns[name].astype(values.dtype), values, err_msg=name)
-        np.testing.assert_array_equal(columns["record.eef_pose"][:, :3], batch.eef_pos_m.episode_rows(e)[:-1])
+        place = batch.eef_pos_m.episode_rows(e)[:-1].astype(np.float32)
+        np.testing.assert_array_equal(columns["observation.state"][:, :3], place)
         assert columns["next.reward"].sum() == float(batch.headers[e].success)
     assert table["index"].to_pylist() == list(range(summary.frames))
 
@@ -177,7 +177,8 @@ def test_the_same_records_give_the_same_bytes(dataset, tmp_path):
 
 def test_statistics_of_parts_join_to_those_of_the_whole():
     values = np.random.default_rng(0).normal(size=(50, 3))
-    joined = join_statistics(summarize_numbers(values[:20]), summarize_numbers(values[20:]))
+    feature = Feature("float64", (3,))
+    joined = join_statistics(Column(feature, values[:20]).summarize(), Column(feature, values[20:]).summarize())
     for name, expected in {"mean": values.mean(0), "std": values.std(0), "min": values.min(0)}.items():
         np.testing.assert_allclose(joined[name], expected)
     assert joined["count"].tolist() == [50]
@@ -187,7 +188,7 @@ def test_statistics_of_parts_join_to_those_of_the_whole():
 
 def test_a_list_of_fixed_size_comes_back_as_it_was():
     values = np.arange(12.0).reshape(4, 3)
-    assert build_column(Feature("float32", (3,)), values).to_pylist() == values.tolist()
+    assert Column(Feature("float32", (3,)), values).to_arrow().to_pylist() == values.tolist()
 
 
 def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(fake_run, pictured):
@@ -278,6 +279,18 @@ def test_an_episode_without_actions_is_left_out(judge_beside, tmp_path):
     summary = export_dataset(judge_beside(0), tmp_path / "set")
     assert summary.episodes == 2
     assert "'other': the record holds no actions" in summary.left_out[0]
+
+
+def test_an_episode_with_a_gap_in_time_is_left_out(source, tmp_path):
+    batch = rough_episodes()[0]
+    stamps = [np.arange(length) * batch.headers[0].dt for length in batch.lengths]
+    stamps[1][5:] += 1.0
+    rows = Channel(np.concatenate(stamps), batch.starts.astype(np.int64), np.ones(len(batch), dtype=np.int64))
+    batch = replace(batch, action=random_actions(batch.lengths - 1, 7), further={"time_s": rows})
+    write_archive(tmp_path / "gapped.parquet", batch)
+    summary = export_dataset(judge([tmp_path / "gapped.parquet"], RULES), tmp_path / "set")
+    assert summary.episodes == 1
+    assert "unevenly apart in time" in summary.left_out[0]
 
 
 def test_robots_that_differ_are_not_put_into_one_dataset(judge_beside, tmp_path):
