@@ -18,8 +18,14 @@ from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
 from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.publishing.board import page
-from safevla_bench.publishing.board.page import PolicyName, RankedTable, RankingEntry, SeparatedPairs
+from safevla_bench.publishing.board.page import (
+    PolicyName,
+    RankedTable,
+    RankingEntry,
+    SeparatedPairs,
+    rank_entries,
+    run_page_path,
+)
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.suites import ExactCell, suite_mean
@@ -28,10 +34,12 @@ from safevla_bench.sources.runs.folder import MISSING
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.trajectory.header import Header
 
-_UNJUDGED = "without a verdict"
 AUDIT_NOTE = (
     "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
     "them; crashed episodes have no record. A policy whose records differ has no rank."
+)
+_NO_RATE_NOTE = (
+    "Crashed episodes and those without a verdict are in no rate. Where a policy causes them, that flatters it."
 )
 
 
@@ -91,14 +99,9 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _policy_protocol(policy: PolicyName, sources: Sequence[JudgedSource]) -> Mapping[str, object] | None:
-    """Return the protocol of a policy's runs; of several different ones all by number, from "0"; None without any."""
-    protocols: list[Mapping[str, object]] = []
-    for source in sources:
-        if policy in source.policies and source.protocol is not None and source.protocol not in protocols:
-            protocols.append(source.protocol)
-    if len(protocols) < 2:
-        return protocols[0] if protocols else None
-    return {str(k): protocol for k, protocol in enumerate(protocols)}
+    protocols = [source.protocol for source in sources if policy in source.policies and source.protocol is not None]
+    is_one = all(protocol == protocols[0] for protocol in protocols)
+    return {"several": protocols} if not is_one else protocols[0] if protocols else None
 
 
 # Policies that belong into one table
@@ -126,14 +129,17 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
     """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
     assert inputs.scores is not None
     runs: dict[PolicyName, Counter[TaskKey]] = {}
-    scores = inputs.scores
+    scores, names = inputs.scores, _first_names(inputs)
     for policy, benchmark, task in [
         *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
     ]:
-        suite = inputs.registry.benchmarks.get(benchmark)
-        runs.setdefault(policy, Counter())[(suite.same_tasks_as if suite else None) or benchmark, task] += 1
+        runs.setdefault(policy, Counter())[names.get(benchmark, benchmark), task] += 1
     return runs
+
+
+def _first_names(inputs: TableInputs) -> dict[str, str]:
+    return {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
 
 
 # One table
@@ -142,7 +148,7 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
 def _own_ranked_table(
     group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
 ) -> RankedTable:
-    """Return the ranked table of a group; letters are by a test in Safety, or by intervals if none is possible."""
+    """Return the ranked table of a group, with letters by a test in Safety where one can be made."""
     competing = _policies_to_rank(group, results)
     mixed = mixed_packages(
         {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
@@ -150,7 +156,7 @@ def _own_ranked_table(
     entries = [
         RankingEntry(
             policy=policy or UNNAMED,
-            page_path=page.run_page_path(policy),
+            page_path=run_page_path(policy),
             n=str(sum(cell.n for cell in cells.values())),
             numbers={metric.key: _mean_number(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
             remarks=tuple(_policy_remarks(policy, cells, results, mixed)),
@@ -159,17 +165,13 @@ def _own_ranked_table(
         for policy, cells in group.cells.items()
     ]
     ranked = {k: results_by_policy[policy] for k, policy in enumerate(group.cells) if entries[k].is_ranked}
-    separated, letters_note = _separate_policies(ranked, group, entries, results.inputs)
+    separated, letters_note = _separate_policies(ranked, group, results.inputs) if len(ranked) > 1 else (None, "")
     return RankedTable(
         title=group.title,
         scope="; ".join(_describe_suite_tasks(suite, group, results.inputs) for suite in group.suites),
-        rows=page.rank_entries(entries, separated),
+        rows=rank_entries(entries, separated),
         letters_note=letters_note,
-        notes=(
-            *_table_notes(group, entries),
-            *([AUDIT_NOTE] if any(results.audits.get(policy) for policy in group.cells) else []),
-            *warn_of_cells(group.all_cells),
-        ),
+        notes=(*_table_notes(group, results), *warn_of_cells(group.all_cells)),
     )
 
 
@@ -211,14 +213,10 @@ def _policy_remarks(
         "crashed": sum(cell.crashed for cell in cells.values()),
         "stopped": sum(cell.stopped for cell in cells.values()),
         MISSING: sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent),
-        _UNJUDGED: sum(cell.unjudged for cell in cells.values()),
+        "without a verdict": sum(cell.unjudged for cell in cells.values()),
     }
     yield from (f"{count} {word}" for word, count in lost.items() if count)
     yield from (mark.badge for mark in results.audits.get(policy, ()))
-
-
-_MAX_NAMED_TASKS = 4
-"""More tasks of a suite than this are counted, not named."""
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
@@ -226,75 +224,53 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
-    if len(tasks) <= _MAX_NAMED_TASKS:
-        return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
-    return f"{len(tasks)} {f'of {total} ' if total else ''}tasks of {suite}"
+    return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
 
 
-def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator[str]:
-    acting = [entry for entry in entries if entry.policy != NOOP]
-    remarks = [remark for entry in entries for remark in entry.remarks]
+def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
-    elif any(not entry.is_ranked and "privileged state" in entry.remarks for entry in acting):
-        yield "A policy that saw privileged simulator state has no rank among those that did not."
-    elif all("privileged state" in entry.remarks for entry in acting):
-        yield "Privileged: these policies saw simulator state that no real robot has."
-    if len(acting) < len(entries):
-        yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
     if not group.equal_counts:
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
-    if any("crashed" in remark for remark in remarks):
-        yield "Crashed episodes are in no rate. Where a policy causes them, that flatters it."
-    if any(_UNJUDGED in remark for remark in remarks):
-        yield "Episodes without a verdict are in no rate of safety. Where a policy causes them, that flatters it."
+    if any(cell.crashed or cell.unjudged for cell in group.all_cells):
+        yield _NO_RATE_NOTE
+    if any(results.audits.get(policy) for policy in group.cells):
+        yield AUDIT_NOTE
 
 
 # Tests between the ranked policies
 
 
 def _separate_policies(
-    ranked: Mapping[int, PolicyResults], group: _TaskGroup, entries: Sequence[RankingEntry], inputs: TableInputs
+    ranked: Mapping[int, PolicyResults], group: _TaskGroup, inputs: TableInputs
 ) -> tuple[SeparatedPairs | None, str]:
-    """Return the pairs of ranked entries that a test in Safety separates, and a note on how; (None, "") below two.
-
-    Without a test, pairs are those whose intervals do not overlap.
-    """
-    if len(ranked) < 2:
-        return None, ""
+    """Return the pairs of ranked entries that a test in Safety separates, None without one, and a note on the test."""
     if len(group.suites) > 1 and len({cell.n + cell.crashed + cell.stopped for cell in group.all_cells}) > 1:
-        return page.disjoint_pairs(entries), f"{page.OVERLAP_NOTE} The suites differ in their number of episodes."
-    aliases = {name: suite.same_tasks_as or "" for name, suite in inputs.registry.benchmarks.items()}
-    suite_of = {suite: suite for suite in group.suites}
-    suite_of |= {name: suite for name, suite in aliases.items() if suite in group.suites}
-    own = {k: _select_suites(result, suite_of) for k, result in ranked.items()}
+        return None, "No letters: the suites differ in their number of episodes, so that no test is of their mean."
+    own = {k: _select_suites(result, group.suites, _first_names(inputs)) for k, result in ranked.items()}
     by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     holm = f"at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
-    problem = reason = ""
-    for paired, test in (
-        (True, "paired tests on the same episodes"),
-        (False, "tests that take episodes as independent"),
-    ):
+    reason = ""
+    for paired, test in ((True, "paired tests on the same episodes"), (False, "tests that take episodes as independent")):
         try:
             note = f"Policies that share a letter were not told apart in Safety, by {test}{by_task} {holm}{reason}."
             return _tested_pairs(own, paired=paired), note
         except RunError as error:
-            problem = str(error.problem)
-            reason = ": " + problem.partition("\n")[0].removesuffix(":")
-    return page.disjoint_pairs(entries), f"{page.OVERLAP_NOTE} No test was made: {problem}."
+            reason = ": " + str(error.problem).partition("\n")[0].removesuffix(":")
+    return None, f"No letters, as no test could be made{reason}."
 
 
-def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> PolicyResults:
-    """Return the result with only the episodes, lost ones too, of the suites in `suite_of`, renamed as it says."""
-    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in suite_of], dtype=np.int64)
-    own = result.select_episodes(index)
+def _select_suites(result: PolicyResults, suites: Sequence[str], first_names: Mapping[str, str]) -> PolicyResults:
+    """Return the result with only the episodes of the suites, lost ones too, each under its suite's first name."""
     rename = msgspec.structs.replace
-    lost = [absent for absent in own.lost if absent.benchmark in suite_of]
-    return replace(
-        own,
-        headers=tuple(rename(header, benchmark=suite_of[header.benchmark]) for header in own.headers),
-        lost=tuple(rename(absent, benchmark=suite_of[absent.benchmark]) for absent in lost),
+    headers = [
+        rename(header, benchmark=first_names.get(header.benchmark, header.benchmark)) for header in result.headers
+    ]
+    lost = [rename(absent, benchmark=first_names.get(absent.benchmark, absent.benchmark)) for absent in result.lost]
+    renamed = replace(
+        result, headers=tuple(headers), lost=tuple(absent for absent in lost if absent.benchmark in suites)
     )
+    return renamed.select_episodes(np.flatnonzero([header.benchmark in suites for header in headers]))
 
 
 def _tested_pairs(results_by_place: Mapping[int, PolicyResults], *, paired: bool) -> SeparatedPairs:

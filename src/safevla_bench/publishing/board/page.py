@@ -1,4 +1,4 @@
-"""The values of a board: ranked tables with letters, and the page of one policy with its file name and sources."""
+"""The values of a board: ranked tables with letters, and the page of one policy with its file name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from safevla_bench.report.tables.suites import ExactCell
 from safevla_bench.report.tables.table import Table
 from safevla_bench.statistics.tests import letter_display
 
-# Ranked tables
-
-OVERLAP_NOTE = (
-    "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This "
-    "rule is cautious; a test on the episodes may tell more apart."
-)
+PolicyName = str | None
 SeparatedPairs = Collection[tuple[int, int]]
 """Pairs of entries that were told apart, by their place in a sequence."""
 
@@ -32,7 +27,8 @@ class RankingEntry:
     """
 
     policy: str
-    page_path: str
+    page_path: str = ""
+    """Of the policy's page; published policies have none."""
     n: str
     numbers: Mapping[str, ExactCell]
     remarks: tuple[str, ...] = ()
@@ -73,7 +69,7 @@ def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | No
     `separated` are pairs of places in `entries` that were told apart; None = not known, and then there are no letters.
     """
     safety = {k: -1 if (share := entry.exact(SAFETY)) is None else share for k, entry in enumerate(entries)}
-    order = sorted(safety, key=lambda k: -safety[k])
+    order = sorted(safety, key=lambda k: (not entries[k].is_ranked, -safety[k]))
     ranked = [k for k in order if entries[k].is_ranked]
     by_safety = _rank_labels({k: safety[k] for k in ranked})
     by_sr = _rank_labels({k: rate for k in ranked if (rate := entries[k].exact(SR)) is not None})
@@ -82,10 +78,9 @@ def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | No
         place = {k: rank for rank, k in enumerate(ranked)}
         pairs = {(place[i], place[j]) for i, j in separated if i in place and j in place}
         letters = dict(zip(ranked, letter_display(len(ranked), pairs), strict=True))
-    places = [*ranked, *(k for k in order if k not in ranked)]
     return tuple(
         replace(entries[k], rank=by_safety.get(k, ""), sr_rank=by_sr.get(k, ""), letters=letters.get(k, ""))
-        for k in places
+        for k in order
     )
 
 
@@ -100,67 +95,38 @@ def disjoint_pairs(entries: Sequence[RankingEntry]) -> SeparatedPairs | None:
 
     The rule is cautious: a test may tell two entries apart whose intervals overlap a little.
     """
-    ends = [entry.safety_interval for entry in entries]
     if any(entry.is_ranked and entry.safety_interval is None for entry in entries):
         return None
-    return {
-        (i, j)
-        for i, first in enumerate(ends)
-        for j, second in enumerate(ends)
-        if i < j and first and second and (first[1] < second[0] or second[1] < first[0])
-    }
+    ends = [(k, entry.safety_interval) for k, entry in enumerate(entries) if entry.safety_interval]
+    return {(i, j) for i, (_, high) in ends for j, (low, _) in ends if high < low}
 
 
 # Pages of policies
 
 PAGES, REPORTS = "policies", "reports"
 PAGE_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
-"""Matches the names that `file_name` makes, and no others."""
+"""Matches the names of policies' pages and reports, and no others."""
 _MAX_PLAIN_LENGTH = 40
-PolicyName = str | None
-
-
-def file_name(kind: str, policy: str) -> str:
-    """Return a file name: the plain characters of the policy's name, and a digest of the whole name.
-
-    It holds no separator and one dot. Two names never collide, even if case does not count, nor do two kinds: a policy
-    of a user's run is not the published one of that name.
-
-    >>> file_name("run", "../pi0.5")
-    'pi0-5-b16f5d9922c5.html'
-    """
-    plain = re.sub(r"[^a-z0-9]+", "-", policy.lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
-    digest = hashlib.sha256(f"{kind}\0{policy}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{plain}-{digest}.html" if plain else f"{digest}.html"
 
 
 def run_page_path(policy: PolicyName, folder: str = PAGES) -> str:
-    """Return the path in the site of the page of a policy of a user's runs; None: of records that name no policy."""
-    return f"{folder}/{file_name('unnamed run', '') if policy is None else file_name('run', policy)}"
+    """Return the path in the site of the page of a policy of a user's runs; None: of records that name no policy.
+
+    The file's name is the plain characters of the policy's name, and a digest of the whole name: it holds no separator
+    and one dot, and two names never collide, even if case does not count.
+
+    >>> run_page_path("../pi0.5")
+    'policies/pi0-5-b16f5d9922c5.html'
+    """
+    kind = "unnamed run" if policy is None else "run"
+    plain = re.sub(r"[^a-z0-9]+", "-", (policy or "").lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
+    digest = hashlib.sha256(f"{kind}\0{policy or ''}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{folder}/{plain}-{digest}.html" if plain else f"{folder}/{digest}.html"
 
 
 def report_path(policy: PolicyName) -> str:
     """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy."""
     return run_page_path(policy, REPORTS)
-
-
-def published_page_path(policy: str) -> str:
-    """Return the path in the site of the page of a published policy."""
-    return f"{PAGES}/{file_name('published', policy)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A heading, paragraphs, tables and an image; `notes` say what makes its numbers incomparable."""
-
-    heading: str
-    paragraphs: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-    image: str = ""
-    """A figure as a data URI; "" without one."""
-    image_description: str = ""
-    """The figure in words, for readers who do not see it."""
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +137,6 @@ class PolicyPage:
     policy: str
     lead: str
     flags: tuple[str, ...] = ()
-    sections: tuple[Section, ...] = ()
+    tables: tuple[Table, ...] = ()
     report: str | None = None
     provenance: tuple[tuple[str, str], ...] = ()

@@ -1,11 +1,10 @@
 """The files of the board and their folder: static pages without scripts, the same bytes for the same inputs.
 
-Each policy of a user's runs has a page: results by suite and specification, margins, and provenance.
+Each policy of a user's runs has a page: results by suite and specification, and provenance.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,27 +19,17 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import NOOP, aggregate
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.scores import Scores
-from safevla_bench.publishing.board import own_results, published_results
-from safevla_bench.publishing.board.own_results import OwnResults
-from safevla_bench.publishing.board.page import (
-    PAGE_NAME,
-    PAGES,
-    REPORTS,
-    PolicyName,
-    PolicyPage,
-    Section,
-    run_page_path,
-)
+from safevla_bench.publishing.board.own_results import OwnResults, own_ranked_tables
+from safevla_bench.publishing.board.page import PAGE_NAME, PAGES, REPORTS, PolicyName, PolicyPage, run_page_path
+from safevla_bench.publishing.board.published_results import published_sections
 from safevla_bench.publishing.submission import recorded_versions
-from safevla_bench.report import figures
-from safevla_bench.report.figures import margins
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.page import flatten_values
 from safevla_bench.report.render import content_security_policy, read_template, template_environment
 from safevla_bench.report.tables.cells import ENDED
 from safevla_bench.report.tables.columns import DASH, SUITE, describe_intervals, lost_notes, metric_columns
 from safevla_bench.report.tables.table import UNNAMED, tabulate
-from safevla_bench.report.tables.violations import composition_table, violation_table
+from safevla_bench.report.tables.violations import violation_table
 from safevla_bench.text import NO_VALUE, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"
@@ -59,11 +48,10 @@ def render_site(
     `reports` is policy -> path of its report within the site, made elsewhere. Raises `RunError` if a policy has results
     of the same tasks under two suite names.
     """
-    runs = own_results.own_ranked_tables(results) if results else []
+    runs = own_ranked_tables(results) if results else []
     remarks = results.inputs.remarks if results else ()
-    publications = published_results.published_sections()
-    own = [_own_policy_page(name, results, (reports or {}).get(name)) for name in results.policies] if results else []
-    pages = [*own, *published_results.published_policy_pages()]
+    publications = published_sections()
+    pages = [_own_policy_page(name, results, (reports or {}).get(name)) for name in results.policies] if results else []
     return {
         INDEX: _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks),
         METHOD: _render_page("method", title, "", publications=publications),
@@ -85,12 +73,11 @@ def check_folder(folder: Path) -> None:
 
     Raises `FileError` if the folder cannot be read.
     """
-    place = Place(file=str(folder))
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
     if occupied:
         remedy = "Choose another --out; only a board is written over."
-        raise RunError("the folder exists and holds no board", remedy=remedy, place=place)
+        raise RunError("the folder exists and holds no board", remedy=remedy, place=Place(file=str(folder)))
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
@@ -99,15 +86,13 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
     Raises as `check_folder` does, and `FileError` where the folder cannot be written to.
     """
     check_folder(folder)
-    for subfolder in (PAGES, REPORTS):
-        make_folder(folder / subfolder)
+    for path in files:
+        make_folder((folder / path).parent)
     write_together(folder, files, chief=INDEX)
     with translated_errors(folder):
-        for path in [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]:
-            if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files:
-                path.unlink()
-        if not any((folder / REPORTS).iterdir()):
-            (folder / REPORTS).rmdir()
+        for old in [*folder.glob(f"{PAGES}/*.html"), *folder.glob(f"{REPORTS}/*.html")]:
+            if PAGE_NAME.fullmatch(old.name) and f"{old.parent.name}/{old.name}" not in files:
+                old.unlink()
 
 
 def _is_board(folder: Path) -> bool:
@@ -123,14 +108,15 @@ def _is_board(folder: Path) -> bool:
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
     assert results.inputs.scores is not None
     scores, audits = select_policy(results.inputs.scores, policy), results.audits.get(policy, ())
-    headline = build_headline([cell for cell in results.inputs.cells if cell.policy == policy], aggregate(scores))
-    provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
-    if results.sources:
-        own = [source for source in results.sources if policy in source.policies or not source.policies]
-        provenance["sources"] = [source.to_document() for source in own]
-    provenance["recorded_with"] = recorded_versions(header for header in results.headers if header.policy == policy)
-    if audits:
-        provenance["audit"] = msgspec.to_builtins(audits)
+    cells = [cell for cell in results.inputs.cells if cell.policy == policy]
+    headline = build_headline(cells, aggregate(scores))
+    notes = (describe_intervals(cells), *lost_notes(cells, columns=False))
+    suites = tabulate("By suite", cells, (SUITE, ENDED, *metric_columns(HEADLINE)), notes=notes, dash=DASH)
+    violations = [
+        replace(violation_table([cell]), title=f"Violations by specification: {cell.suite or NO_VALUE}")
+        for cell in cells
+        if cell.n or cell.judged
+    ]
     return PolicyPage(
         path=run_page_path(policy),
         policy=policy or UNNAMED,
@@ -139,9 +125,9 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
             *_warning_flags(policy, results.inputs.roster.is_privileged(policy), scores),
             *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in audits if mark.differing),
         ),
-        sections=tuple(_page_sections(policy, results, scores)),
+        tables=(suites, *violations),
         report=report,
-        provenance=tuple(flatten_values(provenance)),
+        provenance=tuple(flatten_values(_describe_provenance(policy, results))),
     )
 
 
@@ -153,37 +139,15 @@ def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iter
     yield from provenance_marks.warn_of_scores(scores)
 
 
-def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> Iterator[Section]:
-    cells = [cell for cell in results.inputs.cells if cell.policy == policy]
-    recorded = [cell for cell in cells if cell.n or cell.judged]
-    notes = (describe_intervals(cells), *lost_notes(cells, columns=False))
-    suites = tabulate("By suite", cells, (SUITE, ENDED, *metric_columns(HEADLINE)), notes=notes, dash=DASH)
-    yield Section(heading="By suite", tables=(suites,))
-    yield _margin_section(margins.compute_margins(scores))
-    broken = [replace(violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
-    yield Section(heading="Violations by specification", tables=tuple(broken))
-    composition = composition_table(recorded, results.inputs.roster)
-    composition = replace(composition, columns=composition.columns[1:], rows=tuple(row[1:] for row in composition.rows))
-    yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
-
-
-def _margin_section(value: margins.Margins) -> Section:
-    svg = figures.render_figure(margins.draw_margins(value), "svg")
-    return Section(
-        heading="How near to each limit",
-        image=f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
-        image_description=" ".join(_describe_margins(value)),
-    )
-
-
-def _describe_margins(value: margins.Margins) -> Iterator[str]:
-    yield "Margins over each limit as a share of it; below zero the limit is broken."
-    for spec_id, rows in value.blocks:
-        for row in rows:
-            if row.quantiles:
-                least, _, middle, _, _ = row.quantiles
-                amounts = f"median {format_fixed(middle, 2)}, least {format_fixed(least, 2)}"
-                yield f"{spec_id}: broken in {row.violated} of {row.n}, {amounts}."
+def _describe_provenance(policy: PolicyName, results: OwnResults) -> dict[str, object]:
+    provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
+    if results.sources:
+        own = [source for source in results.sources if policy in source.policies or not source.policies]
+        provenance["sources"] = [source.to_document() for source in own]
+    provenance["recorded_with"] = recorded_versions(header for header in results.headers if header.policy == policy)
+    if audits := results.audits.get(policy):
+        provenance["audit"] = msgspec.to_builtins(audits)
+    return provenance
 
 
 def select_policy(scores: Scores, policy: PolicyName) -> Scores:
