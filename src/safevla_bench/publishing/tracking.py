@@ -5,11 +5,13 @@ Each tracker is imported only when it is asked for. No tracker can cost an episo
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,8 +25,6 @@ from safevla_bench.plugins import install_command
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 
-_PROJECT = "safevla-bench"
-
 
 @runtime_checkable
 class Tracker(Protocol):
@@ -32,51 +32,32 @@ class Tracker(Protocol):
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
         """Take the numbers after an episode; `episode` counts from 1."""
-        ...
 
     def finish(self, numbers: Mapping[str, float]) -> None:
         """Take the final numbers and close; there are none where the run was broken off."""
-        ...
 
 
-class WandbTracker:
-    """A run of Weights & Biases; the environment says where to, such as WANDB_MODE=offline and WANDB_PROJECT."""
+class _HubTracker:
+    """A run of Weights & Biases or of Trackio, whose calls are the same; the environment says where to.
 
-    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        import wandb
+    Such as WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
+    """
 
-        project = os.environ.get("WANDB_PROJECT") or _PROJECT
-        self._run: Any = wandb.init(project=project, name=name, config=dict(config))
-
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=episode)
-
-    def finish(self, numbers: Mapping[str, float]) -> None:
-        self._run.summary.update(dict(numbers))
-        self._run.finish()
-
-
-class TrackioTracker:
-    """A run of Trackio, which keeps it on this machine; TRACKIO_PROJECT names another project."""
-
-    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        import trackio
-
-        project = os.environ.get("TRACKIO_PROJECT") or _PROJECT
-        self._run: Any = trackio.init(project=project, name=name, config=dict(config), embed=False)
-        self._trackio: Any = trackio
+    def __init__(self, package: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        self._api: Any = importlib.import_module(package)
+        project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
+        self._api.init(project=project, name=name, config=dict(config))
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        self._trackio.log(dict(numbers), step=episode)
+        self._api.log(dict(numbers), step=episode)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """Log the final numbers, which Trackio has no summary for, under `final/`, and close."""
         if numbers:
-            self._trackio.log(_final_values(numbers))
-        self._trackio.finish()
+            self._api.log(_final_values(numbers))
+        self._api.finish()
 
 
-class TensorboardTracker:
+class _TensorboardTracker:
     """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
@@ -89,7 +70,6 @@ class TensorboardTracker:
         self._write(numbers)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """Write the final numbers under `final/`, if any, and close the file if numbers were ever written."""
         if numbers:
             self._write(_final_values(numbers))
         if self._writer is not None:
@@ -112,9 +92,9 @@ def _final_values(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
-    "wandb": WandbTracker,
-    "trackio": TrackioTracker,
-    "tensorboard": TensorboardTracker,
+    "wandb": partial(_HubTracker, "wandb"),
+    "trackio": partial(_HubTracker, "trackio"),
+    "tensorboard": _TensorboardTracker,
 }
 """Every tracker by its name, which is that of its package and of the extra that installs it."""
 
@@ -130,15 +110,11 @@ def require_trackers(names: Sequence[str]) -> None:
 # What a tracker is sent
 
 
-def _cell_name(policy: str | None, suite: str | None) -> str:
-    return f"{policy or 'policy'}/{suite or 'all'}"
-
-
 def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
     """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
     for cell in cells:
-        name = _cell_name(cell.policy, cell.suite)
+        name = f"{cell.policy or 'policy'}/{cell.suite or 'all'}"
         values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
         for metric in HEADLINE:
             number = cell.number(metric)
@@ -147,10 +123,6 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
             if number.ci is not None:
                 values |= {f"{name}/{metric.key}_low": number.ci[0], f"{name}/{metric.key}_high": number.ci[1]}
     return values
-
-
-WarnCallback = Callable[[str], None]
-"""Called with one sentence when a tracker fails."""
 
 
 class OutcomeScorer:
@@ -180,7 +152,7 @@ class TrackingObserver:
         self,
         tracker: Tracker,
         scorer: OutcomeScorer | None = None,
-        warn: WarnCallback = lambda sentence: None,
+        warn: Callable[[str], None] = lambda sentence: None,
         name: str = "the tracker",
     ) -> None:
         """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
@@ -215,7 +187,7 @@ class TrackingObserver:
         own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
         numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
         success = row.success if row.counted else None
-        cell = _cell_name(row.policy, row.benchmark)
+        cell = f"{row.policy or 'policy'}/{row.benchmark}"
         for metric, value in {SR: success, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}.items():
             if value is not None:
                 total, n = self._sums.get(f"{cell}/{metric.key}", (0.0, 0))
@@ -262,7 +234,7 @@ class ObserverGroup:
 
 
 def open_observers(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: WarnCallback
+    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: Callable[[str], None]
 ) -> list[TrackingObserver]:
     """Begin a run of each tracker, named after the run folder, and return what observes for it.
 

@@ -251,7 +251,10 @@ def _separate_policies(
     by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     holm = f"at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
     reason = ""
-    for paired, test in ((True, "paired tests on the same episodes"), (False, "tests that take episodes as independent")):
+    for paired, test in (
+        (True, "paired tests on the same episodes"),
+        (False, "tests that take episodes as independent"),
+    ):
         try:
             note = f"Policies that share a letter were not told apart in Safety, by {test}{by_task} {holm}{reason}."
             return _tested_pairs(own, paired=paired), note
