@@ -1,9 +1,9 @@
 """A submission to a leaderboard: a result that can be shown without the records.
 
 It holds what produced it (rules, versions, digests of records and plans), the counts of each policy and suite, and the
-verdict of each episode. In a cell, `success` is of n, `safe` and `vsi` of the judged episodes, `unsafe_success` of those
-that are both; stopped episodes are listed, and neither they nor crashed ones are in n. None = not known: of an episode
-for the reason in `no_verdict`. A violated clause that a Boolean signal decided has no robustness.
+verdict of each episode. In a cell, `success` is of n, `safe` and `vsi` of the judged episodes, `unsafe_success` of what
+is both; stopped episodes are listed, and neither they nor crashed ones are in n. None = not known: of an episode for
+the reason in `no_verdict`. A violated clause that a Boolean signal decided has no robustness.
 """
 
 from __future__ import annotations
