@@ -25,15 +25,17 @@ from safevla_bench.plugins import install_command
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 
+Numbers = Mapping[str, float]
+
 
 @runtime_checkable
 class Tracker(Protocol):
     """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
 
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+    def log(self, episode: int, numbers: Numbers) -> None:
         """Take the numbers after an episode; `episode` counts from 1."""
 
-    def finish(self, numbers: Mapping[str, float]) -> None:
+    def finish(self, numbers: Numbers) -> None:
         """Take the final numbers and close; there are none where the run was broken off."""
 
 
@@ -48,10 +50,10 @@ class _HubTracker:
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
         self._api.init(project=project, name=name, config=dict(config))
 
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+    def log(self, episode: int, numbers: Numbers) -> None:
         self._api.log(dict(numbers), step=episode)
 
-    def finish(self, numbers: Mapping[str, float]) -> None:
+    def finish(self, numbers: Numbers) -> None:
         if numbers:
             self._api.log(_final_values(numbers))
         self._api.finish()
@@ -61,33 +63,28 @@ class _TensorboardTracker:
     """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        self._folder = folder / "tensorboard"
+        self._folder, self._last = folder / "tensorboard", 0
         self._writer: Any = None
-        self._last = 0
 
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        self._last = episode
-        self._write(numbers)
-
-    def finish(self, numbers: Mapping[str, float]) -> None:
-        if numbers:
-            self._write(_final_values(numbers))
-        if self._writer is not None:
-            self._writer.close()
-
-    def _write(self, numbers: Mapping[str, float]) -> None:
+    def log(self, episode: int, numbers: Numbers) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self._folder))
+        self._last = episode
+        self._writer = self._writer or EventFileWriter(str(self._folder))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=self._last, summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=time.time(), step=episode, summary=Summary(value=values)))
         self._writer.flush()
 
+    def finish(self, numbers: Numbers) -> None:
+        if numbers:
+            self.log(self._last, _final_values(numbers))
+        if self._writer is not None:
+            self._writer.close()
 
-def _final_values(numbers: Mapping[str, float]) -> dict[str, float]:
+
+def _final_values(numbers: Numbers) -> dict[str, float]:
     return {f"final/{name}": value for name, value in numbers.items()}
 
 
@@ -158,8 +155,8 @@ class TrackingObserver:
         """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
-        self._sums: dict[str, tuple[float, int]] = {}
-        """Metric of a cell -> the sum of its known values, and their number."""
+        self._known: dict[str, list[float]] = {}
+        """Metric of a cell -> its known values."""
         self._count = self._crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -171,11 +168,10 @@ class TrackingObserver:
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
         self._crashed += outcome.batch is None
-        numbers: dict[str, float] = {"episode/steps": outcome.steps, "crashed": self._crashed}
-        if outcome.wall_s is not None:
-            numbers["episode/seconds"] = outcome.wall_s
+        seconds = {} if outcome.wall_s is None else {"episode/seconds": outcome.wall_s}
         scores = self._scorer.score(outcome)
-        self._send(numbers if scores is None else {**numbers, **self._score_values(scores.episode(0))})
+        judged = {} if scores is None else self._score_values(scores.episode(0))
+        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **seconds, **judged})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
@@ -186,20 +182,19 @@ class TrackingObserver:
         """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
         own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
         numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
-        success = row.success if row.counted else None
-        cell = f"{row.policy or 'policy'}/{row.benchmark}"
-        for metric, value in {SR: success, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}.items():
-            if value is not None:
-                total, n = self._sums.get(f"{cell}/{metric.key}", (0.0, 0))
-                self._sums[f"{cell}/{metric.key}"] = (total + float(value), n + 1)
-        means = {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
-        return numbers | means
+        rates = {SR: row.success if row.counted else None, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}
+        for metric, value in rates.items():
+            name = f"{row.policy or 'policy'}/{row.benchmark}/{metric.key}"
+            known = self._known.setdefault(name, [])
+            known += [] if value is None else [float(value)]
+            numbers |= {name: sum(known) / len(known)} if known else {}
+        return numbers
 
-    def _send(self, numbers: Mapping[str, float]) -> None:
+    def _send(self, numbers: Numbers) -> None:
         self._count += 1
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
-    def finish(self, numbers: Mapping[str, float]) -> None:
+    def finish(self, numbers: Numbers) -> None:
         """Send the final numbers and close the tracker; a second call does nothing."""
         self._try(lambda tracker: tracker.finish(numbers))
         self._tracker = None
@@ -234,7 +229,11 @@ class ObserverGroup:
 
 
 def open_observers(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: Callable[[str], None]
+    names: Sequence[str],
+    folder: Path,
+    config: Mapping[str, object],
+    scorer: OutcomeScorer,
+    warn: Callable[[str], None],
 ) -> list[TrackingObserver]:
     """Begin a run of each tracker, named after the run folder, and return what observes for it.
 

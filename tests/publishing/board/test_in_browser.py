@@ -15,7 +15,7 @@ import pytest
 
 from publishing.board.builders import episodes, measured
 from report.test_page import HOSTILE
-from safevla_bench.publishing.board.page import run_page_path
+from safevla_bench.publishing.board.ranking import run_page_path
 from safevla_bench.publishing.board.site import render_site, write_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -330,7 +330,7 @@ def build_board(
     Raises what `judge` raises, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board.own_results import OwnResults
-    from safevla_bench.publishing.board.page import report_path
+    from safevla_bench.publishing.board.ranking import report_path
     from safevla_bench.publishing.board.site import render_site, select_policy
 
     if ruleset.is_ablation:

@@ -15,10 +15,10 @@ from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_na
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import NOOP, Summary
-from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
+from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
 from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.publishing.board.page import (
+from safevla_bench.publishing.board.ranking import (
     PolicyName,
     RankedTable,
     RankingEntry,
@@ -150,16 +150,13 @@ def _own_ranked_table(
 ) -> RankedTable:
     """Return the ranked table of a group, with letters by a test in Safety where one can be made."""
     competing = _policies_to_rank(group, results)
-    mixed = mixed_packages(
-        {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
-    )
     entries = [
         RankingEntry(
             policy=policy or UNNAMED,
             page_path=run_page_path(policy),
             n=str(sum(cell.n for cell in cells.values())),
             numbers={metric.key: _mean_number(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
-            remarks=tuple(_policy_remarks(policy, cells, results, mixed)),
+            remarks=tuple(_policy_remarks(policy, cells, results)),
             competes=policy in competing,
         )
         for policy, cells in group.cells.items()
@@ -193,9 +190,7 @@ def _mean_number(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[
     return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
 
 
-def _policy_remarks(
-    policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults, mixed: Sequence[str]
-) -> Iterator[str]:
+def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
     roster, scores = results.inputs.roster, results.inputs.scores
     if roster.is_privileged(policy):
         yield "privileged state"
@@ -203,9 +198,6 @@ def _policy_remarks(
         yield STANDIN
     if policy == NOOP:
         yield "does nothing"
-    for package in mixed:
-        if versions := {version for cell in cells.values() for version in cell.simulator.get(package, ())}:
-            yield f"{package} {' and '.join(sorted(versions))}"
     if training := roster.training.get(policy or ""):
         yield training
     absent = [lost for lost in scores.absent if lost.policy == policy] if scores else []

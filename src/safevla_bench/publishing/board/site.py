@@ -6,7 +6,7 @@ Each policy of a user's runs has a page: results by suite and specification, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -20,15 +20,21 @@ from safevla_bench.judging.metrics import NOOP, aggregate
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.board.own_results import OwnResults, own_ranked_tables
-from safevla_bench.publishing.board.page import PAGE_NAME, PAGES, REPORTS, PolicyName, PolicyPage, run_page_path
-from safevla_bench.publishing.board.published_results import published_sections
+from safevla_bench.publishing.board.ranking import (
+    PAGE_NAME,
+    PAGES,
+    REPORTS,
+    PolicyName,
+    published_sections,
+    run_page_path,
+)
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.page import flatten_values
 from safevla_bench.report.render import content_security_policy, read_template, template_environment
 from safevla_bench.report.tables.cells import ENDED
 from safevla_bench.report.tables.columns import DASH, SUITE, describe_intervals, lost_notes, metric_columns
-from safevla_bench.report.tables.table import UNNAMED, tabulate
+from safevla_bench.report.tables.table import UNNAMED, Table, tabulate
 from safevla_bench.report.tables.violations import violation_table
 from safevla_bench.text import NO_VALUE, format_fixed
 
@@ -103,6 +109,19 @@ def _is_board(folder: Path) -> bool:
 
 
 # The page of each policy of a user's runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPage:
+    """One policy: `path` is the page's place in the site, `report` that of its report if there is one."""
+
+    path: str
+    policy: str
+    lead: str
+    flags: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    report: str | None = None
+    provenance: tuple[tuple[str, str], ...] = ()
 
 
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
