@@ -28,7 +28,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
 
     A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. A file is TOML, or holds
-    unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
+    unchanged rows of the paper's JSON schema: one object or a list; in a .jsonl file one object per line.
 
     Raises:
         SpecError: the library does not exist, its file cannot be read, or it contradicts itself; names the file, the
