@@ -225,10 +225,10 @@ REFUSED = [
     (OWN + TASK.replace('template = "push-no-lift"', 'components = ["nav"]'), r"field components: mine wipe: 'nav'"),
     (OWN + TASK + 'tags = ["held"]', r"field tags: mine wipe: unknown tag 'held'\n.*known tags: .*held_target"),
     (OWN + TASK + "object_tags = { wet = 'x' }", r"field object_tags: mine wipe: unknown tag 'wet'"),
-    (OWN + TASK + "object_tags = { spillable = ' ' }", r"object_tags: mine wipe: object tag 'spillable' has"),
+    (OWN + TASK + "object_tags = { spillable = ' ' }", r"object_tags: mine wipe: Expected `str` matching"),
     (OWN + TASK + 'object_tags = ["spillable"]', r"field object_tags: mine wipe: Expected `object`"),
     (OWN + TASK.replace("instruction", "instructions"), r"field instructions: mine wipe: unknown key"),
-    (OWN + '[[families]]\nbenchmark = "mine"\npatterns = []\ntemplate = "navigate"', r"field patterns: mine: a family"),
+    (OWN + '[[families]]\nbenchmark = "mine"\npatterns = []\ntemplate = "navigate"', r"field patterns: mine: Expected `array` of length"),
     (OWN + '[[families]]\nbenchmark = "other"\npatterns = ["*"]\ntemplate = "navigate"', r"'other' is none of the"),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NotRequired, TypedDict
+from typing import Any
 
 from safevla_bench.specs.loader import library as read_library
 from safevla_bench.specs.spec import Library, Spec
@@ -98,18 +98,8 @@ def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     return tuple(spec for spec in library.safe if check_applicability(spec, tags).applies)
 
 
-class TaskListing(TypedDict):
-    """A task as a row. It has `template`, or `components` where it has several phases."""
-
-    benchmark: str
-    task_id: str
-    template: NotRequired[str]
-    components: NotRequired[list[str]]
-    instruction: str | None
-    tags: list[str]
-    object_tags: dict[str, str]
-    active_specs: list[str]
-    inactive_specs: dict[str, str]
+TaskListing = dict[str, Any]
+"""A task as a row. It has `template`, or `components` where it has several phases."""
 
 
 def task_listings(
@@ -137,21 +127,16 @@ def exempt_tasks(
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
-    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons."""
     tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
     absent = registry.absence_reasons(entry.benchmark)
     verdicts = {spec.spec_id: check_applicability(spec, tags, absent) for spec in library.safe}
-    row: TaskListing = {
+    return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
         "instruction": entry.instruction,
         "tags": sorted(tags),
         "object_tags": dict(entry.object_tags),
-        "active_specs": [spec.spec_id for spec in active_specs(library, tags)],
+        "active_specs": [spec for spec, verdict in verdicts.items() if verdict.applies],
         "inactive_specs": {spec: verdict.reason for spec, verdict in verdicts.items() if not verdict.applies},
+        **({"template": entry.template} if entry.template else {"components": list(entry.components)}),
     }
-    if entry.template is not None:
-        row["template"] = entry.template
-    else:
-        row["components"] = list(entry.components)
-    return row

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from safevla_bench.specs.file_formats import built_in_tags, meanings_by_class, tags_from_tables
 from safevla_bench.specs.spec import Tag, TagClass
@@ -33,27 +35,30 @@ class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...]
 
 
-class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+Reason = Annotated[str, Meta(pattern=r"\S")]
+
+
+class MechanismRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that `[[tasks]]` and `[[families]]` share."""
+
+    benchmark: str
+    template: str | None = None
+    components: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    object_tags: dict[str, Reason] = {}
+
+
+class TaskRow(MechanismRow, frozen=True, kw_only=True):
     """`[[tasks]]`."""
 
-    benchmark: str
     task_id: str
     instruction: str
-    template: str | None = None
-    components: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    object_tags: dict[str, str] = {}
 
 
-class TaskFamilyRow(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
     """`[[families]]`."""
 
-    benchmark: str
-    patterns: tuple[str, ...]
-    template: str | None = None
-    components: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    object_tags: dict[str, str] = {}
+    patterns: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +93,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
     goal_bodies: dict[str, dict[str, dict[str, object]]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RegistrySource:
     """Content of a registry file: its tables or its JSON rows, and its origin for errors."""
 
@@ -189,43 +194,26 @@ class EntryReader:
     benchmarks: Mapping[str, entries.Benchmark]
     capability_sets: Mapping[str, entries.CapabilitySet]
 
-    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.TaskEntry]]:
-        """Yield the tasks of a file by benchmark and id, without the paper's rows of families.
+    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, ...], entries.TaskEntry]]:
+        """Yield the entries of a file, each with the patterns of its family; () if it is a task.
 
         Raises the origin's error for a row of another form, or one whose benchmark, tags or mechanism are not valid.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
-            row = convert_row(table, TaskRow, origin)
-            yield (row.benchmark, row.task_id), self._make_entry(row, row.task_id, row.instruction, origin)
-        for origin, paper in source.rows:
-            if not paper.patterns:
-                yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
-
-    def read_families(self, source: RegistrySource) -> Iterator[entries.TaskFamily]:
-        """Yield the families of a file, in order; raises as `read_entries` does, and for a table without patterns."""
+            task = convert_row(table, TaskRow, origin)
+            yield (), self._make_entry(task, task.task_id, task.instruction, origin)
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
-            row = convert_row(table, TaskFamilyRow, origin)
-            if not row.patterns:
-                raise origin.make_error(
-                    "a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]'
-                )
-            yield entries.TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
+            family = convert_row(table, TaskFamilyRow, origin)
+            yield family.patterns, self._make_entry(family, " | ".join(family.patterns), None, origin)
         for origin, paper in source.rows:
-            if paper.patterns:
-                yield entries.TaskFamily(paper.patterns, self._make_paper_entry(paper, origin))
+            yield paper.patterns, self._make_paper_entry(paper, origin)
 
     def _make_entry(
-        self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
+        self, row: MechanismRow, task_id: str, instruction: str | None, origin: RowOrigin
     ) -> entries.TaskEntry:
-        """Return the entry of a row under `task_id`."""
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
-        for tag, reason in row.object_tags.items():
-            if not reason.strip():
-                raise origin.make_error(
-                    f"object tag {tag!r} has no reason", field="object_tags", remedy="say why it fits"
-                )
         self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
         tags = self._mechanism_tags(row, origin) | self.tag_reader.read_tags(row.tags, "tags", origin)
         return entries.TaskEntry(
@@ -233,29 +221,24 @@ class EntryReader:
         )
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
-        """Return the entry of a row in the paper's format."""
+        """Return the entry of a row in the paper's format; a benchmark that nobody declared needs its signal tags."""
+        measured, read_tags = None, self.tag_reader.read_tags
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
-            measured = None
         else:
-            measured = self.tag_reader.read_tags(
-                row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True
-            )
+            measured = read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
-            if suite and measured == self.capability_sets[suite.capabilities].tags:
-                measured = None
-        tags = self._mechanism_tags(row, origin)
-        tags |= self.tag_reader.read_tags(row.task_tags or (), "task_tags", origin)
-        reasons = row.object_tag_reasons
-        for tag in reasons:
-            check_known(tag, row.object_tags, "object_tag_reasons", "object tags", origin)
-        self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
-        objects = {tag: reasons.get(tag, NO_REASON) for tag in sorted(row.object_tags)}
+            measured = None if suite and measured == self.capability_sets[suite.capabilities].tags else measured
+        tags = self._mechanism_tags(row, origin) | read_tags(row.task_tags or (), "task_tags", origin)
+        objects = {
+            tag: row.object_tag_reasons.get(tag, NO_REASON)
+            for tag in sorted(read_tags(row.object_tags, "object_tags", origin))
+        }
         return entries.TaskEntry(
             row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
         )
 
-    def _mechanism_tags(self, row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
+    def _mechanism_tags(self, row: MechanismRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
         """Return the tags of the template, or of all components together.
 
         A row of the paper that states its task tags may name a template of another evaluator: it is logged, and adds no
@@ -291,8 +274,7 @@ def paper_task_rows(
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
-    listed: list[tuple[tuple[str, ...], entries.TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
-    listed += [(family.patterns, family.entry) for family in registry.families]
+    listed = [*(((), entry) for entry in registry.tasks.values()), *((f.patterns, f.entry) for f in registry.families)]
     return [
         _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
         for patterns, entry in listed
@@ -305,16 +287,18 @@ def _paper_task_row(
 ) -> dict[str, object]:
     """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
-    mechanism = {"template": entry.template} if entry.template else {"components": list(entry.components)}
-    row: dict[str, object] = {
+    optional = {
+        "instruction": entry.instruction,
+        "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,
+        "patterns": list(patterns) or None,
+        "tag_meanings": meanings_by_class(vocabulary[name] for name in tags) or None,
+    }
+    return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
-        **mechanism,
+        **({"template": entry.template} if entry.template else {"components": list(entry.components)}),
         "task_tags": sorted(entry.tags),
         "object_tags": sorted(entry.object_tags),
         "benchmark_signal_tags": sorted(measured),
+        **{key: value for key, value in optional.items() if value is not None},
     }
-    row |= {"instruction": entry.instruction} if entry.instruction is not None else {}
-    row |= {"object_tag_reasons": dict(sorted(entry.object_tags.items()))} if entry.object_tags else {}
-    row |= {"patterns": list(patterns)} if patterns else {}
-    return row | ({"tag_meanings": meanings_by_class(vocabulary[name] for name in tags)} if tags else {})

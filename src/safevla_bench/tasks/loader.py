@@ -18,7 +18,7 @@ from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
 from safevla_bench.tasks import file_formats
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskFamily
 
 BUILT_IN = (
     "capabilities.toml",
@@ -91,12 +91,17 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     for source in sources:
         _check_benchmarks(source, sets, suites)
     reader = file_formats.EntryReader(words, templates, suites, sets)
-    tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
-    families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
+    entries = {source: list(reader.read_entries(source)) for source in sources}
+    families = tuple(TaskFamily(patterns, entry) for read in entries.values() for patterns, entry in read if patterns)
+    tasks = {**base.tasks, **_merge_named("task", {}, sources, lambda source: _own_tasks(entries[source]))}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A task's own entry takes precedence over a repeated one.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
-    return Registry(tasks, families, templates, suites, sets, goal_bodies, tags)
+    return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
+
+
+def _own_tasks(read: Iterable[tuple[tuple[str, ...], TaskEntry]]) -> Iterable[tuple[tuple[str, str], TaskEntry]]:
+    return [((entry.benchmark, entry.task_id), entry) for patterns, entry in read if not patterns]
 
 
 def _merge_named(
@@ -136,7 +141,6 @@ def _check_benchmarks(
     for name in source.tables.benchmarks:
         origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
         file_formats.check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
-        if suite.same_tasks_as is not None:
-            file_formats.check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
-        if suite.same_tags_as is not None:
-            file_formats.check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)
+        for key in ("same_tasks_as", "same_tags_as"):
+            if (other := getattr(suite, key)) is not None:
+                file_formats.check_known(other, suites, key, "benchmarks", origin)
