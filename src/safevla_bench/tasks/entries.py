@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -22,17 +21,16 @@ _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitySet:
+class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
     """A named set of capability tags of one host; `absent` says of others why it lacks them, tag -> reason."""
 
-    name: str
+    name: str = ""
     host: str
     tags: frozenset[str]
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = {}
 
 
-class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
+class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """A suite of tasks of a host, as `[benchmarks.NAME]` has it.
 
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
@@ -42,6 +40,7 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
+    name: str = ""
     host: str
     capabilities: str
     embodiment: str | None = None
@@ -52,17 +51,10 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     task_names: tuple[str, ...] = ()
 
 
-class Benchmark(BenchmarkRow, frozen=True, kw_only=True):
-    """A suite of tasks of a host, by its name."""
+class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    """A task mechanism and its tags, as `[templates.NAME]` has it."""
 
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskTemplate:
-    """A task mechanism and its tags."""
-
-    name: str
+    name: str = ""
     meaning: str
     tags: frozenset[str]
 
@@ -146,9 +138,8 @@ class Registry:
                 return replace(family.entry, task_id=task_id, instruction=instruction)
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
-        raise UnknownTaskError(
-            self._unknown_task_text(benchmark, task_id), remedy=self._missing_entry_remedy(benchmark, task_id)
-        )
+        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits"
+        raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
     def _log_entry(self, task_id: str) -> TaskEntry:
         """Return the entry of a task of a robot's log, whose template is the word before the first slash of its id.
@@ -295,12 +286,6 @@ class Registry:
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
         number = _NUMBERED.fullmatch(task_id)
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
-
-    def _unknown_task_text(self, benchmark: str, task_id: str) -> str:
-        ids = [task for suite, task in self.tasks if suite == benchmark]
-        near = get_close_matches(benchmark, self.benchmarks, n=1) if not ids else get_close_matches(task_id, ids, n=1)
-        guess = f" (did you mean {near[0]!r}?)" if near and benchmark not in near else ""
-        return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]

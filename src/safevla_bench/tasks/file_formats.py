@@ -20,21 +20,6 @@ NO_REASON = "stated without a reason"
 """Reason of an object tag in a JSON row, whose schema has none."""
 
 
-class CapabilityRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[capabilities.NAME]`."""
-
-    host: str
-    tags: tuple[str, ...]
-    absent: dict[str, str] = {}
-
-
-class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[templates.NAME]`."""
-
-    meaning: str
-    tags: tuple[str, ...]
-
-
 Reason = Annotated[str, Meta(pattern=r"\S")]
 
 
@@ -123,8 +108,8 @@ def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, entries.Bench
     Raises the origin's error for a row of another form.
     """
     for name, table in source.tables.benchmarks.items():
-        row = convert_row(table, entries.BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
-        yield name, entries.Benchmark(name=name, **msgspec.structs.asdict(row))
+        row = convert_row(table, entries.Benchmark, source.origin.with_subject(f"benchmarks.{name}"))
+        yield name, msgspec.structs.replace(row, name=name)
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
@@ -172,17 +157,18 @@ class TagReader:
         """
         for name, table in source.tables.capabilities.items():
             origin = source.origin.with_subject(f"capabilities.{name}")
-            row = convert_row(table, CapabilityRow, origin)
-            tags = self.read_tags(row.tags, "tags", origin, capability=True)
+            row = convert_row(table, entries.CapabilitySet, origin)
+            self.read_tags(row.tags, "tags", origin, capability=True)
             self.read_tags(row.absent, "absent", origin, capability=True)
-            yield name, entries.CapabilitySet(name, row.host, tags, row.absent)
+            yield name, msgspec.structs.replace(row, name=name)
 
     def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, entries.TaskTemplate]]:
         """Yield the templates of a file, by name; raises as `read_capability_sets` does."""
         for name, table in source.tables.templates.items():
             origin = source.origin.with_subject(f"templates.{name}")
-            row = convert_row(table, TemplateRow, origin)
-            yield name, entries.TaskTemplate(name, row.meaning, self.read_tags(row.tags, "tags", origin))
+            row = convert_row(table, entries.TaskTemplate, origin)
+            self.read_tags(row.tags, "tags", origin)
+            yield name, msgspec.structs.replace(row, name=name)
 
 
 @dataclass(frozen=True, slots=True)
