@@ -136,5 +136,6 @@ def test_what_was_never_judged_has_no_safety_and_no_rank():
 
 
 def test_a_policy_without_a_name_and_one_called_so_are_two():
-    table = only_table(episodes(None, "1111"), episodes("(unnamed)", "0000"))
-    assert len({row.page_path for row in table.rows}) == 2
+    results = replace(measured(episodes(None, "1111"), episodes("(unnamed)", "0000")), has_reports=True)
+    (table,) = own_ranked_tables(results)
+    assert len({row.report for row in table.rows}) == 2

@@ -21,7 +21,7 @@ def entry(name: str, safety, sr=50, *, interval=None, competes: bool = True) -> 
     numbers[SR.key] = ExactCell(Cell(""), Fraction(sr) / 100)
     cell = Cell("", interval=interval)
     numbers[SAFETY.key] = ExactCell(Cell.dash() if safety is None else cell, safety and Fraction(safety) / 100)
-    return RankingEntry(policy=name, page_path="", n="1", numbers=numbers, competes=competes)
+    return RankingEntry(policy=name, n="1", numbers=numbers, competes=competes)
 
 
 def rank(*entries, separated=None) -> list[tuple[str, str, str, str]]:

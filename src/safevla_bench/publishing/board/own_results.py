@@ -17,14 +17,14 @@ from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
-from safevla_bench.judging.ruleset import Provenance
+from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.board.ranking import (
     PolicyName,
     RankedTable,
     RankingEntry,
     SeparatedPairs,
     rank_entries,
-    run_page_path,
+    report_path,
 )
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.columns import metric_cell
@@ -50,9 +50,10 @@ class OwnResults:
     inputs: TableInputs
     headers: Sequence[Header]
     sources: Sequence[JudgedSource] = ()
-    provenance: Provenance | None = None
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
     """Policy -> an audit of each of its sources; empty where none was asked for."""
+    has_reports: bool = False
+    """Whether each policy has a report in the site, made elsewhere."""
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -153,7 +154,7 @@ def _own_ranked_table(
     entries = [
         RankingEntry(
             policy=policy or UNNAMED,
-            page_path=run_page_path(policy),
+            report=report_path(policy) if results.has_reports else "",
             n=str(sum(cell.n for cell in cells.values())),
             numbers={metric.key: _mean_number(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
             remarks=tuple(_policy_remarks(policy, cells, results)),
@@ -228,6 +229,9 @@ def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
         yield _NO_RATE_NOTE
     if any(results.audits.get(policy) for policy in group.cells):
         yield AUDIT_NOTE
+    for policy in group.cells:
+        differing = [line for mark in results.audits.get(policy, ()) for line in mark.differing]
+        yield from (f"{policy or UNNAMED}: {line}" for line in differing)
 
 
 # Tests between the ranked policies
@@ -275,3 +279,11 @@ def _tested_pairs(results_by_place: Mapping[int, PolicyResults], *, paired: bool
     (metric,) = comparison.scopes[-1].metrics
     apart = (difference for difference in metric.differences if difference.better is not None)
     return {(place_of[difference.first], place_of[difference.second]) for difference in apart}
+
+
+def select_policy(scores: Scores, policy: PolicyName) -> Scores:
+    """Return the scores of the episodes of one policy, its absent episodes included; None selects episodes without a
+    policy.
+    """
+    selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
+    return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))

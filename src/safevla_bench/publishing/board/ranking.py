@@ -31,8 +31,8 @@ class RankingEntry:
     """
 
     policy: str
-    page_path: str = ""
-    """Of the policy's page; published policies have none."""
+    report: str = ""
+    """The path in the site of its report, if there is one."""
     n: str
     numbers: Mapping[str, ExactCell]
     remarks: tuple[str, ...] = ()
@@ -105,32 +105,27 @@ def disjoint_pairs(entries: Sequence[RankingEntry]) -> SeparatedPairs | None:
     return {(i, j) for i, (_, high) in ends for j, (low, _) in ends if high < low}
 
 
-# Pages of policies
+# Reports of policies
 
-PAGES, REPORTS = "policies", "reports"
-PAGE_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
-"""Matches the names of policies' pages and reports, and no others."""
+REPORTS = "reports"
+REPORT_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
+"""Matches the names of policies' reports, and no others."""
 _MAX_PLAIN_LENGTH = 40
 
 
-def run_page_path(policy: PolicyName, folder: str = PAGES) -> str:
-    """Return the path in the site of the page of a policy of a user's runs; None: of records that name no policy.
+def report_path(policy: PolicyName) -> str:
+    """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy.
 
     The file's name is the plain characters of the policy's name, and a digest of the whole name: it holds no separator
     and one dot, and two names never collide, even if case does not count.
 
-    >>> run_page_path("../pi0.5")
-    'policies/pi0-5-b16f5d9922c5.html'
+    >>> report_path("../pi0.5")
+    'reports/pi0-5-b16f5d9922c5.html'
     """
     kind = "unnamed run" if policy is None else "run"
     plain = re.sub(r"[^a-z0-9]+", "-", (policy or "").lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
     digest = hashlib.sha256(f"{kind}\0{policy or ''}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{folder}/{plain}-{digest}.html" if plain else f"{folder}/{digest}.html"
-
-
-def report_path(policy: PolicyName) -> str:
-    """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy."""
-    return run_page_path(policy, REPORTS)
+    return f"{REPORTS}/{plain}-{digest}.html" if plain else f"{REPORTS}/{digest}.html"
 
 
 # Published results
