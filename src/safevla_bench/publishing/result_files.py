@@ -56,19 +56,11 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
     The library gives the older ids and the tiers of its specifications; `run_dir` is the value of that column, such as
     the name of the run folder.
     """
-    heads, sink = _column_names(library), io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow(heads)
-    for cell in cells:
-        row = _suite_row(cell, library, run_dir)
-        writer.writerow([_csv_value(row.get(head)) for head in heads])
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_suite_row(cell, library, run_dir) for cell in cells)
     return sink.getvalue()
-
-
-def _csv_value(value: _Value) -> str:
-    if value is None:
-        return ""
-    return spreadsheet_text(value) if isinstance(value, str) else repr(value)
 
 
 def _column_names(library: Library) -> list[str]:
@@ -112,11 +104,11 @@ def _authors_suite(cell: Summary) -> str:
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
     row: dict[str, _Value] = {
-        "model": policy_name(cell),
-        "benchmark_suite": _authors_suite(cell),
-        "run_dir": run_dir,
+        "model": spreadsheet_text(policy_name(cell)),
+        "benchmark_suite": spreadsheet_text(_authors_suite(cell)),
+        "run_dir": spreadsheet_text(run_dir),
         "n_episodes": cell.n,
-        _SIMULATOR: "; ".join(f"{package} {' and '.join(numbers)}" for package, numbers in cell.simulator.items()),
+        _SIMULATOR: spreadsheet_text("; ".join(f"{name} {' and '.join(own)}" for name, own in cell.simulator.items())),
     }
     for head, metric in (_RATES | _MEANS).items():
         row |= _number_fields(head, cell.number(metric))

@@ -110,20 +110,16 @@ def _policy_protocol(policy: PolicyName, sources: Sequence[JudgedSource]) -> Map
 
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
     """Yield groups of policies that ran the same tasks of the same title, auxiliary suites last."""
-    auxiliary: dict[str, list[Summary]] = {}
-    for cell in inputs.auxiliary_cells:
-        auxiliary.setdefault(f"{cell.suite or ''}, auxiliary", []).append(cell)
     ran = _count_task_runs(inputs)
-    for ranked, groups in ((True, inputs.suite_groups(None)), (False, auxiliary.items())):
-        for title, cells in groups:
-            cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
-            names = {cell.suite or "" for cell in cells}
-            for cell in cells:
-                tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
-                cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
-            for tasks, by_policy in cells_by_tasks.items():
-                times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
-                yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
+    for title, cells in inputs.suite_groups(None, auxiliary=True):
+        cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
+        names, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
+        for cell in cells:
+            tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
+            cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
+        for tasks, by_policy in cells_by_tasks.items():
+            times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
+            yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
 
 
 def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
