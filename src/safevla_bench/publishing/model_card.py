@@ -16,13 +16,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.marks import is_chosen
 
@@ -31,7 +32,7 @@ _Percent = Annotated[float, Meta(ge=0, le=100)]
 _Positive = Annotated[int, Meta(ge=1)]
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All of them are optional; None = not known."""
 
     model_name: _Text | None = None
@@ -62,14 +63,7 @@ def read_facts(path: Path | None) -> ModelFacts:
 
     Raises `RunError` for a file that cannot be read or is not TOML, an unknown key, or a value of a wrong type.
     """
-    if path is None:
-        return ModelFacts()
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=ModelFacts)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        remedy = f"It is TOML with keys of {', '.join(ModelFacts.__struct_fields__)}."
-        raise RunError(f"cannot be read: {reason}", remedy=remedy, place=Place(file=str(path))) from None
+    return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:

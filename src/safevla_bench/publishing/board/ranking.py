@@ -131,10 +131,6 @@ def report_path(policy: PolicyName) -> str:
 # Published results
 
 PrintedRow = PublishedCell | PublishedMean
-_TITLES: Mapping[tuple[str, ...], str] = {
-    ("robocasa-365",): "RoboCasa-365, 18 tasks",
-    ("robocasa-pnp",): "RoboCasa, five tasks, auxiliary",
-}
 _OVERLAP_NOTE = (
     "Policies that share a letter are not told apart: their 95\N{NO-BREAK SPACE}% intervals of Safety overlap. This "
     "rule is cautious; a test on the episodes may tell more apart."
@@ -174,7 +170,7 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
     no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
     letters_note = no_counts_note if separated is None else _OVERLAP_NOTE
     return RankedTable(
-        title=_TITLES.get(names, "LIBERO, mean of four suites" if len(names) > 1 else names[0]),
+        title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
         rows=rank_entries(entries, separated),
         letters_note=letters_note if any(entry.competes for entry in entries) else "",
