@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,7 @@ def set_limit(
             threshold=threshold,
             severe=severe_magnitude(library, spec, threshold),
         )
-    given = {"severe": severe, "source": source or None, "rationale": rationale or None}
+    given: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
     changed = replace(changed, **{name: value for name, value in given.items() if value is not None})
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
