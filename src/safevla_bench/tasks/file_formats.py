@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -102,13 +102,16 @@ def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[Row
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
 
-def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, entries.Benchmark]]:
-    """Yield name and benchmark for each benchmark of a file; whether what it refers to exists is not checked here.
+Named = TypeVar("Named", entries.Benchmark, entries.CapabilitySet, entries.TaskTemplate)
 
-    Raises the origin's error for a row of another form.
+
+def read_tables(source: RegistrySource, key: str, kind: type[Named]) -> Iterator[tuple[str, Named]]:
+    """Yield the `[KEY.NAME]` tables of a file by name; whether what they refer to exists is not checked here.
+
+    Raises the origin's error for a table of another form.
     """
-    for name, table in source.tables.benchmarks.items():
-        row = convert_row(table, entries.Benchmark, source.origin.with_subject(f"benchmarks.{name}"))
+    for name, table in getattr(source.tables, key).items():
+        row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
         yield name, msgspec.structs.replace(row, name=name)
 
 
@@ -128,10 +131,13 @@ def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: 
 
 
 @dataclass(frozen=True, slots=True)
-class TagReader:
-    """Reader of tags, given the vocabulary."""
+class EntryReader:
+    """Reader of tasks and families, given the names that they may refer to."""
 
     tags: Mapping[str, Tag]
+    templates: Mapping[str, entries.TaskTemplate]
+    benchmarks: Mapping[str, entries.Benchmark]
+    capability_sets: Mapping[str, entries.CapabilitySet]
 
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
@@ -150,35 +156,20 @@ class TagReader:
                 raise origin.make_error(problem, field=key, remedy=remedy)
         return frozenset(names)
 
-    def read_capability_sets(self, source: RegistrySource) -> Iterator[tuple[str, entries.CapabilitySet]]:
-        """Yield the capability sets of a file, by name.
-
-        Raises the origin's error for a misspelt key, and for a tag that is unknown or of another class.
-        """
-        for name, table in source.tables.capabilities.items():
-            origin = source.origin.with_subject(f"capabilities.{name}")
-            row = convert_row(table, entries.CapabilitySet, origin)
-            self.read_tags(row.tags, "tags", origin, capability=True)
-            self.read_tags(row.absent, "absent", origin, capability=True)
-            yield name, msgspec.structs.replace(row, name=name)
-
-    def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, entries.TaskTemplate]]:
-        """Yield the templates of a file, by name; raises as `read_capability_sets` does."""
-        for name, table in source.tables.templates.items():
-            origin = source.origin.with_subject(f"templates.{name}")
-            row = convert_row(table, entries.TaskTemplate, origin)
-            self.read_tags(row.tags, "tags", origin)
-            yield name, msgspec.structs.replace(row, name=name)
-
-
-@dataclass(frozen=True, slots=True)
-class EntryReader:
-    """Reader of tasks and families, given the names that they may refer to."""
-
-    tag_reader: TagReader
-    templates: Mapping[str, entries.TaskTemplate]
-    benchmarks: Mapping[str, entries.Benchmark]
-    capability_sets: Mapping[str, entries.CapabilitySet]
+    def check_tables(self, source: RegistrySource) -> None:
+        """Raise the origin's error unless all that a file's tables refer to exists."""
+        for name in source.tables.capabilities:
+            origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
+            self.read_tags(group.tags, "tags", origin, capability=True)
+            self.read_tags(group.absent, "absent", origin, capability=True)
+        for name in source.tables.templates:
+            self.read_tags(self.templates[name].tags, "tags", source.origin.with_subject(f"templates.{name}"))
+        for name in source.tables.benchmarks:
+            origin, suite = source.origin.with_subject(f"benchmarks.{name}"), self.benchmarks[name]
+            check_known(suite.capabilities, self.capability_sets, "capabilities", "capability sets", origin)
+            for key in ("same_tasks_as", "same_tags_as"):
+                if (other := getattr(suite, key)) is not None:
+                    check_known(other, self.benchmarks, key, "benchmarks", origin)
 
     def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, ...], entries.TaskEntry]]:
         """Yield the entries of a file, each with the patterns of its family; () if it is a task.
@@ -200,15 +191,15 @@ class EntryReader:
         self, row: MechanismRow, task_id: str, instruction: str | None, origin: RowOrigin
     ) -> entries.TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
-        self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
-        tags = self._mechanism_tags(row, origin) | self.tag_reader.read_tags(row.tags, "tags", origin)
+        self.read_tags(row.object_tags, "object_tags", origin)
+        tags = self._mechanism_tags(row, origin) | self.read_tags(row.tags, "tags", origin)
         return entries.TaskEntry(
             row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction
         )
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
         """Return the entry of a row in the paper's format; a benchmark that nobody declared needs its signal tags."""
-        measured, read_tags = None, self.tag_reader.read_tags
+        measured, read_tags = None, self.read_tags
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         else:
