@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import make_folder, translated_errors
+from safevla_bench.files import translated_errors
 
 _DATA, _EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -204,8 +204,7 @@ class DatasetWriter:
         return {name: pa.scalar(value) for name, value in row.items()}
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a further file, such as README.md, under the dataset's folder; a file of that name is replaced."""
-        make_folder((self._folder / name).parent)
+        """Write a further file, such as README.md, into the dataset's folder or into meta/."""
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:
