@@ -240,7 +240,7 @@ def test_libero_90_is_found_by_number_and_by_name():
 
 
 def test_every_family_of_libero_90_is_the_first_that_fits_some_task():
-    families = [family for family in TASKS.families if family.entry.benchmark == "libero-90"]
+    families = [family for family in TASKS.families if family.benchmark == "libero-90"]
     names = TASKS.benchmarks["libero-90"].task_names
     taken = [next(k for k, family in enumerate(families) if family.matches_task("libero-90", name)) for name in names]
     assert set(taken) == set(range(len(families)))

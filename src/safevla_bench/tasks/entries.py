@@ -80,6 +80,15 @@ class TaskEntry:
     object_tags: Mapping[str, str]
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
+    patterns: tuple[str, ...] = ()
+    """If there are any, this is the entry of all tasks whose id or name matches one, and that have none of their own.
+
+    They are shell patterns; case matters.
+    """
+
+    def matches_task(self, benchmark: str, name: str) -> bool:
+        """Return whether a task of that name belongs to the family."""
+        return benchmark == self.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,23 +105,11 @@ class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFamily:
-    """The entry of all tasks of a benchmark whose id or name matches a pattern and that have no entry of their own."""
-
-    patterns: tuple[str, ...]
-    entry: TaskEntry
-
-    def matches_task(self, benchmark: str, name: str) -> bool:
-        """Return whether a task of that name belongs to the family. Patterns are shell patterns; case matters."""
-        return benchmark == self.entry.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
-
-
-@dataclass(frozen=True, slots=True)
 class Registry:
     """All tasks, by (benchmark, id), and families. The first family that matches is used."""
 
     tasks: Mapping[tuple[str, str], TaskEntry]
-    families: tuple[TaskFamily, ...]
+    families: tuple[TaskEntry, ...]
     templates: Mapping[str, TaskTemplate]
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
@@ -135,7 +132,7 @@ class Registry:
             if family.matches_task(benchmark, name):
                 scene = _SCENE.match(name)
                 instruction = name[scene.end() :].replace("_", " ") if scene else None
-                return replace(family.entry, task_id=task_id, instruction=instruction)
+                return replace(family, task_id=task_id, instruction=instruction, patterns=())
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
         problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits"
@@ -177,8 +174,7 @@ class Registry:
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),
-            *((family.entry.benchmark, family.entry.benchmark) for family in self.families
-              if family not in base.families),
+            *((family.benchmark, family.benchmark) for family in self.families if family not in base.families),
             *((name, name) for name, suite in self.benchmarks.items() if base.benchmarks.get(name) != suite),
         ]  # fmt: skip
         return [what for suite, what in changed if spell_suite(suite) in known]
@@ -247,7 +243,7 @@ class Registry:
     def digest(self) -> str:
         """sha256, in hexadecimal, of all tags, which decide what applies, and of robots. Wording does not change it."""
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
-        families = [[family.entry.benchmark, family.patterns, *_tag_content(family.entry)] for family in self.families]
+        families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
         suites = [
             [suite.name, suite.host, suite.capabilities, suite.task_names, suite.embodiment or ""]
             for suite in self.benchmarks.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -171,48 +171,49 @@ class EntryReader:
                 if (other := getattr(suite, key)) is not None:
                     check_known(other, self.benchmarks, key, "benchmarks", origin)
 
-    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, ...], entries.TaskEntry]]:
-        """Yield the entries of a file, each with the patterns of its family; () if it is a task.
+    def read_entries(self, source: RegistrySource) -> Iterator[entries.TaskEntry]:
+        """Yield the entries of a file, of tasks and of families.
 
         Raises the origin's error for a row of another form, or one whose benchmark, tags or mechanism are not valid.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
             task = convert_row(table, TaskRow, origin)
-            yield (), self._make_entry(task, task.task_id, task.instruction, origin)
+            yield replace(self._make_entry(task, task.task_id, origin), instruction=task.instruction)
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
             family = convert_row(table, TaskFamilyRow, origin)
-            yield family.patterns, self._make_entry(family, " | ".join(family.patterns), None, origin)
+            yield replace(self._make_entry(family, " | ".join(family.patterns), origin), patterns=family.patterns)
         for origin, paper in source.rows:
-            yield paper.patterns, self._make_paper_entry(paper, origin)
+            yield self._make_paper_entry(paper, origin)
 
-    def _make_entry(
-        self, row: MechanismRow, task_id: str, instruction: str | None, origin: RowOrigin
-    ) -> entries.TaskEntry:
+    def _make_entry(self, row: MechanismRow, task_id: str, origin: RowOrigin) -> entries.TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         self.read_tags(row.object_tags, "object_tags", origin)
         tags = self._mechanism_tags(row, origin) | self.read_tags(row.tags, "tags", origin)
-        return entries.TaskEntry(
-            row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction
-        )
+        return entries.TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
         """Return the entry of a row in the paper's format; a benchmark that nobody declared needs its signal tags."""
-        measured, read_tags = None, self.read_tags
+        measured = None
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         else:
-            measured = read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
+            measured = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
             measured = None if suite and measured == self.capability_sets[suite.capabilities].tags else measured
-        tags = self._mechanism_tags(row, origin) | read_tags(row.task_tags or (), "task_tags", origin)
-        objects = {
-            tag: row.object_tag_reasons.get(tag, NO_REASON)
-            for tag in sorted(read_tags(row.object_tags, "object_tags", origin))
-        }
+        tags = self._mechanism_tags(row, origin) | self.read_tags(row.task_tags or (), "task_tags", origin)
+        objects = sorted(self.read_tags(row.object_tags, "object_tags", origin))
         return entries.TaskEntry(
-            row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
+            benchmark=row.benchmark,
+            task_id=row.task_id,
+            template=row.template,
+            components=row.components,
+            tags=tags,
+            object_tags={tag: row.object_tag_reasons.get(tag, NO_REASON) for tag in objects},
+            instruction=row.instruction,
+            capabilities=measured,
+            patterns=row.patterns,
         )
 
     def _mechanism_tags(self, row: MechanismRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
@@ -251,23 +252,22 @@ def paper_task_rows(
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
-    listed = [*(((), entry) for entry in registry.tasks.values()), *((f.patterns, f.entry) for f in registry.families)]
     return [
-        _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
-        for patterns, entry in listed
+        _paper_task_row(entry, registry.capability_tags(entry, capabilities), registry.vocabulary)
+        for entry in (*registry.tasks.values(), *registry.families)
         if suite in (None, entry.benchmark)
     ]
 
 
 def _paper_task_row(
-    entry: entries.TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
+    entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
     """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     optional = {
         "instruction": entry.instruction,
         "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,
-        "patterns": list(patterns) or None,
+        "patterns": list(entry.patterns) or None,
         "tag_meanings": meanings_by_class(vocabulary[name] for name in tags) or None,
     }
     return {

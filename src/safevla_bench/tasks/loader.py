@@ -18,7 +18,7 @@ from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
 from safevla_bench.tasks import file_formats
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskFamily, TaskTemplate
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskTemplate
 from safevla_bench.tasks.file_formats import read_tables
 
 BUILT_IN = (
@@ -96,16 +96,16 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     for source in sources:
         reader.check_tables(source)
     entries = {source: list(reader.read_entries(source)) for source in sources}
-    families = tuple(TaskFamily(patterns, entry) for read in entries.values() for patterns, entry in read if patterns)
-    tasks = {**base.tasks, **_merge_named("task", {}, sources, lambda source: _own_tasks(entries[source]))}
+    families = tuple(entry for read in entries.values() for entry in read if entry.patterns)
+    tasks = {**base.tasks, **_merge_named("task", {}, sources, lambda source: _key_tasks(entries[source]))}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A task's own entry takes precedence over a repeated one.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 
 
-def _own_tasks(read: Iterable[tuple[tuple[str, ...], TaskEntry]]) -> Iterable[tuple[tuple[str, str], TaskEntry]]:
-    return [((entry.benchmark, entry.task_id), entry) for patterns, entry in read if not patterns]
+def _key_tasks(read: Iterable[TaskEntry]) -> Iterable[tuple[tuple[str, str], TaskEntry]]:
+    return [((entry.benchmark, entry.task_id), entry) for entry in read if not entry.patterns]
 
 
 def _merge_named(
