@@ -279,7 +279,6 @@ def test_suites_of_several_simulators_are_named_with_each():
 def test_a_policy_that_mixes_versions_by_itself_is_marked():
     cells = {("a", "table"): {"mujoco": ("3.17.0", "3.2.3")}}
     assert provenance_marks.find_mixtures(cells) == ["table: mujoco 3.17.0 (a) and 3.2.3 (a)"]
-    assert provenance_marks.mixed_packages(cells) == ["mujoco"]
 
 
 def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_the_episodes():
