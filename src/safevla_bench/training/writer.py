@@ -164,8 +164,10 @@ class DatasetWriter:
         length = len(next(iter(columns.values())).values)
         columns = {**columns, **self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))}
         features = {name: column.feature for name, column in columns.items()}
-        if differing := [name for name in features if self.features and self.features.get(name) != features[name]]:
-            problem = f"its {', '.join(differing)} differ from those of the episodes before it"
+        if self.features and features != self.features:
+            names = {**self.features, **features}
+            differing = ", ".join(name for name in names if self.features.get(name) != features.get(name))
+            problem = f"its {differing} differ from those of the episodes before it"
             raise RunError(problem, remedy="A dataset holds episodes of one robot: export them apart.")
         self.features = features
         if self._frames_writer is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import SpecSummary, Summary
@@ -63,14 +64,12 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
     has_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
     rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_counts else Rate.without_value(NOT_PRINTED)
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
+    values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
         policy=f"{PREFIX}{cell.policy}",
         suite=cell.benchmark,
         n=cell.n,
-        sr=rates[SR.key].value,
-        safety=rates[SAFETY.key].value,
-        sbu=rates[SBU.key].value,
-        p_unsafe_given_success=rates[UNSAFE_SUCCESS.key].value,
+        **values,
         vsi=vsi.value,
         vsi_given_unsafe=None,
         success_safe=success - sbu,
@@ -156,14 +155,13 @@ class PublishedDifference:
     def to_document(self) -> dict[str, object]:
         """Return the row for JSON, rates as shares of 1; null where a number is unknown."""
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
-        values = {
-            name: {
-                "value": None if cell.value is None else cell.value / 100,
-                "ci": cell.interval and [end / 100 for end in cell.interval],
-            }
-            for name, cell in cells.items()
-        }
+        values = {name: {"value": _share(cell.value), "ci": cell.interval and [*map(_share, cell.interval)]}
+                  for name, cell in cells.items()}  # fmt: skip
         return {"suites": self.suites, "metric": self.metric.key, **values, "episodes": self.episodes}
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def _subtract_published(here: Cells, paper: Cells, metric: Metric, *, is_whole: bool) -> PublishedDifference:
