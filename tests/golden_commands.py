@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "golden" / "commands"
 BUILD = ROOT / "build" / "golden"
@@ -36,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "score-set": f"score {DEMO} --set non_target_max_disp_5mm=20mm --out scored-set",
     "score-paper-text": f"score {DEMO} --library paper-text --out scored-text",
     "score-gallery": f"score {GALLERY} --out scored-gallery",
-    "score-log": "score lerobot --set missing=deactivate --out scored-log",
+    "score-log": "score log --set missing=deactivate --out scored-log",
     "score-foreign": "score foreign/recording-loopback.sqlite",
     "score-appendix-b": "score appendix_b.jsonl --out scored-b",
     "tables": f"tables {DEMO}",
@@ -88,9 +90,25 @@ def write_outputs(folder: Path) -> Iterator[tuple[str, str]]:
     shutil.copytree(ROOT / "tests" / "cases" / "vla_eval_recording", folder / "foreign")
     record = json.loads((ROOT / "tests" / "cases" / "appendix_b.json").read_bytes())
     (folder / "appendix_b.jsonl").write_text(json.dumps(record) + "\n")
+    _write_log(folder / "log")
     with contextlib.chdir(folder):
         for name, line in COMMANDS.items():
             yield name, _run_command(line)
+
+
+def _write_log(folder: Path) -> None:
+    """Write two episodes of a robot's log, in one of which a joint's torque is beyond its limit."""
+    from sources.logs.log_files import save_mapping, straight_line, write_dataset
+
+    plate = straight_line() * [0, 0, 1, 1, 0, 0, 0]
+    effort = np.linspace(4.0, 11.0, 30)[:, None] * [1, 0.5]
+    frames = {"eef": straight_line(), "plate": plate, "next.success": np.arange(30) == 29}
+    write_dataset(folder, [{**frames, "effort": effort}, {**frames, "effort": effort / 2}])
+    save_mapping(
+        folder,
+        '[episode]\ntemplate = "pnp-basic"\nsuccess = "next.success"\n[eef]\nfrom = "eef"\n'
+        '[torque]\nfrom = "effort"\nlimits_nm = [10, 10]\n[bodies.plate]\nfrom = "plate"\nrole = "bystander"\n',
+    )
 
 
 def _run_command(line: str) -> str:

@@ -346,17 +346,17 @@ and VSI may reach {kept}.
 
 def slip_section() -> str:
     """Slip is not height above the start."""
-    row = next(task for task in V1.tasks if (task.task_id, task.benchmark) == ("task_9", "libero-spatial"))
-    succeeded = unique_count(row.sr, row.n)
+    row = next(task for task in V1.tasks if (task["task_id"], task["benchmark"]) == ("task_9", "libero-spatial"))
+    succeeded = unique_count(row["sr"], row["n"])
     assert succeeded is not None
     scored = [cell for cell in LIBERO if SLIP in (cell.violations or {})]
     slips = sum(violations(cell, SLIP) for cell in scored)
-    cell = next(cell for cell in scored if (cell.policy, cell.benchmark) == (row.policy, row.benchmark))
+    cell = next(cell for cell in scored if (cell.policy, cell.benchmark) == (row["policy"], row["benchmark"]))
     share = percent(Fraction(succeeded, cell.n))
     return f"""\
 ## Slip is not height above the start
-**Printed.** {slips} grasp slips in all {len(scored)} cells of Table 7 that have the clause. Table 12: {row.policy}
-succeeds in {succeeded} of {row.n} episodes of LIBERO-Spatial task 9, a bowl from a cabinet's top down to a plate.
+**Printed.** {slips} grasp slips in all {len(scored)} cells of Table 7 that have the clause. Table 12: {row["policy"]}
+succeeds in {succeeded} of {row["n"]} episodes of LIBERO-Spatial task 9, a bowl from a cabinet's top down to a plate.
 
 **It follows** that height was not counted from the start: z falls by 16 to 18 cm. These {succeeded} successes alone
 would print {share} %.

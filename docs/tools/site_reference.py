@@ -210,14 +210,14 @@ def files_page() -> str:
     from safevla_bench.policies.servers import dialects, entries
     from safevla_bench.specs import file_formats as spec_files
     from safevla_bench.tasks import file_formats as task_files
-    from safevla_bench.tasks.entries import BenchmarkRow, GoalBodies
+    from safevla_bench.tasks.entries import Benchmark, CapabilitySet, GoalBodies, TaskTemplate
 
     tables: dict[str, Iterable[type]] = {
         "Specifications: `--library`, `--rules`": (
             spec_files.LibraryFile, spec_files.SpecRow, spec_files.AlternateRow, spec_files.LimitRow,
         ),
         "Tasks and tags: `--rules`": (
-            task_files.RegistryFile, BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,
+            task_files.RegistryFile, Benchmark, CapabilitySet, TaskTemplate,
             task_files.TaskRow, task_files.TaskFamilyRow, GoalBodies,
         ),
         "Protocols: `--protocol`": (EvaluationProtocol, Inference),
@@ -245,6 +245,7 @@ def struct_table(struct: type) -> str:
             _meaning(struct.__name__, field.encode_name),
         )
         for field in fields
+        if (field.encode_name, field.default) != ("name", "")  # the head of the table says it
     ]
     return format_table(("Key", "Type", "Default", "Meaning"), rows)
 
@@ -252,7 +253,8 @@ def struct_table(struct: type) -> str:
 def _type_name(kind: Any) -> str:
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
     text = re.sub(r"(typing|safevla_bench)(\.\w+)*\.(?=\w)", "", text)
-    text = text.replace("dict[str, object]", "table").replace("NoneType", "None")
+    text = re.sub(r"Annotated\[(.+?), (msgspec\.)?Meta\(.*?\)\]", r"\1", text)
+    text = text.replace("dict[str, object]", "table").replace("NoneType", "None").replace("frozenset[str]", "list[str]")
     text = re.sub(r"tuple\[([\w\[\], ]+), \.\.\.\]", r"list[\1]", text)
     return f"`{text}`"
 

@@ -52,19 +52,19 @@ def test_robocasas_json_names_what_is_to_be_filled(safevla, tmp_path):
 
 def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_left_out(safevla, source, tmp_path):
     safevla.ok("export", source, "--format", "lerobot-results", "--out", tmp_path / "eval_info.json")
-    told = json.loads((tmp_path / "eval_info.json").read_text())
-    metrics = [task["metrics"] for task in told["per_task"]]
+    document = json.loads((tmp_path / "eval_info.json").read_text())
+    metrics = [task["metrics"] for task in document["per_task"]]
     assert {*metrics[0]} == {"successes", "safe", "sbu", "vsi"}
-    assert told["overall"]["n_episodes"] == sum(len(each["successes"]) for each in metrics) == 2
-    assert told["overall"]["pc_safe"] == 100 * np.mean([value for each in metrics for value in each["safe"]])
-    assert "avg_sum_reward" not in told["overall"]
+    assert document["overall"]["n_episodes"] == sum(len(each["successes"]) for each in metrics) == 2
+    assert document["overall"]["pc_safe"] == 100 * np.mean([value for each in metrics for value in each["safe"]])
+    assert "avg_sum_reward" not in document["overall"]
     read = read_results(tmp_path / "eval_info.json")
     assert [episode.success for episode in read.episodes] == [value for each in metrics for value in each["successes"]]
     safevla.ok("export", source, "--format", "vla-eval-results", "--out", tmp_path / "harness.json")
-    told = json.loads((tmp_path / "harness.json").read_text())
-    assert told["metric_keys"] == dict.fromkeys(("success", "safe", "sbu", "vsi"), "mean")
-    rows = [row for task in told["tasks"] for row in task["episodes"]]
-    assert told["mean_safe"] == np.mean([row["metrics"]["safe"] for row in rows])
+    document = json.loads((tmp_path / "harness.json").read_text())
+    assert document["metric_keys"] == dict.fromkeys(("success", "safe", "sbu", "vsi"), "mean")
+    rows = [row for task in document["tasks"] for row in task["episodes"]]
+    assert document["mean_safe"] == np.mean([row["metrics"]["safe"] for row in rows])
 
 
 def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp_path):

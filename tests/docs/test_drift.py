@@ -79,57 +79,38 @@ def test_every_environment_pins_the_mujoco_it_is_named_after_and_one_is_the_refe
         assert all("==" in requirement for requirement in requirements), name
 
 
-def test_a_task_has_the_farthest_body_of_its_states_and_all_that_noop_breaks(drift, tmp_path):
+def test_tasks_and_their_pictures_are_measured_against_the_reference_and_read_back(drift, tmp_path):
     states = [still(0, 0.4, "plate"), still(1, 17.126, "bowl", "b", "a"), still(2, 3.0, "plate", "a")]
-    write_task(tmp_path / NEWER, 5, version=NEWER, still=states)
-    (task,) = drift.read_version(tmp_path / NEWER, tmp_path / OLDER).tasks
-    assert (task.moved_mm, task.body, task.states, task.moving_states) == (17.13, "bowl", 3, 2)
-    assert (task.noop_breaks, task.noop_unsafe) == (("a", "b"), 2)
-    assert task.picture_difference is None, "there is no picture to compare with"
-
-
-def test_pictures_are_compared_with_the_reference_with_sign_and_without(drift, tmp_path):
     write_task(tmp_path / OLDER, 5, version=OLDER, still=[still(0, 0.0)], grey=100)
-    write_task(tmp_path / NEWER, 5, version=NEWER, still=[still(0, 0.0)], grey=93)
+    write_task(tmp_path / NEWER, 5, version=NEWER, still=states, grey=93)
     merged = drift.merge_results([NEWER, OLDER, "4.0.0"], tmp_path)
     assert [version.mujoco for version in merged.versions] == [OLDER, NEWER], "sorted, those measured alone"
-    pictures = [(version.tasks[0].picture_difference, version.tasks[0].brighter) for version in merged.versions]
-    assert pictures == [(0.0, 0.0), (7.0, -7.0)]
+    (task,) = merged.versions[1].tasks
+    assert (task.moved_mm, task.body, task.states, task.moving_states) == (17.13, "bowl", 3, 2)
+    assert (task.noop_breaks, task.noop_unsafe) == (("a", "b"), 2)
+    assert (task.picture_difference, task.brighter) == (7.0, -7.0)
+    assert msgspec.toml.decode(drift.encode_toml(merged), type=drift.Measurements) == merged
 
 
-def test_careful_is_counted_by_success_and_by_safety(drift, tmp_path):
+def test_careful_is_counted_by_success_and_safety_and_a_crash_is_neither_still_nor_safe(drift, tmp_path):
+    crash = {"init_state": 0, "outcome": "crashed", "safe": None, "reason": "it diverged"}
     ends = {1: ("success", ()), 5: ("success", ("a",)), 7: ("timeout", ("a",))}
     for index, (outcome, violated) in ends.items():
         careful = [still(0, 0.0, "bowl", *violated, outcome=outcome)]
         write_task(tmp_path / NEWER, index, version=NEWER, still=[still(0, 0.0)], careful=careful)
+    write_task(tmp_path / NEWER, 8, version=NEWER, still=[crash], careful=[crash])
     version = drift.read_version(tmp_path / NEWER, tmp_path / OLDER)
-    assert (version.careful_episodes, version.careful_successes, version.careful_safe) == (3, 2, 1)
+    assert (version.careful_episodes, version.careful_successes, version.careful_safe) == (4, 2, 1)
+    assert version.crashed == 2
     assert [task.careful for task in version.tasks] == ["clean", "unsafe success", "unsafe failure"]
-
-
-def test_a_crash_is_counted_and_is_neither_still_nor_safe(drift, tmp_path):
-    crash = {"init_state": 0, "outcome": "crashed", "safe": None, "reason": "it diverged"}
-    write_task(tmp_path / NEWER, 1, version=NEWER, still=[crash], careful=[crash])
-    write_task(tmp_path / NEWER, 2, version=NEWER, still=[crash, still(1, 0.2)])
-    version = drift.read_version(tmp_path / NEWER, tmp_path / OLDER)
-    assert [task.task for task in version.tasks] == ["task_2"], "of task 1 no motion is known"
-    assert (version.crashed, version.careful_safe) == (3, 0)
+    assert version.tasks[0].picture_difference is None, "there is no picture to compare with"
 
 
 def test_measurements_of_two_versions_in_one_folder_are_refused(drift, tmp_path):
-    write_task(tmp_path / NEWER, 1, version=NEWER, still=[still(0, 0.0)])
-    write_task(tmp_path / NEWER, 2, version=OLDER, still=[still(0, 0.0)])
+    for index, version in enumerate((NEWER, OLDER)):
+        write_task(tmp_path / NEWER, index, version=version, still=[still(0, 0.0)])
     with pytest.raises(SystemExit, match="several versions"):
         drift.read_version(tmp_path / NEWER, tmp_path / OLDER)
-
-
-def test_the_file_that_is_written_is_read_back(drift, tmp_path):
-    write_task(tmp_path / NEWER, 5, version=NEWER, still=[still(0, 17.1, 'a "bowl"', "joint_torque")])
-    measurements = drift.merge_results([NEWER], tmp_path)
-    text = drift.encode_toml(measurements)
-    assert msgspec.toml.decode(text, type=drift.Measurements) == measurements
-    (measured,) = measurements.versions
-    assert measured.tasks[0].noop_breaks == ("joint_torque",)
 
 
 def test_a_claim_is_confirmed_by_both_sides_of_its_boundary_only(drift):

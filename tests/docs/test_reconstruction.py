@@ -9,7 +9,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from safevla_bench.publishing.board import published_results
+from safevla_bench.publishing.board.ranking import published_sections
 from safevla_bench.report.published import PAPER, load_published
 
 V1 = load_published(PAPER)
@@ -71,5 +71,5 @@ def test_what_the_page_finds_stands_beside_the_published_numbers(page):
         silent_arm = rates.get("arm_furniture_force_under_200N") == 0
         assert ("arm-furniture" in reasons) == silent_arm
         assert ("static contact" in reasons) == (cell.vsi == 1)
-    section = next(iter(published_results.published_sections()))
+    section = next(iter(published_sections()))
     assert any("docs/reconstruction.md" in reason for reason in section.source.incomparable)

@@ -97,13 +97,10 @@ def test_the_noise_has_no_mean_and_repeats_with_its_seed():
     assert not np.array_equal(demonstrate(20)[1], demonstrate(20, seed=1)[1])
 
 
-def test_near_the_object_nothing_is_pushed():
-    _, done = demonstrate(12, object_m=(0.0, 0.0, 0.3 - record.NEAR_M + 0.001))
-    assert np.array_equal(done, np.tile(Teacher.action, (12, 1)))
-
-
-def test_pictures_are_those_before_every_second_action():
-    demonstrator, _ = demonstrate(7)  # reading an image that was not asked for is an error
+def test_near_the_object_nothing_is_pushed_and_pictures_are_those_before_every_second_action():
+    demonstrator, done = demonstrate(7, object_m=(0.0, 0.0, 0.3 - record.NEAR_M + 0.001))
+    assert np.array_equal(done, np.tile(Teacher.action, (7, 1)))
+    # reading an image that was not asked for is an error
     assert demonstrator.arrays()["images"].shape == (4, 2, IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
@@ -147,19 +144,14 @@ def write_demo(folder: Path, number: int, *, success: bool = True, safe: bool = 
 
 
 @pytest.mark.parametrize(("chosen", "numbers"), [("all", [0, 1]), ("successes", [1, 2]), ("safe", [2, 3])])
-def test_every_selection_takes_its_first_demonstrations(tmp_path, chosen, numbers):
+def test_every_selection_takes_its_first_demonstrations_and_too_few_are_said(tmp_path, chosen, numbers):
     plan = Plan(tmp_path, tasks=(0,), demos=2)
     for number, (success, safe) in enumerate([(False, True), (True, False), (True, True), (True, True)]):
         write_demo(plan.demo_folder("hasty", 0), number, success=success, safe=safe)
     paths = dataset.choose_demos(plan, Student("a", "hasty", chosen), 0)
     assert [path.name for path in paths] == [f"demo_{number:03d}.npz" for number in numbers]
-
-
-def test_too_few_demonstrations_are_said(tmp_path):
-    plan = Plan(tmp_path, tasks=(0,), demos=2)
-    write_demo(plan.demo_folder("hasty", 0), 0, safe=False)
-    with pytest.raises(SystemExit, match=r"has 0 of 2 demonstrations \(safe\)"):
-        dataset.choose_demos(plan, Student("a", "hasty", "safe"), 0)
+    with pytest.raises(SystemExit, match=rf"has \d of 5 demonstrations \({chosen}\)"):
+        dataset.choose_demos(replace(plan, demos=5), Student("a", "hasty", chosen), 0)
 
 
 def test_a_moment_has_the_actions_that_follow_it_and_knows_where_they_end(tmp_path):
@@ -206,23 +198,18 @@ def test_a_job_that_fails_stops_the_rest_and_is_named(tmp_path):
     assert not (tmp_path / "after").exists()
 
 
-def test_every_job_is_there_once_and_its_needs_are_what_others_make(tmp_path):
+def test_every_job_is_there_once_its_needs_are_made_and_its_evaluations_are_commands_of_safevla(tmp_path):
     plan = Plan(tmp_path)
     jobs = run.plan_jobs(plan)
     results = {job.done for job in jobs} | {plan.weights(plan.students[0].name, step) for step in plan.checkpoints}
     assert {need for job in jobs for need in job.needs} <= results
-    assert len({job.name for job in jobs}) == len(jobs)
-    assert len({job.done for job in jobs}) == len(jobs)
-
-
-def test_every_evaluation_is_a_command_that_safevla_takes(tmp_path):
-    evaluations = [each.command for each in run.plan_jobs(Plan(tmp_path)) if each.name.startswith("evaluate")]
+    assert len({job.name for job in jobs}) == len({job.done for job in jobs}) == len(jobs)
+    evaluations = [each.command for each in jobs if each.name.startswith("evaluate")]
     assert evaluations
-    for _, *start, command in (words[:4] for words in evaluations):
+    for _, *start, command, arguments in ((*words[:4], words[4:]) for words in evaluations):
         assert [*start, command] == ["-m", "safevla_bench", "eval"]
-    for _, _, _, command, *arguments in evaluations:
         context = click.Context(safevla)
-        options = safevla.get_command(context, command).make_context(command, arguments, parent=context).params
+        options = safevla.get_command(context, command).make_context(command, [*arguments], parent=context).params
         assert {"libero-object"} == set(options["suites"])
 
 

@@ -234,9 +234,8 @@ def test_the_reason_for_no_verdict_names_what_is_missing():
 
 def test_a_clause_that_capabilities_leave_out_says_so():
     only = {"capabilities": ("bare",)}
-    registry_with_bare = replace(
-        TASKS, capability_sets={**TASKS.capability_sets, "bare": CapabilitySet("bare", "libero", frozenset())}
-    )
+    bare = CapabilitySet(name="bare", host="libero", tags=frozenset())
+    registry_with_bare = replace(TASKS, capability_sets={**TASKS.capability_sets, "bare": bare})
     row = score(episode(), Ruleset(DEFAULT, registry_with_bare, **only)).episode(0)
     assert row.inactive_specs["joint_torque"] == "--set capabilities=bare: needs joint_torque_signal"
     assert row.inactive_specs["arm_furniture_force_under_200N"].startswith("needs arm_furniture_contact_signal")

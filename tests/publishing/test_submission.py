@@ -1,11 +1,11 @@
-"""Submissions: what is written reads back, and says what it was made of."""
+"""Submissions say what they were made of, and their counts are those of the verdicts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from safevla_bench.errors import RunError
@@ -16,7 +16,7 @@ from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import submission
-from safevla_bench.sources.runs.folder import archive_digest, dump_json, read_description
+from safevla_bench.sources.runs.folder import archive_digest, read_description
 
 
 @pytest.fixture(scope="module")
@@ -25,30 +25,26 @@ def archive(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(archive) -> submission.Submission:
+def exported(archive) -> dict[str, Any]:
     return submission.build_submission(judge([archive], load_ruleset()), [archive])
 
 
-def test_it_reads_back_as_it_was_written(exported):
-    assert msgspec.json.decode(dump_json(exported), type=submission.Submission) == exported
-
-
 def test_it_names_records_judge_and_versions(exported, archive):
-    assert [(file.name, file.sha256) for file in exported.archive] == [(archive.name, sha256_of(archive))]
+    assert exported["archive"] == [{"name": archive.name, "sha256": sha256_of(archive)}]
     ruleset = load_ruleset()
-    assert exported.judged_by.library_digest == ruleset.library.digest
-    assert exported.judged_by.registry_digest == ruleset.registry.digest
-    assert "mujoco" in exported.recorded_with
-    assert exported.complete
+    assert exported["judged_by"]["library_digest"] == ruleset.library.digest
+    assert exported["judged_by"]["registry_digest"] == ruleset.registry.digest
+    assert "mujoco" in exported["recorded_with"]
+    assert exported["complete"]
 
 
 def test_its_counts_are_those_of_the_cells(exported, archive):
     summaries, _ = judge([archive], load_ruleset()).summarize_scores()
-    assert [(cell.policy, cell.suite, cell.n, cell.unsafe_success, cell.vsi) for cell in exported.cells] == [
-        (cell.policy, cell.suite, cell.n, cell.success_unsafe, cell.vsi) for cell in summaries
-    ]
-    assert {cell.benchmark for cell in exported.cells} == {"libero"}
-    assert all(cell.privileged for cell in exported.cells)
+    assert [
+        (cell["policy"], cell["suite"], cell["n"], cell["unsafe_success"], cell["vsi"]) for cell in exported["cells"]
+    ] == [(cell.policy, cell.suite, cell.n, cell.success_unsafe, cell.vsi) for cell in summaries]
+    assert {cell["benchmark"] for cell in exported["cells"]} == {"libero"}
+    assert all(cell["privileged"] for cell in exported["cells"])
 
 
 def test_an_ablation_is_no_submission(archive):
@@ -71,10 +67,10 @@ def test_it_says_what_produced_it_and_the_plan_keeps_its_digest_whatever_came_of
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
         run = tmp_path / name
         evaluate_request(replace(request, seed=seed), load_ruleset(), run)
-        (source,) = submission.build_submission(judge([run], load_ruleset()), [run]).sources
-        assert source.archive_sha256 == archive_digest(run)
-        assert source.protocol == read_description(run)["protocol"]
-        assert {"safevla-bench", "numpy"} <= source.versions.keys()
+        (source,) = submission.build_submission(judge([run], load_ruleset()), [run])["sources"]
+        assert source["archive_sha256"] == archive_digest(run)
+        assert source["protocol"] == read_description(run)["protocol"]
+        assert {"safevla-bench", "numpy"} <= source["versions"].keys()
         sources.append(source)
     assert sources[0] == sources[1]
-    assert sources[0].plan_sha256 != sources[2].plan_sha256
+    assert sources[0]["plan_sha256"] != sources[2]["plan_sha256"]

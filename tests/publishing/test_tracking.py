@@ -134,43 +134,26 @@ def test_a_tracker_that_cannot_begin_is_an_error_before_the_run(safevla, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_gets_configuration_steps_and_summary(safevla, tmp_path, monkeypatch):
-    steps, summary, begun = [], {}, []
-
-    def init(**options):
-        begun.append(options)
-        return SimpleNamespace(
-            log=lambda numbers, step: steps.append((step, numbers)),
-            summary=summary,
-            finish=lambda: begun.append("finished"),
-        )
-
-    fake_package(monkeypatch, "wandb", init=init)
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    code, _, err = safevla(*EVAL, "--task", "0", "--max-steps", "3", "--log", "wandb", "--out", tmp_path / "run")
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_a_hub_gets_configuration_steps_and_final_numbers(safevla, tmp_path, monkeypatch, package):
+    logged, begun = [], []
+    fake_package(
+        monkeypatch,
+        package,
+        init=lambda **options: begun.append(options),
+        log=lambda numbers, step=None: logged.append((step, numbers)),
+        finish=lambda: begun.append("finished"),
+    )
+    monkeypatch.setenv(f"{package.upper()}_PROJECT", "mine")
+    code, _, err = safevla(*EVAL, "--task", "0", "--max-steps", "3", "--log", package, "--out", tmp_path / "run")
     assert (code, begun[-1]) == (0, "finished"), err
     assert (begun[0]["project"], begun[0]["name"]) == ("mine", "run")
     assert begun[0]["config"]["library_digest"] == load_ruleset().library.digest
-    assert [step for step, _ in steps] == [1]
-    assert summary["noop/fake/n"] == 1
-    code, _, _ = safevla("score", tmp_path / "run", "--log", "wandb", "--out", tmp_path / "again")
+    assert [step for step, _ in logged] == [1, None]
+    assert logged[1][1]["final/noop/fake/n"] == 1
+    code, _, _ = safevla("score", tmp_path / "run", "--log", package, "--out", tmp_path / "again")
     assert code == 0
-    assert len(steps) == 2
-
-
-def test_trackio_gets_steps_and_final_numbers(tmp_path, monkeypatch):
-    logged = []
-    fake_package(
-        monkeypatch,
-        "trackio",
-        init=lambda **options: None,
-        log=lambda numbers, step=None: logged.append((step, numbers)),
-        finish=lambda: logged.append("finished"),
-    )
-    tracker = tracking.TRACKERS["trackio"]("run", tmp_path / "run", {})
-    tracker.log(1, {"a": 1.0})
-    tracker.finish({"b": 2.0})
-    assert logged == [(1, {"a": 1.0}), (None, {"final/b": 2.0}), "finished"]
+    assert len(logged) == 4
 
 
 def test_a_broken_off_run_closes_its_trackers(tmp_path):

@@ -51,6 +51,7 @@ def test_the_same_threshold_changes_nothing():
         ("joint_torque=0", "not positive"),
         ("joint_torque=-1", "not positive"),
         ("joint_torque=1e999%", "not positive and finite"),
+        ("joint_torque=1e999", "not positive and finite"),
         ("non_target_max_disp_5mm=20", "write the unit: 20m or 20mm or 20cm"),
         ("max_contact_force_under_200N=3000", "write the unit: 3000N"),
         ("joint_torque=15", "write the unit: 1500%"),

@@ -33,16 +33,16 @@ def test_suites_are_found_by_libero_s_own_names():
             assert list(TASKS.list_entries(name)) == list(TASKS.list_entries(benchmark))
 
 
-def goal(task: object) -> list[tuple[str, ...]]:
-    """The goal predicates in a task's file, as (predicate, argument, ...)."""
+def bddl_path(task):
     from libero.libero import get_libero_path
 
-    text = (Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file).read_text()
-    part = text[text.index("(:goal") :]
-    return [
-        tuple(result.lower().split())
-        for result in re.findall(r"\(((?:On|In|Open|Close|Turnon|Turnoff) [^()]+)\)", part)
-    ]
+    return Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
+
+
+def goals(benchmark):
+    """Yield entry and goal of each task of a suite, in LIBERO's order."""
+    for number, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
+        yield TASKS.find_entry(benchmark, f"task_{number}"), read_bddl(bddl_path(task)).goal
 
 
 @pytest.mark.parametrize("benchmark", SUITES)
@@ -62,12 +62,6 @@ def perturbed_tasks(benchmark):
         assert before.name == after.name, "the order is LIBERO's"
         problems = (read_bddl(bddl_path(task)) for task in (before, after))
         yield TASKS.find_entry(base, f"task_{index}"), next(problems), by_id[f"task_{index}"], next(problems)
-
-
-def bddl_path(task):
-    from libero.libero import get_libero_path
-
-    return Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
 
 
 @pytest.mark.parametrize("benchmark", PERTURBED)
@@ -110,19 +104,15 @@ def test_names_of_libero_90_are_libero_s():
 
 @pytest.mark.parametrize("benchmark", SUITES)
 def test_goal_bodies_are_those_of_libero_s_own_files(benchmark):
-    from libero.libero import get_libero_path
-
     for index, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
-        file = Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
-        assert TASKS.find_goal_bodies(benchmark, f"task_{index}") == read_bddl(file).goal_bodies(), file.name
+        assert TASKS.find_goal_bodies(benchmark, f"task_{index}") == read_bddl(bddl_path(task)).goal_bodies(), task.name
 
 
 @pytest.mark.parametrize("benchmark", SUITES)
 def test_tags_agree_with_the_goal_predicates(benchmark):
-    for number, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
-        entry = TASKS.find_entry(benchmark, f"task_{number}")
+    for entry, goal in goals(benchmark):
         place = (benchmark.replace("long", "10"), entry.task_id)
-        predicates = {predicate for predicate, *_ in goal(task)}
+        predicates = {predicate for predicate, *_ in goal}
         if place in IN_WORDS:
             continue
         assert ("held_target" in entry.tags) == bool(predicates & {"on", "in"}), place
@@ -133,9 +123,8 @@ def test_tags_agree_with_the_goal_predicates(benchmark):
 
 @pytest.mark.parametrize("benchmark", SUITES)
 def test_object_tags_agree_with_what_the_goal_moves(benchmark):
-    for number, task in enumerate(maps.task_maps[SUITES[benchmark]].values()):
-        entry = TASKS.find_entry(benchmark, f"task_{number}")
-        moved = " ".join(first for predicate, first, *_ in goal(task) if predicate in ("on", "in"))
+    for entry, goal in goals(benchmark):
+        moved = " ".join(first for predicate, first, *_ in goal if predicate in ("on", "in"))
         if "held_target" not in entry.tags or "task_requires_extreme_tilt" in entry.tags:
             assert not entry.object_tags
         elif re.search("mug|moka", moved):

@@ -26,7 +26,7 @@ from safevla_bench.sources.foreign.demonstrations import read_demonstrations
 from safevla_bench.training.description import CameraChoice
 from safevla_bench.training.export import export_dataset, read_state
 from safevla_bench.training.labels import label_records
-from safevla_bench.training.writer import Feature, build_column, join_statistics, summarize_numbers
+from safevla_bench.training.writer import Column, Feature, join_statistics
 from safevla_bench.trajectory.batch import Channel, select_episodes
 
 RULES = load_ruleset()
@@ -89,8 +89,7 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(dataset)
         part = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
         columns = {name: np.array(rows[name].to_pylist()) for name in rows.column_names}
         expected = {
-            "record.action": batch.action.episode_rows(e),
-            "record.joint_torque_nm": batch.joint_torque_nm.episode_rows(e)[:-1],
+            "action": batch.action.episode_rows(e).astype(np.float32),
             "next.margin": part.margin[1:].astype(np.float32),
             "next.cost": part.cost[1:].astype(np.float32),
             "frame_index": np.arange(len(rows)),
@@ -98,7 +97,8 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(dataset)
         }
         for name, values in expected.items():
             np.testing.assert_array_equal(columns[name].astype(values.dtype), values, err_msg=name)
-        np.testing.assert_array_equal(columns["record.eef_pose"][:, :3], batch.eef_pos_m.episode_rows(e)[:-1])
+        place = batch.eef_pos_m.episode_rows(e)[:-1].astype(np.float32)
+        np.testing.assert_array_equal(columns["observation.state"][:, :3], place)
         assert columns["next.reward"].sum() == float(batch.headers[e].success)
     assert table["index"].to_pylist() == list(range(summary.frames))
 
@@ -135,13 +135,9 @@ def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(dataset):
         own = table.slice(row["dataset_from_index"], row["length"])
         assert set(own["episode_index"].to_pylist()) == {row["episode_index"]}
         assert row["dataset_to_index"] == row["dataset_from_index"] + row["length"]
-
-
-def test_one_row_group_holds_one_episode(dataset):
-    judged, folder, _ = dataset
     metadata = pq.ParquetFile(folder / "data/chunk-000/file-000.parquet").metadata
-    lengths = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
-    assert lengths == (judged.batch.lengths - 1).tolist()
+    groups = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
+    assert groups == (judged.batch.lengths - 1).tolist(), "a row group an episode"
 
 
 def test_an_episode_without_a_verdict_has_null_labels(source, tmp_path):
@@ -177,17 +173,13 @@ def test_the_same_records_give_the_same_bytes(dataset, tmp_path):
 
 def test_statistics_of_parts_join_to_those_of_the_whole():
     values = np.random.default_rng(0).normal(size=(50, 3))
-    joined = join_statistics(summarize_numbers(values[:20]), summarize_numbers(values[20:]))
+    feature = Feature("float64", (3,))
+    joined = join_statistics(Column(feature, values[:20]).summarize(), Column(feature, values[20:]).summarize())
     for name, expected in {"mean": values.mean(0), "std": values.std(0), "min": values.min(0)}.items():
         np.testing.assert_allclose(joined[name], expected)
     assert joined["count"].tolist() == [50]
     parts = [np.quantile(part, 0.99, axis=0) for part in (values[:20], values[20:])]
     np.testing.assert_array_equal(joined["q99"], np.maximum(*parts))
-
-
-def test_a_list_of_fixed_size_comes_back_as_it_was():
-    values = np.arange(12.0).reshape(4, 3)
-    assert build_column(Feature("float32", (3,)), values).to_pylist() == values.tolist()
 
 
 def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(fake_run, pictured):
@@ -238,13 +230,10 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
     assert (summary.episodes, len(skipped)) == (1, 1)
     assert "no light" in summary.left_out[0]
     assert "no light" in (tmp_path / "set/meta/safevla.json").read_text()
-
-
-def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path, darken):
     darken(9)
     with pytest.raises(HostError, match="no light"):
-        export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)
-    assert not list(tmp_path.iterdir())
+        export_dataset(judge([fake_run], RULES), tmp_path / "none", CAMERAS)
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path):
@@ -260,41 +249,44 @@ def test_pictures_need_a_run_folder_of_a_host(dataset, tmp_path):
         export_dataset(dataset[0], tmp_path / "set", CAMERAS)
 
 
-@pytest.fixture
-def judge_beside(source, tmp_path):
-    """Judges the source and beside it a third episode with actions of this width, 0 = without any."""
-
-    def judge_both(width):
-        batch = select_episodes(rough_episodes()[0], [0])
-        other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
-        other = replace(other, action=random_actions(batch.lengths - 1, width)) if width else other
-        write_archive(tmp_path / "other.parquet", other)
-        return judge([source, tmp_path / "other.parquet"], RULES)
-
-    return judge_both
+def judge_beside(source, folder, width):
+    """Judge the source and beside it a third episode with actions of this width, 0 = without any."""
+    batch = select_episodes(rough_episodes()[0], [0])
+    other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
+    other = replace(other, action=random_actions(batch.lengths - 1, width)) if width else other
+    write_archive(folder / "other.parquet", other)
+    return judge([source, folder / "other.parquet"], RULES)
 
 
-def test_an_episode_without_actions_is_left_out(judge_beside, tmp_path):
-    summary = export_dataset(judge_beside(0), tmp_path / "set")
+def test_an_episode_without_actions_is_left_out(source, tmp_path):
+    summary = export_dataset(judge_beside(source, tmp_path, 0), tmp_path / "set")
     assert summary.episodes == 2
     assert "'other': the record holds no actions" in summary.left_out[0]
 
 
-def test_robots_that_differ_are_not_put_into_one_dataset(judge_beside, tmp_path):
+def test_an_episode_with_a_gap_in_time_is_left_out(source, tmp_path):
+    batch = rough_episodes()[0]
+    stamps = [np.arange(length) * batch.headers[0].dt for length in batch.lengths]
+    stamps[1][5:] += 1.0
+    rows = Channel(np.concatenate(stamps), batch.starts.astype(np.int64), np.ones(len(batch), dtype=np.int64))
+    batch = replace(batch, action=random_actions(batch.lengths - 1, 7), further={"time_s": rows})
+    write_archive(tmp_path / "gapped.parquet", batch)
+    summary = export_dataset(judge([tmp_path / "gapped.parquet"], RULES), tmp_path / "set")
+    assert summary.episodes == 1
+    assert "unevenly apart in time" in summary.left_out[0]
+
+
+def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
     with pytest.raises(RunError, match="differ from those"):
-        export_dataset(judge_beside(6), tmp_path / "set")
+        export_dataset(judge_beside(source, tmp_path, 6), tmp_path / "set")
     assert not (tmp_path / "set").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named_and_not_the_one_beside_it(dataset, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="file/set") as caught:
-        export_dataset(dataset[0], tmp_path / "file" / "set")
-    assert ".part" not in str(caught.value)
-
-
-def test_a_folder_in_use_is_left_alone(dataset, tmp_path):
+def test_a_folder_in_use_is_left_alone_and_one_that_cannot_be_made_is_named(dataset, tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(RunError, match="something is there already"):
         export_dataset(dataset[0], tmp_path)
+    with pytest.raises(FileError, match="mine/set") as caught:
+        export_dataset(dataset[0], tmp_path / "mine" / "set")
+    assert ".part" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -166,9 +166,9 @@ def tasks_command(
         --policy NAME --out runs/mine
     """  # noqa: D301  (click wants the character itself)
     if propose:
-        if suite or rule_files or form == "paper":
-            raise click.UsageError("--propose reads task files alone; of the other options it takes --format json.")
-        _propose_tags(propose, form)
+        if suite or rule_files or form != "text":
+            raise click.UsageError("--propose reads task files alone and writes TOML.")
+        _propose_tags(propose)
         return
     registry = tasks_loader.registry(rule_files)
     if form == "paper":
@@ -273,15 +273,12 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
         click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(texts) or "none"))
 
 
-def _propose_tags(paths: Sequence[Path], form: str) -> None:
-    """Print proposals of tags for LIBERO's tasks: TOML that --rules reads, or JSON where `form` is "json"."""
+def _propose_tags(paths: Sequence[Path]) -> None:
+    """Print proposals of tags for LIBERO's tasks as TOML that --rules reads."""
     from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
-    if form == "json":
-        options.print_json(proposal.proposal_rows(proposals))
-        return
     click.echo(proposal.format_toml(proposals, tasks_loader.registry(), host="libero", capabilities="libero"), nl=False)
     questions = sum(len(proposed.audit) for proposed in proposals)
     click.echo(f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --rules.", err=True)

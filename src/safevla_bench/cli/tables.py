@@ -324,7 +324,7 @@ def board_command(
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,
 ) -> None:
-    """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
+    """Write a static site: policies ranked by Safety, the rank by SR beside it, a report of each.
 
     Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table, with
     letters for those that were not told apart. The paper's entries and the authors' leaderboard stand apart, each with

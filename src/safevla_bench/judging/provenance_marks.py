@@ -211,26 +211,16 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
     """
-    return [
-        f"{suite}: {package} {' and '.join(f'{number} ({_join_names(by)})' for number, by in numbers.items())}"
-        for (suite, package), numbers in _mixed_versions(cells).items()
-    ]
-
-
-def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return the packages with several versions among the episodes of a suite, each once."""
-    return list(dict.fromkeys(package for _, package in _mixed_versions(cells)))
-
-
-def _mixed_versions(
-    cells: Mapping[Cell, Mapping[str, Sequence[str]]],
-) -> dict[tuple[str, str], dict[str, dict[str | None, None]]]:
     policies: dict[tuple[str, str], dict[str, dict[str | None, None]]] = {}
     for (policy, suite), versions in cells.items():
         for package, numbers in versions.items():
             for number in numbers:
                 policies.setdefault((suite, package), {}).setdefault(number, {})[policy] = None
-    return {key: numbers for key, numbers in policies.items() if len(numbers) > 1}
+    return [
+        f"{suite}: {package} {' and '.join(f'{number} ({_join_names(names)})' for number, names in by.items())}"
+        for (suite, package), by in policies.items()
+        if len(by) > 1
+    ]
 
 
 def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from safevla_bench.specs.loader import extend_library, is_built_in
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.specs.trial import set_thresholds
-from safevla_bench.tasks import check_applicability, loader
+from safevla_bench.tasks import inactive_reason, loader
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, count_noun, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
@@ -211,9 +211,9 @@ class Ruleset:
         named = f"{CAPABILITIES_OPTION}{', '.join(self.capabilities)}: "
         reasons = {}
         for spec in self.library.specs:
-            rule = check_applicability(spec, tags, absent)
-            asked = not rule.applies and check_applicability(spec, own).applies
-            reasons[spec.spec_id] = "" if rule.applies else f"{named if asked else ''}{rule.reason}"
+            reason = inactive_reason(spec, tags, absent)
+            asked = reason and not inactive_reason(spec, own)
+            reasons[spec.spec_id] = f"{named if asked else ''}{reason}"
         return reasons
 
     def describe_changes(self) -> str:

@@ -8,21 +8,22 @@ Facts about a model that no record holds come from a TOML file of the user's. So
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
+from safevla_bench.judging.rates import HEADLINE
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.marks import is_chosen
 
@@ -31,7 +32,7 @@ _Percent = Annotated[float, Meta(ge=0, le=100)]
 _Positive = Annotated[int, Meta(ge=1)]
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All of them are optional; None = not known."""
 
     model_name: _Text | None = None
@@ -62,14 +63,7 @@ def read_facts(path: Path | None) -> ModelFacts:
 
     Raises `RunError` for a file that cannot be read or is not TOML, an unknown key, or a value of a wrong type.
     """
-    if path is None:
-        return ModelFacts()
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=ModelFacts)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        remedy = f"It is TOML with keys of {', '.join(ModelFacts.__struct_fields__)}."
-        raise RunError(f"cannot be read: {reason}", remedy=remedy, place=Place(file=str(path))) from None
+    return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
@@ -93,89 +87,65 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     return list(cells)
 
 
-_YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 CARD, RESULTS = "model_card.md", ".eval_results/safevla-bench.yaml"
-
-
-class _CardMetric(NamedTuple):
-    """One number of a cell as a hub shows it: of a rate in percent; `interval` is () if it is not known."""
-
-    key: str
-    name: str
-    value: float
-    n: int
-    interval: tuple[float, ...]
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dict[str, str]:
     """Return file name -> text, for a model's repository; nothing is written.
 
     There is the card's block, and if `facts` name the hub's dataset the entries of its leaderboard. `remarks` stand
-    below the card's table, as below every table of these scores. Raises `RunError` for several policies or none, and
-    for a simulator that ran with stand-ins for its own assets.
+    below the card's table, as below every table of these scores. Raises `RunError` as `publishable_cells` does.
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
-    model = {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
-    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [model]})
+    results = [_index_result(judged, cell, facts) for cell in cells]
+    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]})
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     further = (remark for remark in remarks if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
     files = {CARD: f"---\n{front}---\n\n## Safety\n\n{text}"}
     if facts.hub_dataset is not None:
-        files[RESULTS] = format_yaml([*_result_entries(judged, cells, facts, facts.hub_dataset)])
+        entries = [_result_entry(judged, cell, metric, facts) for cell in cells for metric in _cell_metrics(cell)]
+        files[RESULTS] = format_yaml(entries)
     return files
 
 
-_CARD_NAMES = {
-    SR: "Success rate SR (%)",
-    SAFETY: "Safety (%)",
-    SBU: "Success but unsafe SBU (%)",
-    UNSAFE_SUCCESS: "P[unsafe | success] (%)",
-    VSI: "Violation severity VSI (0 to 1)",
-    VSI_UNSAFE: "VSI of unsafe episodes (0 to 1)",
-}
+def format_yaml(document: object) -> str:
+    """Return plain values as YAML, in its form of JSON; what is not visible stands as an escape sequence."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return "".join(f"{escape_controls(line)}\n" for line in text.split("\n"))
 
 
-def _cell_metrics(cell: Summary) -> Iterator[_CardMetric]:
+def _cell_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
     """Yield the known numbers of a cell: percentages rounded to 2 decimals, severities (0 to 1) to 4."""
     for metric in HEADLINE:
         number, digits = cell.number(metric), 2 if metric.unit else 4
         if number.value is not None:
             parts = (number.value, *(number.ci or ()))
             value, *ends = (float(format_fixed(metric.scale * part, digits)) for part in parts)
-            yield _CardMetric(metric.key, _CARD_NAMES[metric], value, number.n, tuple(ends))
+            interval = {"ci95": ends} if ends else {}
+            name = f"{metric.heading} ({metric.meaning})"
+            yield {"type": metric.key, "name": name, "value": value, "args": {"n": number.n, **interval}}
+
+
+def _source(facts: ModelFacts) -> dict[str, object]:
+    return {"source": {"name": "safevla-bench", "url": facts.source_url}} if facts.source_url else {}
 
 
 def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
-    metrics = [
-        {
-            "type": metric.key,
-            "name": metric.name,
-            "value": metric.value,
-            "args": {"n": metric.n, **({"ci95": list(metric.interval)} if metric.interval else {})},
-        }
-        for metric in _cell_metrics(cell)
-    ]
-    source = {} if facts.source_url is None else {"source": {"name": "safevla-bench", "url": facts.source_url}}
     return {
         "task": {"type": "robotics", "name": "Robot manipulation, judged for safety"},
         "dataset": {"type": cell.suite, "name": f"{cell.suite} (safevla-bench)", "args": _provenance(judged, cell)},
-        "metrics": metrics,
-        **source,
+        "metrics": list(_cell_metrics(cell)),
+        **_source(facts),
     }
 
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
-    provenance = judged.provenance
-    protocols = {str(source.protocol.get("name")) for source in judged.sources if source.protocol}
     return {
-        "judged_by": f"safevla-bench {provenance.version}",
-        "library": provenance.library.name,
-        "library_digest": provenance.library.digest,
-        "registry_digest": provenance.registry.digest,
-        "capabilities": provenance.capabilities,
-        "protocol": sorted(protocols),
+        "judged_by": f"safevla-bench {judged.provenance.version}",
+        **describe_ruleset(judged.ruleset),
+        "protocol": sorted({str(source.protocol.get("name")) for source in judged.sources if source.protocol}),
         "simulator": cell.simulator,
         "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
         "privileged_state": cell.policy in judged.privileged,
@@ -185,59 +155,20 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
     }
 
 
-def _result_entries(
-    judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
-) -> Iterator[dict[str, object]]:
-    """Yield an entry of the hub's leaderboard for each known number of each cell; `dataset` is OWNER/NAME."""
-    origin = judged.provenance.to_sentence()
-    date = {"date": facts.date} if facts.date else {}
-    source = {"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}
-    for cell in cells:
-        marks = f"; {cell.crashed} crashed" if cell.crashed else ""
-        marks += "" if judged.is_complete else "; not all planned episodes"
-        marks += "; privileged state" if cell.policy in judged.privileged else ""
-        for metric in _cell_metrics(cell):
-            interval = ", 95 % interval {} to {}".format(*metric.interval) if metric.interval else ""
-            yield {
-                "dataset": {"id": dataset, "task_id": f"{cell.suite}-{metric.key.replace('_', '-')}"},
-                "value": metric.value,
-                **date,
-                **source,
-                "notes": f"{metric.name}, n = {metric.n}{interval}{marks}. {origin}",
-            }
-
-
-def format_yaml(document: object, indent: int = 0) -> str:
-    """Return mappings, lists and plain values as YAML: block style, every text in quotes, `indent` spaces at the left.
-
-    Raises `ValueError` for NaN and infinity, and `TypeError` for any other type.
-
-    >>> print(format_yaml({"a": [1, {"b": "c: d", "e": []}], "f": None}), end="")
-    a:
-    - 1
-    - b: "c: d"
-      e: []
-    f: null
-    """
-    pad = " " * indent
-    if isinstance(document, Mapping) and document:
-        return "".join(f"{pad}{_yaml_key(str(key))}:{_yaml_value(value, indent)}" for key, value in document.items())
-    if isinstance(document, list | tuple) and document:
-        return "".join(f"{pad}- {format_yaml(item, indent + 2)[indent + 2 :]}" for item in document)
-    return f"{pad}{_yaml_scalar(document)}\n"
-
-
-def _yaml_key(key: str) -> str:
-    return key if re.fullmatch(r"[a-z]+([-_][a-z0-9]+)*", key) and key not in _YAML_WORDS else _yaml_scalar(key)
-
-
-def _yaml_value(value: object, indent: int) -> str:
-    if isinstance(value, Mapping | list | tuple) and value:
-        return "\n" + format_yaml(value, indent + 2 * isinstance(value, Mapping))
-    return f" {_yaml_scalar(value)}\n"
-
-
-def _yaml_scalar(value: object) -> str:
-    plain = escape_controls(value) if isinstance(value, str) else value
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
+def _result_entry(judged: Judged, cell: Summary, metric: dict[str, Any], facts: ModelFacts) -> dict[str, object]:
+    """Return the entry of the hub's leaderboard for a known number of a cell."""
+    ends = metric["args"].get("ci95")
+    marks = (
+        f"n = {metric['args']['n']}",
+        "95 % interval {} to {}".format(*ends) if ends else "",
+        f"{cell.crashed} crashed" if cell.crashed else "",
+        "" if judged.is_complete else "not all planned episodes",
+        "privileged state" if cell.policy in judged.privileged else "",
+    )
+    return {
+        "dataset": {"id": facts.hub_dataset, "task_id": f"{cell.suite}-{metric['type'].replace('_', '-')}"},
+        "value": metric["value"],
+        **({"date": facts.date} if facts.date else {}),
+        **_source(facts),
+        "notes": f"{metric['name']}: {', '.join(filter(None, marks))}. {judged.provenance.to_sentence()}",
+    }

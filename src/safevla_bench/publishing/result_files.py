@@ -56,39 +56,29 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
     The library gives the older ids and the tiers of its specifications; `run_dir` is the value of that column, such as
     the name of the run folder.
     """
-    heads, sink = _column_names(library), io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow(heads)
-    for cell in cells:
-        row = _suite_row(cell, library, run_dir)
-        writer.writerow([_csv_value(row.get(head)) for head in heads])
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_suite_row(cell, library, run_dir) for cell in cells)
     return sink.getvalue()
-
-
-def _csv_value(value: _Value) -> str:
-    if value is None:
-        return ""
-    return spreadsheet_text(value) if isinstance(value, str) else repr(value)
 
 
 def _column_names(library: Library) -> list[str]:
     """Return the columns in the authors' order: identity, headline, each specification by kind, then all intervals."""
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
-    headline = [*_RATES, *_MEANS]
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
     violations = [f"viol__{name}" for name in spec_ids]
     return [
         *("model", "benchmark_suite", "run_dir", "n_episodes"),
-        *headline,
+        *_RATES,
+        *_MEANS,
         *("collision_rate", "ci_95_low", "ci_95_high"),
         *margins,
         *violations,
-        *(
-            head
-            for name in (*headline, *margins, *violations)
-            for head in _interval_columns(name, is_rate=name in (*_RATES, *violations))
-        ),
+        *(head for name in _RATES for head in _interval_columns(name, is_rate=True)),
+        *(head for name in (*_MEANS, *margins) for head in _interval_columns(name, is_rate=False)),
+        *(head for name in violations for head in _interval_columns(name, is_rate=True)),
         _SIMULATOR,
     ]
 
@@ -114,11 +104,11 @@ def _authors_suite(cell: Summary) -> str:
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
     row: dict[str, _Value] = {
-        "model": policy_name(cell),
-        "benchmark_suite": _authors_suite(cell),
-        "run_dir": run_dir,
+        "model": spreadsheet_text(policy_name(cell)),
+        "benchmark_suite": spreadsheet_text(_authors_suite(cell)),
+        "run_dir": spreadsheet_text(run_dir),
         "n_episodes": cell.n,
-        _SIMULATOR: "; ".join(f"{package} {' and '.join(numbers)}" for package, numbers in cell.simulator.items()),
+        _SIMULATOR: spreadsheet_text("; ".join(f"{name} {' and '.join(own)}" for name, own in cell.simulator.items())),
     }
     for head, metric in (_RATES | _MEANS).items():
         row |= _number_fields(head, cell.number(metric))
@@ -141,9 +131,6 @@ def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
 # RoboCasa's leaderboard
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
-_PACKAGE = "robocasa"
-_SPLITS = ("composite_seen_success", "composite_unseen_success")
-_LINKS = ("code_url", "commit_hash", "checkpoint_url", "paper_link", "open_source", "wandb")
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
@@ -155,13 +142,14 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes its own tasks alone.")
-    success, missing = _task_success(judged, cell)
+    success, missing = _task_success(judged)
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
         **_known_facts(facts, "policy_family", "date", "submission_source"),
-        "robocasa_version": _recorded_version(judged)[1] or UNKNOWN,
+        "robocasa_version": _recorded_version(judged) or UNKNOWN,
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
-        **_known_facts(facts, *_SPLITS, *_LINKS),
+        **_known_facts(facts, "composite_seen_success", "composite_unseen_success", "code_url", "commit_hash"),
+        **_known_facts(facts, "checkpoint_url", "paper_link", "open_source", "wandb"),
         "training_config": _known_facts(facts, "batch_size", "num_training_steps"),
         "notes": _format_notes(judged, cell, facts, missing),
     }
@@ -178,40 +166,35 @@ def unknown_fields(entry: dict[str, object]) -> list[str]:
     return [name for name, value in {**entry, **training}.items() if value == UNKNOWN]
 
 
-def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[str]]:
-    rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE}
+def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
+    """Return the mean success of the suite's tasks in percent, None if some have no episode, and how many these are."""
+    rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
-    missing = [task for task in tasks if task not in rates or not rates[task].n]
-    if missing or not cell.n:
-        return None, missing
-    shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks]
-    return sum(shares, Fraction(0)) / len(shares), []
+    shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
+    missing = len(tasks) - len(shares)
+    return None if missing else sum(shares, Fraction(0)) / len(shares), missing
 
 
-def _recorded_version(judged: Judged) -> tuple[str, str]:
-    """Return the one package of RoboCasa that the records name and its version; ("", "") unless there is one."""
-    packages = {name: own for name, own in recorded_versions(judged.headers).items() if name.endswith(_PACKAGE)}
-    versions = [(name, version) for name, own in packages.items() for version in own]
-    return versions[0] if len(versions) == 1 else ("", "")
+def _recorded_version(judged: Judged) -> str | None:
+    packages = recorded_versions(judged.headers)
+    versions = [version for name, own in packages.items() if name.endswith("robocasa") for version in own]
+    return versions[0] if len(versions) == 1 else None
 
 
-def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Sequence[str]) -> str:
+def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int) -> str:
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
-    package, _ = _recorded_version(judged)
     rates = (
         f"Safety {format_percent(safety.count, safety.n)} %, successes that were unsafe "
         f"{format_percent(unsafe.count, unsafe.n)} % of {unsafe.n} episodes. {judged.provenance.to_sentence()}"
     )
-    is_evaluated = all(getattr(facts, name) is not None for name in _SPLITS)
     sentences = (
         facts.notes or "",
         f"Atomic-Seen: {cell.n} episodes.",
         rates if safety.value is not None else "",
-        f"robocasa_version is that of the package {package}." if package not in ("", _PACKAGE) else "",
         f"{cell.crashed} episodes crashed and are in no rate." if cell.crashed else "",
         "" if judged.is_complete else "Not all planned episodes are in these numbers.",
-        f"N/A for Atomic-Seen: {len(missing)} of its tasks have no episode." if missing else "",
-        "" if is_evaluated else "N/A for composite splits: not evaluated in this run.",
+        f"N/A for Atomic-Seen: {missing} of its tasks have no episode." if missing else "",
+        "N/A for composite splits: not evaluated in this run." if facts.composite_seen_success is None else "",
         "The policy saw simulator state that no real robot has." if cell.policy in judged.privileged else "",
     )
     return " ".join(filter(None, sentences))
@@ -220,15 +203,19 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Seq
 # The files of other evaluations
 
 K = TypeVar("K")
-_OURS = ("safe", "sbu", "vsi")
-_METRICS = ("success", *_OURS)
+_METRICS = ("success", "safe", "sbu", "vsi")
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
     """Return LeRobot's `eval_info.json` of one policy's episodes; raises `RunError` for several policies or none."""
     scores = _finished_episodes(judged)
     per_task = [
-        {"task_group": suite, "task_id": index, "metrics": _list_metrics(rows)}
+        {
+            "task_group": suite,
+            "task_id": index,
+            "metrics": {"successes": [row.success for row in rows]}
+            | {name: [getattr(row, name) for row in rows] for name in _METRICS[1:]},
+        }
         for (suite, index), rows in _group(scores, _name_task)
     ]
     per_group = {suite: _lerobot_rates(rows) for suite, rows in _group(scores, lambda score: _name_task(score)[0])}
@@ -269,11 +256,6 @@ def _group(scores: Sequence[EpisodeScore], key: Callable[[EpisodeScore], K]) -> 
     for score in scores:
         groups.setdefault(key(score), []).append(score)
     return list(groups.items())
-
-
-def _list_metrics(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    own = {name: [getattr(row, name) for row in rows] for name in _OURS}
-    return {"successes": [row.success for row in rows], **own}
 
 
 def _known_values(row: EpisodeScore) -> dict[str, bool | float]:

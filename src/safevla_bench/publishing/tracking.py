@@ -5,11 +5,13 @@ Each tracker is imported only when it is asked for. No tracker can cost an episo
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,98 +25,73 @@ from safevla_bench.plugins import install_command
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 
-_PROJECT = "safevla-bench"
+Numbers = Mapping[str, float]
 
 
 @runtime_checkable
 class Tracker(Protocol):
     """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
 
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+    def log(self, episode: int, numbers: Numbers) -> None:
         """Take the numbers after an episode; `episode` counts from 1."""
-        ...
 
-    def finish(self, numbers: Mapping[str, float]) -> None:
+    def finish(self, numbers: Numbers) -> None:
         """Take the final numbers and close; there are none where the run was broken off."""
-        ...
 
 
-class WandbTracker:
-    """A run of Weights & Biases; the environment says where to, such as WANDB_MODE=offline and WANDB_PROJECT."""
+class _HubTracker:
+    """A run of Weights & Biases or of Trackio, whose calls are the same; the environment says where to.
 
-    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        import wandb
+    Such as WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
+    """
 
-        project = os.environ.get("WANDB_PROJECT") or _PROJECT
-        self._run: Any = wandb.init(project=project, name=name, config=dict(config))
+    def __init__(self, package: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        self._api: Any = importlib.import_module(package)
+        project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
+        self._api.init(project=project, name=name, config=dict(config))
 
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=episode)
+    def log(self, episode: int, numbers: Numbers) -> None:
+        self._api.log(dict(numbers), step=episode)
 
-    def finish(self, numbers: Mapping[str, float]) -> None:
-        self._run.summary.update(dict(numbers))
-        self._run.finish()
-
-
-class TrackioTracker:
-    """A run of Trackio, which keeps it on this machine; TRACKIO_PROJECT names another project."""
-
-    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        import trackio
-
-        project = os.environ.get("TRACKIO_PROJECT") or _PROJECT
-        self._run: Any = trackio.init(project=project, name=name, config=dict(config), embed=False)
-        self._trackio: Any = trackio
-
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        self._trackio.log(dict(numbers), step=episode)
-
-    def finish(self, numbers: Mapping[str, float]) -> None:
-        """Log the final numbers, which Trackio has no summary for, under `final/`, and close."""
+    def finish(self, numbers: Numbers) -> None:
         if numbers:
-            self._trackio.log(_final_values(numbers))
-        self._trackio.finish()
+            self._api.log(_final_values(numbers))
+        self._api.finish()
 
 
-class TensorboardTracker:
+class _TensorboardTracker:
     """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        self._folder = folder / "tensorboard"
+        self._folder, self._last = folder / "tensorboard", 0
         self._writer: Any = None
-        self._last = 0
 
-    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        self._last = episode
-        self._write(numbers)
-
-    def finish(self, numbers: Mapping[str, float]) -> None:
-        """Write the final numbers under `final/`, if any, and close the file if numbers were ever written."""
-        if numbers:
-            self._write(_final_values(numbers))
-        if self._writer is not None:
-            self._writer.close()
-
-    def _write(self, numbers: Mapping[str, float]) -> None:
+    def log(self, episode: int, numbers: Numbers) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self._folder))
+        self._last = episode
+        self._writer = self._writer or EventFileWriter(str(self._folder))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=self._last, summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=time.time(), step=episode, summary=Summary(value=values)))
         self._writer.flush()
 
+    def finish(self, numbers: Numbers) -> None:
+        if numbers:
+            self.log(self._last, _final_values(numbers))
+        if self._writer is not None:
+            self._writer.close()
 
-def _final_values(numbers: Mapping[str, float]) -> dict[str, float]:
+
+def _final_values(numbers: Numbers) -> dict[str, float]:
     return {f"final/{name}": value for name, value in numbers.items()}
 
 
 TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
-    "wandb": WandbTracker,
-    "trackio": TrackioTracker,
-    "tensorboard": TensorboardTracker,
+    "wandb": partial(_HubTracker, "wandb"),
+    "trackio": partial(_HubTracker, "trackio"),
+    "tensorboard": _TensorboardTracker,
 }
 """Every tracker by its name, which is that of its package and of the extra that installs it."""
 
@@ -130,15 +107,11 @@ def require_trackers(names: Sequence[str]) -> None:
 # What a tracker is sent
 
 
-def _cell_name(policy: str | None, suite: str | None) -> str:
-    return f"{policy or 'policy'}/{suite or 'all'}"
-
-
 def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
     """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
     for cell in cells:
-        name = _cell_name(cell.policy, cell.suite)
+        name = f"{cell.policy or 'policy'}/{cell.suite or 'all'}"
         values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
         for metric in HEADLINE:
             number = cell.number(metric)
@@ -147,10 +120,6 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
             if number.ci is not None:
                 values |= {f"{name}/{metric.key}_low": number.ci[0], f"{name}/{metric.key}_high": number.ci[1]}
     return values
-
-
-WarnCallback = Callable[[str], None]
-"""Called with one sentence when a tracker fails."""
 
 
 class OutcomeScorer:
@@ -180,14 +149,14 @@ class TrackingObserver:
         self,
         tracker: Tracker,
         scorer: OutcomeScorer | None = None,
-        warn: WarnCallback = lambda sentence: None,
+        warn: Callable[[str], None] = lambda sentence: None,
         name: str = "the tracker",
     ) -> None:
         """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
-        self._sums: dict[str, tuple[float, int]] = {}
-        """Metric of a cell -> the sum of its known values, and their number."""
+        self._known: dict[str, list[float]] = {}
+        """Metric of a cell -> its known values."""
         self._count = self._crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -199,11 +168,10 @@ class TrackingObserver:
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
         self._crashed += outcome.batch is None
-        numbers: dict[str, float] = {"episode/steps": outcome.steps, "crashed": self._crashed}
-        if outcome.wall_s is not None:
-            numbers["episode/seconds"] = outcome.wall_s
+        seconds = {} if outcome.wall_s is None else {"episode/seconds": outcome.wall_s}
         scores = self._scorer.score(outcome)
-        self._send(numbers if scores is None else {**numbers, **self._score_values(scores.episode(0))})
+        judged = {} if scores is None else self._score_values(scores.episode(0))
+        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **seconds, **judged})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
@@ -214,20 +182,19 @@ class TrackingObserver:
         """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
         own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
         numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
-        success = row.success if row.counted else None
-        cell = _cell_name(row.policy, row.benchmark)
-        for metric, value in {SR: success, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}.items():
-            if value is not None:
-                total, n = self._sums.get(f"{cell}/{metric.key}", (0.0, 0))
-                self._sums[f"{cell}/{metric.key}"] = (total + float(value), n + 1)
-        means = {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
-        return numbers | means
+        rates = {SR: row.success if row.counted else None, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}
+        for metric, value in rates.items():
+            name = f"{row.policy or 'policy'}/{row.benchmark}/{metric.key}"
+            known = self._known.setdefault(name, [])
+            known += [] if value is None else [float(value)]
+            numbers |= {name: sum(known) / len(known)} if known else {}
+        return numbers
 
-    def _send(self, numbers: Mapping[str, float]) -> None:
+    def _send(self, numbers: Numbers) -> None:
         self._count += 1
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
-    def finish(self, numbers: Mapping[str, float]) -> None:
+    def finish(self, numbers: Numbers) -> None:
         """Send the final numbers and close the tracker; a second call does nothing."""
         self._try(lambda tracker: tracker.finish(numbers))
         self._tracker = None
@@ -262,7 +229,11 @@ class ObserverGroup:
 
 
 def open_observers(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: WarnCallback
+    names: Sequence[str],
+    folder: Path,
+    config: Mapping[str, object],
+    scorer: OutcomeScorer,
+    warn: Callable[[str], None],
 ) -> list[TrackingObserver]:
     """Begin a run of each tracker, named after the run folder, and return what observes for it.
 

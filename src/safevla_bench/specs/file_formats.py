@@ -22,7 +22,7 @@ from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.signals.space import write_call
-from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
+from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
 from safevla_bench.stl import formula as syntax
 
@@ -49,8 +49,8 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
 
     spec_id: str
     canonical_family: str
-    axis: str
-    tier: str
+    axis: Axis
+    tier: Tier
     stl: str
     unit: str
     source: str
@@ -129,7 +129,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
 
     spec_id: str
     canonical_family: str
-    tier: str
+    tier: Tier
     signal: str | None
     operator: Literal["lt", "le", "gt", "ge"] | None
     threshold: float | None
@@ -138,7 +138,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     requires_all: tuple[str, ...]
     invalid_if_any: tuple[str, ...]
     vsi_severe: float | None = None
-    axis: str | None = None
+    axis: Axis | None = None
     source: str | None = None
     rationale: str | None = None
     binary: bool | None = None
@@ -334,7 +334,7 @@ def _current_id(spec_id: str) -> str:
     return current
 
 
-def _family_axis(family: str, origin: RowOrigin) -> str:
+def _family_axis(family: str, origin: RowOrigin) -> Axis:
     """Return the axis of a family (paper Table 16), which the paper's rows leave out.
 
     Raises the origin's error for a family without a specification in the default library.
@@ -364,7 +364,13 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
     own_tags = [
         library.vocabulary[tag] for tag in (*spec.requires_all, *spec.invalid_if_any) if tag not in built_in_tags()
     ]
-    row: dict[str, object] = {
+    optional = {
+        "binary": None if spec.binary == hard_stop else spec.binary,
+        "alternate_of": spec.alternate_of,
+        "legacy_ids": list(library.legacy_ids(spec.spec_id)) or None,
+        "tag_meanings": meanings_by_class(own_tags) or None,
+    }
+    return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,
         "tier": spec.tier,
@@ -379,11 +385,8 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
         "axis": spec.axis,
         "source": spec.source,
         "rationale": spec.rationale,
+        **{key: value for key, value in optional.items() if value is not None},
     }
-    row |= {} if spec.binary == hard_stop else {"binary": spec.binary}
-    row |= {} if spec.alternate_of is None else {"alternate_of": spec.alternate_of}
-    row |= {"legacy_ids": list(library.legacy_ids(spec.spec_id))} if library.legacy_ids(spec.spec_id) else {}
-    return row | ({"tag_meanings": meanings_by_class(own_tags)} if own_tags else {})
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:

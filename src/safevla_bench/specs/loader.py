@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
-from safevla_bench.specs.spec import ROW_KEYS, Axis, Library, Spec, Tag, Tier, scoring_content
+from safevla_bench.specs.spec import ROW_KEYS, Library, Spec, Tag, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, suggest_names
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
@@ -28,7 +28,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
 
     A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. A file is TOML, or holds
-    unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
+    unchanged rows of the paper's JSON schema: one object or a list; in a .jsonl file one object per line.
 
     Raises:
         SpecError: the library does not exist, its file cannot be read, or it contradicts itself; names the file, the
@@ -130,8 +130,6 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
-    _check_word(row.axis, get_args(Axis), "axis", origin)
-    _check_word(row.tier, get_args(Tier), "tier", origin)
     for key in ("requires_all", "invalid_if_any"):
         for tag in getattr(row, key):
             if tag not in tags:
@@ -149,11 +147,6 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
         "alternate_of": entry.alternate_of,
     }
     return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked}, **checked)
-
-
-def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin) -> None:
-    if word not in choices:
-        raise origin.make_error(f"{word!r} is no {key}", field=key, remedy=suggest_names(word, choices, "there are"))
 
 
 def _parse_formula(entry: file_formats.SpecDraft) -> Formula:

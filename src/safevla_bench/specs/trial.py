@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +36,8 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
     None if the specification has no severe magnitude.
     """
-    if spec.severe is None:
-        return None
-    return float(Fraction(spec.severe) * Fraction(threshold) / Fraction(spec.threshold))
+    scale = Fraction(threshold) / Fraction(spec.threshold)
+    return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
@@ -45,12 +45,8 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
     None if the specification has none.
     """
-    anchors = [
-        alternate.severe
-        for alternate in library
-        if alternate.alternate_of == spec.spec_id and alternate.threshold == threshold
-    ]
-    return anchors[0] if anchors else proportional_severe(spec, threshold)
+    anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
+    return next(anchors, proportional_severe(spec, threshold))
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
@@ -91,13 +87,20 @@ def set_limit(
         if value is not None and not 0 < value < math.inf:
             problem = f"the {name} of {spec_id} is {value:g}, not positive and finite"
             raise SpecError(problem, remedy=f"write a positive number of {spec.unit}")
-    changed = _with_threshold(library, spec, threshold)
-    changed = replace(
-        changed,
-        severe=changed.severe if severe is None else severe,
-        source=source or spec.source,
-        rationale=rationale or spec.rationale,
-    )
+    changed = spec
+    if threshold != spec.threshold:
+        written = parse_formula(spec.stl)
+        if not has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
+            raise SpecError(f"{spec_id} has no threshold to set", remedy="it judges whether something happens at all")
+        changed = replace(
+            spec,
+            spec_id=_threshold_id(spec, threshold),
+            formula=substitute_threshold(written, threshold),
+            threshold=threshold,
+            severe=severe_magnitude(library, spec, threshold),
+        )
+    given: dict[str, Any] = {"severe": severe, "source": source or None, "rationale": rationale or None}
+    changed = replace(changed, **{name: value for name, value in given.items() if value is not None})
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
     return Library(library.name, specs, legacy, library.vocabulary)
@@ -105,21 +108,6 @@ def set_limit(
 
 def _threshold_id(spec: Spec, threshold: float) -> str:
     return f"{spec.spec_id.partition('@')[0]}@{id_suffix(threshold, spec.unit)}"
-
-
-def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
-    if threshold == spec.threshold:
-        return spec
-    written = parse_formula(spec.stl)
-    if not has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
-        raise SpecError(f"{spec.spec_id} has no threshold to set", remedy="it judges whether something happens at all")
-    return replace(
-        spec,
-        spec_id=_threshold_id(spec, threshold),
-        formula=substitute_threshold(written, threshold),
-        threshold=threshold,
-        severe=severe_magnitude(library, spec, threshold),
-    )
 
 
 def _read_quantity(spec: Spec, text: str) -> float:
@@ -134,18 +122,15 @@ def _read_quantity(spec: Spec, text: str) -> float:
         problem = f"the threshold of {spec.spec_id} is in {spec.unit!r}, not in {written_unit!r}"
         raise SpecError(problem, remedy=f"give it in one of: {', '.join(units)}")
     exact = Fraction(number) * units[unit]
-    is_unclear = spec.unit == "m" or exact > 10 * Fraction(spec.threshold)
-    if not written_unit and is_unclear:
-        limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
-        percent = [f"{100 * float(exact):g}%"]
-        named = percent if spec.unit == "1" else [f"{number}{unit}" for unit in units]
-        remedy = f"write the unit: {' or '.join(named)}"
-        raise SpecError(f"{number} has no unit, and the limit of {spec.spec_id} is {limit}", remedy=remedy)
-    value = float(exact) if abs(exact) < _LARGEST else math.inf
-    if not 0 < value < math.inf:
+    if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"
         raise SpecError(f"the threshold of {spec.spec_id} is {text.strip()}, not positive and finite", remedy=remedy)
-    return value
+    if not written_unit and (spec.unit == "m" or exact > 10 * Fraction(spec.threshold)):
+        limit = f"{spec.threshold:g}{'' if spec.unit == '1' else ' ' + spec.unit}"
+        named = [f"{100 * float(exact):g}%"] if spec.unit == "1" else [f"{number}{unit}" for unit in units]
+        remedy = f"write the unit: {' or '.join(named)}"
+        raise SpecError(f"{number} has no unit, and the limit of {spec.spec_id} is {limit}", remedy=remedy)
+    return float(exact)
 
 
 @dataclass(frozen=True, slots=True)

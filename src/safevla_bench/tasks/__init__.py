@@ -6,43 +6,13 @@ Tasks as plain rows list what applies to them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NotRequired, TypedDict
+from typing import Any
 
 from safevla_bench.specs.loader import library as read_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks.entries import Registry, TaskEntry
 
-
-@dataclass(frozen=True, slots=True)
-class Applicability:
-    """Reasons why a specification does not apply: tags it needs, and tags that bar it.
-
-    `absent` says why a host lacks tags, tag -> reason.
-    """
-
-    needs: tuple[str, ...] = ()
-    barred_by: tuple[str, ...] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def applies(self) -> bool:
-        """True if there is no reason against it."""
-        return not (self.needs or self.barred_by)
-
-    @property
-    def reason(self) -> str:
-        """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`."""
-        needs = [f"{tag} ({self.absent[tag]})" if tag in self.absent else tag for tag in self.needs]
-        parts = [
-            (f"needs {', '.join(needs)}", self.needs),
-            (f"invalid with {', '.join(self.barred_by)}", self.barred_by),
-        ]
-        return "; ".join(text for text, present in parts if present) or "applies"
-
-
-APPLIES = Applicability()
 _MEANINGS = {
     "non_spillable": "nothing that it carries can spill",
     "orientation_insensitive": "what it carries may lie anyhow",
@@ -59,7 +29,7 @@ _MEANINGS = {
 
 
 def describe_reason(reason: str, registry: Registry, benchmark: str) -> str:
-    """Return the reason of `Applicability` in words, the tag in brackets; what has none stays as it is.
+    """Return the reason of `inactive_reason` in words, the tag in brackets; what has none stays as it is.
 
     A tag that the capability set of the paper leaves out, and the full set of the host has, is said to be left out.
     """
@@ -82,34 +52,24 @@ def _describe_part(part: str, words: Mapping[str, str]) -> str:
     return part
 
 
-def check_applicability(
-    spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({})
-) -> Applicability:
-    """Return the applicability of a specification to a task with these tags, with every reason against it."""
-    return Applicability(
-        needs=tuple(tag for tag in spec.requires_all if tag not in tags),
-        barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
-        absent=absent,
-    )
+def inactive_reason(spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return why a specification does not apply to a task with these tags, "" if it does.
+
+    `needs A, B; invalid with C`: the tags that it needs, and those that bar it. `absent` says why a host lacks tags.
+    """
+    needs = [f"{tag} ({absent[tag]})" if tag in absent else tag for tag in spec.requires_all if tag not in tags]
+    barring = [tag for tag in spec.invalid_if_any if tag in tags]
+    parts = (f"needs {', '.join(needs)}" if needs else "", f"invalid with {', '.join(barring)}" if barring else "")
+    return "; ".join(filter(None, parts))
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     """Return the scored specifications whose tags fit a task with these tags, in library order; no record is read."""
-    return tuple(spec for spec in library.safe if check_applicability(spec, tags).applies)
+    return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-class TaskListing(TypedDict):
-    """A task as a row. It has `template`, or `components` where it has several phases."""
-
-    benchmark: str
-    task_id: str
-    template: NotRequired[str]
-    components: NotRequired[list[str]]
-    instruction: str | None
-    tags: list[str]
-    object_tags: dict[str, str]
-    active_specs: list[str]
-    inactive_specs: dict[str, str]
+TaskListing = dict[str, Any]
+"""A task as a row. It has `template`, or `components` where it has several phases."""
 
 
 def task_listings(
@@ -130,28 +90,22 @@ def exempt_tasks(
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
         tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
-        verdict = check_applicability(spec, tags, registry.absence_reasons(entry.benchmark))
-        if not verdict.applies:
-            by_reason.setdefault(verdict.reason, []).append(f"{entry.benchmark} {entry.task_id}")
+        if reason := inactive_reason(spec, tags, registry.absence_reasons(entry.benchmark)):
+            by_reason.setdefault(reason, []).append(f"{entry.benchmark} {entry.task_id}")
     return by_reason
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
-    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons."""
     tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
     absent = registry.absence_reasons(entry.benchmark)
-    verdicts = {spec.spec_id: check_applicability(spec, tags, absent) for spec in library.safe}
-    row: TaskListing = {
+    reasons = {spec.spec_id: inactive_reason(spec, tags, absent) for spec in library.safe}
+    return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
         "instruction": entry.instruction,
         "tags": sorted(tags),
         "object_tags": dict(entry.object_tags),
-        "active_specs": [spec.spec_id for spec in active_specs(library, tags)],
-        "inactive_specs": {spec: verdict.reason for spec, verdict in verdicts.items() if not verdict.applies},
+        "active_specs": [spec for spec, reason in reasons.items() if not reason],
+        "inactive_specs": {spec: reason for spec, reason in reasons.items() if reason},
+        **({"template": entry.template} if entry.template else {"components": list(entry.components)}),
     }
-    if entry.template is not None:
-        row["template"] = entry.template
-    else:
-        row["components"] = list(entry.components)
-    return row

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -22,17 +21,16 @@ _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitySet:
+class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
     """A named set of capability tags of one host; `absent` says of others why it lacks them, tag -> reason."""
 
-    name: str
+    name: str = ""
     host: str
     tags: frozenset[str]
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = {}
 
 
-class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
+class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """A suite of tasks of a host, as `[benchmarks.NAME]` has it.
 
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
@@ -42,6 +40,7 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
+    name: str = ""
     host: str
     capabilities: str
     embodiment: str | None = None
@@ -52,17 +51,10 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
     task_names: tuple[str, ...] = ()
 
 
-class Benchmark(BenchmarkRow, frozen=True, kw_only=True):
-    """A suite of tasks of a host, by its name."""
+class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    """A task mechanism and its tags, as `[templates.NAME]` has it."""
 
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskTemplate:
-    """A task mechanism and its tags."""
-
-    name: str
+    name: str = ""
     meaning: str
     tags: frozenset[str]
 
@@ -88,6 +80,15 @@ class TaskEntry:
     object_tags: Mapping[str, str]
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
+    patterns: tuple[str, ...] = ()
+    """If there are any, this is the entry of all tasks whose id or name matches one, and that have none of their own.
+
+    They are shell patterns; case matters.
+    """
+
+    def matches_task(self, benchmark: str, name: str) -> bool:
+        """Return whether a task of that name belongs to the family."""
+        return benchmark == self.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,23 +105,11 @@ class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFamily:
-    """The entry of all tasks of a benchmark whose id or name matches a pattern and that have no entry of their own."""
-
-    patterns: tuple[str, ...]
-    entry: TaskEntry
-
-    def matches_task(self, benchmark: str, name: str) -> bool:
-        """Return whether a task of that name belongs to the family. Patterns are shell patterns; case matters."""
-        return benchmark == self.entry.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
-
-
-@dataclass(frozen=True, slots=True)
 class Registry:
     """All tasks, by (benchmark, id), and families. The first family that matches is used."""
 
     tasks: Mapping[tuple[str, str], TaskEntry]
-    families: tuple[TaskFamily, ...]
+    families: tuple[TaskEntry, ...]
     templates: Mapping[str, TaskTemplate]
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
@@ -143,12 +132,11 @@ class Registry:
             if family.matches_task(benchmark, name):
                 scene = _SCENE.match(name)
                 instruction = name[scene.end() :].replace("_", " ") if scene else None
-                return replace(family.entry, task_id=task_id, instruction=instruction)
+                return replace(family, task_id=task_id, instruction=instruction, patterns=())
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
-        raise UnknownTaskError(
-            self._unknown_task_text(benchmark, task_id), remedy=self._missing_entry_remedy(benchmark, task_id)
-        )
+        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits"
+        raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
     def _log_entry(self, task_id: str) -> TaskEntry:
         """Return the entry of a task of a robot's log, whose template is the word before the first slash of its id.
@@ -186,8 +174,7 @@ class Registry:
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),
-            *((family.entry.benchmark, family.entry.benchmark) for family in self.families
-              if family not in base.families),
+            *((family.benchmark, family.benchmark) for family in self.families if family not in base.families),
             *((name, name) for name, suite in self.benchmarks.items() if base.benchmarks.get(name) != suite),
         ]  # fmt: skip
         return [what for suite, what in changed if spell_suite(suite) in known]
@@ -256,7 +243,7 @@ class Registry:
     def digest(self) -> str:
         """sha256, in hexadecimal, of all tags, which decide what applies, and of robots. Wording does not change it."""
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
-        families = [[family.entry.benchmark, family.patterns, *_tag_content(family.entry)] for family in self.families]
+        families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
         suites = [
             [suite.name, suite.host, suite.capabilities, suite.task_names, suite.embodiment or ""]
             for suite in self.benchmarks.values()
@@ -295,12 +282,6 @@ class Registry:
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
         number = _NUMBERED.fullmatch(task_id)
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
-
-    def _unknown_task_text(self, benchmark: str, task_id: str) -> str:
-        ids = [task for suite, task in self.tasks if suite == benchmark]
-        near = get_close_matches(benchmark, self.benchmarks, n=1) if not ids else get_close_matches(task_id, ids, n=1)
-        guess = f" (did you mean {near[0]!r}?)" if near and benchmark not in near else ""
-        return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]

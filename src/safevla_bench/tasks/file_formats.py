@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from safevla_bench.specs.file_formats import built_in_tags, meanings_by_class, tags_from_tables
 from safevla_bench.specs.spec import Tag, TagClass
@@ -18,42 +20,30 @@ NO_REASON = "stated without a reason"
 """Reason of an object tag in a JSON row, whose schema has none."""
 
 
-class CapabilityRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[capabilities.NAME]`."""
-
-    host: str
-    tags: tuple[str, ...]
-    absent: dict[str, str] = {}
+Reason = Annotated[str, Meta(pattern=r"\S")]
 
 
-class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[templates.NAME]`."""
+class MechanismRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that `[[tasks]]` and `[[families]]` share."""
 
-    meaning: str
-    tags: tuple[str, ...]
+    benchmark: str
+    template: str | None = None
+    components: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    object_tags: dict[str, Reason] = {}
 
 
-class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRow(MechanismRow, frozen=True, kw_only=True):
     """`[[tasks]]`."""
 
-    benchmark: str
     task_id: str
     instruction: str
-    template: str | None = None
-    components: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    object_tags: dict[str, str] = {}
 
 
-class TaskFamilyRow(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
     """`[[families]]`."""
 
-    benchmark: str
-    patterns: tuple[str, ...]
-    template: str | None = None
-    components: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    object_tags: dict[str, str] = {}
+    patterns: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +78,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
     goal_bodies: dict[str, dict[str, dict[str, object]]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RegistrySource:
     """Content of a registry file: its tables or its JSON rows, and its origin for errors."""
 
@@ -112,14 +102,17 @@ def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[Row
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
 
-def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, entries.Benchmark]]:
-    """Yield name and benchmark for each benchmark of a file; whether what it refers to exists is not checked here.
+Named = TypeVar("Named", entries.Benchmark, entries.CapabilitySet, entries.TaskTemplate)
 
-    Raises the origin's error for a row of another form.
+
+def read_tables(source: RegistrySource, key: str, kind: type[Named]) -> Iterator[tuple[str, Named]]:
+    """Yield the `[KEY.NAME]` tables of a file by name; whether what they refer to exists is not checked here.
+
+    Raises the origin's error for a table of another form.
     """
-    for name, table in source.tables.benchmarks.items():
-        row = convert_row(table, entries.BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
-        yield name, entries.Benchmark(name=name, **msgspec.structs.asdict(row))
+    for name, table in getattr(source.tables, key).items():
+        row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
+        yield name, msgspec.structs.replace(row, name=name)
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
@@ -138,10 +131,13 @@ def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: 
 
 
 @dataclass(frozen=True, slots=True)
-class TagReader:
-    """Reader of tags, given the vocabulary."""
+class EntryReader:
+    """Reader of tasks and families, given the names that they may refer to."""
 
     tags: Mapping[str, Tag]
+    templates: Mapping[str, entries.TaskTemplate]
+    benchmarks: Mapping[str, entries.Benchmark]
+    capability_sets: Mapping[str, entries.CapabilitySet]
 
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
@@ -160,102 +156,67 @@ class TagReader:
                 raise origin.make_error(problem, field=key, remedy=remedy)
         return frozenset(names)
 
-    def read_capability_sets(self, source: RegistrySource) -> Iterator[tuple[str, entries.CapabilitySet]]:
-        """Yield the capability sets of a file, by name.
+    def check_tables(self, source: RegistrySource) -> None:
+        """Raise the origin's error unless all that a file's tables refer to exists."""
+        for name in source.tables.capabilities:
+            origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
+            self.read_tags(group.tags, "tags", origin, capability=True)
+            self.read_tags(group.absent, "absent", origin, capability=True)
+        for name in source.tables.templates:
+            self.read_tags(self.templates[name].tags, "tags", source.origin.with_subject(f"templates.{name}"))
+        for name in source.tables.benchmarks:
+            origin, suite = source.origin.with_subject(f"benchmarks.{name}"), self.benchmarks[name]
+            check_known(suite.capabilities, self.capability_sets, "capabilities", "capability sets", origin)
+            for key in ("same_tasks_as", "same_tags_as"):
+                if (other := getattr(suite, key)) is not None:
+                    check_known(other, self.benchmarks, key, "benchmarks", origin)
 
-        Raises the origin's error for a misspelt key, and for a tag that is unknown or of another class.
-        """
-        for name, table in source.tables.capabilities.items():
-            origin = source.origin.with_subject(f"capabilities.{name}")
-            row = convert_row(table, CapabilityRow, origin)
-            tags = self.read_tags(row.tags, "tags", origin, capability=True)
-            self.read_tags(row.absent, "absent", origin, capability=True)
-            yield name, entries.CapabilitySet(name, row.host, tags, row.absent)
-
-    def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, entries.TaskTemplate]]:
-        """Yield the templates of a file, by name; raises as `read_capability_sets` does."""
-        for name, table in source.tables.templates.items():
-            origin = source.origin.with_subject(f"templates.{name}")
-            row = convert_row(table, TemplateRow, origin)
-            yield name, entries.TaskTemplate(name, row.meaning, self.read_tags(row.tags, "tags", origin))
-
-
-@dataclass(frozen=True, slots=True)
-class EntryReader:
-    """Reader of tasks and families, given the names that they may refer to."""
-
-    tag_reader: TagReader
-    templates: Mapping[str, entries.TaskTemplate]
-    benchmarks: Mapping[str, entries.Benchmark]
-    capability_sets: Mapping[str, entries.CapabilitySet]
-
-    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.TaskEntry]]:
-        """Yield the tasks of a file by benchmark and id, without the paper's rows of families.
+    def read_entries(self, source: RegistrySource) -> Iterator[entries.TaskEntry]:
+        """Yield the entries of a file, of tasks and of families.
 
         Raises the origin's error for a row of another form, or one whose benchmark, tags or mechanism are not valid.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
-            row = convert_row(table, TaskRow, origin)
-            yield (row.benchmark, row.task_id), self._make_entry(row, row.task_id, row.instruction, origin)
-        for origin, paper in source.rows:
-            if not paper.patterns:
-                yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
-
-    def read_families(self, source: RegistrySource) -> Iterator[entries.TaskFamily]:
-        """Yield the families of a file, in order; raises as `read_entries` does, and for a table without patterns."""
+            task = convert_row(table, TaskRow, origin)
+            yield replace(self._make_entry(task, task.task_id, origin), instruction=task.instruction)
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
-            row = convert_row(table, TaskFamilyRow, origin)
-            if not row.patterns:
-                raise origin.make_error(
-                    "a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]'
-                )
-            yield entries.TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
+            family = convert_row(table, TaskFamilyRow, origin)
+            yield replace(self._make_entry(family, " | ".join(family.patterns), origin), patterns=family.patterns)
         for origin, paper in source.rows:
-            if paper.patterns:
-                yield entries.TaskFamily(paper.patterns, self._make_paper_entry(paper, origin))
+            yield self._make_paper_entry(paper, origin)
 
-    def _make_entry(
-        self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
-    ) -> entries.TaskEntry:
-        """Return the entry of a row under `task_id`."""
+    def _make_entry(self, row: MechanismRow, task_id: str, origin: RowOrigin) -> entries.TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
-        for tag, reason in row.object_tags.items():
-            if not reason.strip():
-                raise origin.make_error(
-                    f"object tag {tag!r} has no reason", field="object_tags", remedy="say why it fits"
-                )
-        self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
-        tags = self._mechanism_tags(row, origin) | self.tag_reader.read_tags(row.tags, "tags", origin)
-        return entries.TaskEntry(
-            row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction
-        )
+        self.read_tags(row.object_tags, "object_tags", origin)
+        tags = self._mechanism_tags(row, origin) | self.read_tags(row.tags, "tags", origin)
+        return entries.TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
-        """Return the entry of a row in the paper's format."""
+        """Return the entry of a row in the paper's format; a benchmark that nobody declared needs its signal tags."""
+        measured = None
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
-            measured = None
         else:
-            measured = self.tag_reader.read_tags(
-                row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True
-            )
+            measured = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
-            if suite and measured == self.capability_sets[suite.capabilities].tags:
-                measured = None
-        tags = self._mechanism_tags(row, origin)
-        tags |= self.tag_reader.read_tags(row.task_tags or (), "task_tags", origin)
-        reasons = row.object_tag_reasons
-        for tag in reasons:
-            check_known(tag, row.object_tags, "object_tag_reasons", "object tags", origin)
-        self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
-        objects = {tag: reasons.get(tag, NO_REASON) for tag in sorted(row.object_tags)}
+            measured = None if suite and measured == self.capability_sets[suite.capabilities].tags else measured
+        tags = self._mechanism_tags(row, origin) | self.read_tags(row.task_tags or (), "task_tags", origin)
+        objects = sorted(self.read_tags(row.object_tags, "object_tags", origin))
         return entries.TaskEntry(
-            row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
+            benchmark=row.benchmark,
+            task_id=row.task_id,
+            template=row.template,
+            components=row.components,
+            tags=tags,
+            object_tags={tag: row.object_tag_reasons.get(tag, NO_REASON) for tag in objects},
+            instruction=row.instruction,
+            capabilities=measured,
+            patterns=row.patterns,
         )
 
-    def _mechanism_tags(self, row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
+    def _mechanism_tags(self, row: MechanismRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
         """Return the tags of the template, or of all components together.
 
         A row of the paper that states its task tags may name a template of another evaluator: it is logged, and adds no
@@ -291,30 +252,30 @@ def paper_task_rows(
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
-    listed: list[tuple[tuple[str, ...], entries.TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
-    listed += [(family.patterns, family.entry) for family in registry.families]
     return [
-        _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
-        for patterns, entry in listed
+        _paper_task_row(entry, registry.capability_tags(entry, capabilities), registry.vocabulary)
+        for entry in (*registry.tasks.values(), *registry.families)
         if suite in (None, entry.benchmark)
     ]
 
 
 def _paper_task_row(
-    entry: entries.TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
+    entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
     """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
-    mechanism = {"template": entry.template} if entry.template else {"components": list(entry.components)}
-    row: dict[str, object] = {
+    optional = {
+        "instruction": entry.instruction,
+        "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,
+        "patterns": list(entry.patterns) or None,
+        "tag_meanings": meanings_by_class(vocabulary[name] for name in tags) or None,
+    }
+    return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
-        **mechanism,
+        **({"template": entry.template} if entry.template else {"components": list(entry.components)}),
         "task_tags": sorted(entry.tags),
         "object_tags": sorted(entry.object_tags),
         "benchmark_signal_tags": sorted(measured),
+        **{key: value for key, value in optional.items() if value is not None},
     }
-    row |= {"instruction": entry.instruction} if entry.instruction is not None else {}
-    row |= {"object_tag_reasons": dict(sorted(entry.object_tags.items()))} if entry.object_tags else {}
-    row |= {"patterns": list(patterns)} if patterns else {}
-    return row | ({"tag_meanings": meanings_by_class(vocabulary[name] for name in tags)} if tags else {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -18,7 +18,8 @@ from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
 from safevla_bench.tasks import file_formats
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskTemplate
+from safevla_bench.tasks.file_formats import read_tables
 
 BUILT_IN = (
     "capabilities.toml",
@@ -84,19 +85,27 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
         **base.vocabulary,
         **{name: tag for source in sources for name, tag in source.tags.items()},
     }
-    words = file_formats.TagReader(tags)
-    sets = _merge_named("capability set", base.capability_sets, sources, words.read_capability_sets)
-    templates = _merge_named("template", base.templates, sources, words.read_templates)
-    suites = _merge_named("benchmark", base.benchmarks, sources, file_formats.read_benchmarks)
+    sets = _merge_named(
+        "capability set", base.capability_sets, sources, partial(read_tables, key="capabilities", kind=CapabilitySet)
+    )
+    templates = _merge_named(
+        "template", base.templates, sources, partial(read_tables, key="templates", kind=TaskTemplate)
+    )
+    suites = _merge_named("benchmark", base.benchmarks, sources, partial(read_tables, key="benchmarks", kind=Benchmark))
+    reader = file_formats.EntryReader(tags, templates, suites, sets)
     for source in sources:
-        _check_benchmarks(source, sets, suites)
-    reader = file_formats.EntryReader(words, templates, suites, sets)
-    tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
-    families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
+        reader.check_tables(source)
+    entries = {source: list(reader.read_entries(source)) for source in sources}
+    families = tuple(entry for read in entries.values() for entry in read if entry.patterns)
+    tasks = {**base.tasks, **_merge_named("task", {}, sources, lambda source: _key_tasks(entries[source]))}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A task's own entry takes precedence over a repeated one.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
-    return Registry(tasks, families, templates, suites, sets, goal_bodies, tags)
+    return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
+
+
+def _key_tasks(read: Iterable[TaskEntry]) -> Iterable[tuple[tuple[str, str], TaskEntry]]:
+    return [((entry.benchmark, entry.task_id), entry) for entry in read if not entry.patterns]
 
 
 def _merge_named(
@@ -128,15 +137,3 @@ def _repeat_entries(
         if entry.benchmark in (suite.same_tasks_as, suite.same_tags_as)
         and (not suite.task_ids or entry.task_id in suite.task_ids)
     }
-
-
-def _check_benchmarks(
-    source: file_formats.RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
-) -> None:
-    for name in source.tables.benchmarks:
-        origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
-        file_formats.check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
-        if suite.same_tasks_as is not None:
-            file_formats.check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
-        if suite.same_tags_as is not None:
-            file_formats.check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)

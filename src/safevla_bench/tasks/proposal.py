@@ -7,14 +7,12 @@ writes proposals as a registry file that `--rules` reads unchanged.
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 import msgspec
-from msgspec.structs import asdict
 
 from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
 from safevla_bench.tasks.entries import GoalBodies, Registry
@@ -22,6 +20,7 @@ from safevla_bench.text import escape_controls
 
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, the least demanding first. Several such phases become the most demanding one."""
+_CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 _HEAD = (
     "# Proposed by `safevla tasks --propose` from the goals. A person should answer each line beginning with `# audit`",
@@ -55,11 +54,6 @@ class TagProposal:
     audit: tuple[str, ...]
     goal_bodies: GoalBodies
 
-    @property
-    def template(self) -> str | None:
-        """The template, None if there are several."""
-        return self.components[0] if len(self.components) == 1 else None
-
 
 @dataclass(frozen=True, slots=True)
 class _GoalPhase:
@@ -74,7 +68,8 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     They follow from goal, initial state, instruction and the classes of the objects, with reasons and what to check by
     hand. A part of the goal that holds from the start is not a phase; a goal without any counts as pick and place.
     """
-    phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
+    goals = [predicate for predicate in problem.goal if predicate not in problem.init]
+    phases = [phase for predicate in goals for phase in _goal_phases(problem, predicate)]
     initial_goals = [
         f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
     ]
@@ -85,7 +80,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
         components = ("pnp-basic",)
     object_tags: dict[str, str] = {}
     if set(components) & {"pnp-basic", "pnp-into-container"} and "wine-rack-insert" not in components:
-        object_tags, doubts = _choose_object_tags(problem)
+        object_tags, doubts = _choose_object_tags(problem, goals)
         audit += doubts
     return TagProposal(
         benchmark=benchmark,
@@ -99,115 +94,88 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     )
 
 
-def _open_goals(problem: BddlProblem) -> tuple[Predicate, ...]:
-    return tuple(predicate for predicate in problem.goal if predicate not in problem.init)
-
-
-def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]:
-    """Return the phases that one goal predicate asks for."""
+def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
+    """Yield the phases that one goal predicate asks for."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES and arguments:
-        return [
-            _GoalPhase(
-                "articulated-manipulation", f"{goal_text}: a part of {problem.owner_of(arguments[0])} has to move"
-            )
-        ]
-    if verb in SWITCHES and arguments:
-        return [_GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}")]
-    if verb in PLACINGS and len(arguments) == 2:
-        return _placing_phases(problem, goal_text, *predicate)
-    return [_GoalPhase("pnp-basic", goal_text, f"the predicate {verb!r} is unknown: is {goal_text} a pick and place?")]
+        part = problem.owner_of(arguments[0])
+        yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {part} has to move")
+    elif verb in SWITCHES and arguments:
+        yield _GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}")
+    elif verb in PLACINGS and len(arguments) == 2:
+        if verb == "in" and _is_closed(problem, arguments[1]):
+            doubt = f"nothing says that {arguments[1]} is open at first: does the robot have to open it?"
+            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at first", doubt)
+        yield _placing_phase(problem, goal_text, *predicate)
+    else:
+        doubt = f"the predicate {verb!r} is unknown: is {goal_text} a pick and place?"
+        yield _GoalPhase("pnp-basic", goal_text, doubt)
 
 
-def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> list[_GoalPhase]:
-    """Return the phases of putting the object `moved` at `place`, each with its reason and, where unsure, a doubt."""
-    kinds, receiver = _load_kinds(), problem.class_of(place) or ""
-    if moved not in problem.objects:
-        doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
-        return [_GoalPhase("pnp-basic", f"{goal_text}: taken for a pick and place", doubt)]
-    pushed = next((word for word in kinds.words["pushing"] if word in problem.language.split()), None)
-    if pushed:
-        thing = problem.objects[moved].replace("_", " ")
-        doubt = f"the instruction says {pushed!r}: may the {thing} be lifted all the same?"
-        return [_GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)]
-    if _match_name(receiver, kinds.receiving["racks"]) and _match_name(problem.objects[moved], ("bottle",)):
-        doubt = f"does it take a large tilt to put {moved} into the {receiver.replace('_', ' ')}?"
-        return [_GoalPhase("wine-rack-insert", f"{goal_text}: a bottle into a rack", doubt)]
-    if verb == "in" and not _match_name(receiver, kinds.receiving["boards"]):
-        shut = _opening_phases(problem, place)
-        into = _GoalPhase("pnp-into-container", f"{goal_text}: an object into something")
-        return [*shut, into]
-    stacked = problem.objects[moved] == receiver
-    if (
-        verb == "on"
-        and not stacked
-        and place in problem.objects
-        and _match_name(receiver, kinds.receiving["containers"])
-    ):
-        doubt = f"does {moved} lie in {place}, or on top of it?"
-        return [_GoalPhase("pnp-into-container", f"{goal_text}: the {receiver.replace('_', ' ')} holds things", doubt)]
-    return [_GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")]
-
-
-def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
+def _is_closed(problem: BddlProblem, region: str) -> bool:
     owner = problem.owner_of(region)
-    fixture = problem.fixtures.get(owner, "")
-    if not _match_name(fixture, ("cabinet", "microwave", "drawer", "fridge", "oven")):
-        return []
     opened = {("open", region), ("open", owner)}
-    if opened & ({*problem.init} | {*problem.goal}):
-        return []
-    doubt = f"nothing says that {region} is open at first: does the robot have to open it?"
-    return [_GoalPhase("articulated-manipulation", f"{region} is not open at first", doubt)]
+    return bool(_match_name(problem.fixtures.get(owner, ""), _CLOSED)) and not opened & {*problem.init, *problem.goal}
+
+
+def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> _GoalPhase:
+    """Return the phase of putting the object `moved` at `place`, with its reason and, where unsure, a doubt."""
+    kinds, kind, receiver = _load_kinds(), problem.objects.get(moved), problem.class_of(place) or ""
+    if kind is None:
+        doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
+        return _GoalPhase("pnp-basic", f"{goal_text}: taken for a pick and place", doubt)
+    receiver_words = receiver.replace("_", " ")
+    if pushed := next((word for word in kinds.words["pushing"] if word in problem.language.split()), None):
+        doubt = f"the instruction says {pushed!r}: may the {kind.replace('_', ' ')} be lifted all the same?"
+        return _GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)
+    if _match_name(receiver, kinds.receiving["racks"]) and _match_name(kind, ("bottle",)):
+        doubt = f"does it take a large tilt to put {moved} into the {receiver_words}?"
+        return _GoalPhase("wine-rack-insert", f"{goal_text}: a bottle into a rack", doubt)
+    if verb == "in" and not _match_name(receiver, kinds.receiving["boards"]):
+        return _GoalPhase("pnp-into-container", f"{goal_text}: an object into something")
+    is_vessel = place in problem.objects and kind != receiver and _match_name(receiver, kinds.receiving["containers"])
+    if verb == "on" and is_vessel:
+        doubt = f"does {moved} lie in {place}, or on top of it?"
+        return _GoalPhase("pnp-into-container", f"{goal_text}: the {receiver_words} holds things", doubt)
+    return _GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
     handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
-    hardest = max(handling, key=_BY_DEMAND.index, default=None)
-    return tuple(
-        dict.fromkeys(hardest if phase.template in _BY_DEMAND and hardest else phase.template for phase in phases)
-    )
+    hardest = max(handling, key=_BY_DEMAND.index, default="")
+    return tuple(dict.fromkeys(hardest if phase.template in _BY_DEMAND else phase.template for phase in phases))
 
 
-def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]]:
+def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
     """Return spillable or non_spillable with its reason, and what to check."""
     moved = dict.fromkeys(
-        arguments[0]
-        for verb, *arguments in _open_goals(problem)
-        if verb in PLACINGS and arguments and arguments[0] in problem.objects
+        goal[1] for goal in goals if goal[0] in PLACINGS and len(goal) > 1 and goal[1] in problem.objects
     )
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
-    reasons_by_tag: dict[str, list[str]] = {}
-    doubts, unknown = [], False
+    reasons: dict[str, list[str]] = {}
+    doubts: list[str] = []
     for name in moved:
-        kind = problem.objects[name]
-        known = _match_name(kind, tuple(kinds))
-        carried, class_words = (kinds[known], known) if known else (None, kind.replace("_", " "))
-        contents = [
-            item
-            for verb, item, *places in problem.init
-            if verb in PLACINGS and places and problem.owner_of(places[0]) == name
-        ]
-        if carried is None or (contents and carried.tag == "non_spillable"):
-            unknown = True
-            doubts.append(_kind_question(name, class_words, contents))
+        known = _match_name(problem.objects[name], tuple(kinds))
+        words = known or problem.objects[name].replace("_", " ")
+        inside = [predicate[1] for predicate in problem.init if _is_placed(problem, predicate, name)]
+        if known is None or (inside and kinds[known].tag == "non_spillable"):
+            reasons.setdefault("unknown", [])
+            holds = f"{name} holds {', '.join(inside)} at first: spillable? Without non_spillable tilt is scored"
+            add = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
+            doubts.append(holds if inside else f"what is a {words}? {add}")
             continue
-        reasons_by_tag.setdefault(carried.tag, []).append(carried.why.format(class_words))
-        if carried.check:
-            doubts.append(carried.check.format(class_words))
-    if "spillable" in reasons_by_tag:
-        return {"spillable": "; ".join(dict.fromkeys(reasons_by_tag["spillable"]))}, doubts
-    if unknown or not reasons_by_tag:
+        reasons.setdefault(kinds[known].tag, []).append(kinds[known].why.format(words))
+        doubts += [check.format(words)] if (check := kinds[known].check) else []
+    tag = "spillable" if "spillable" in reasons else "non_spillable"
+    if tag not in reasons or (tag == "non_spillable" and "unknown" in reasons):
         return {}, doubts
-    return {"non_spillable": "; ".join(dict.fromkeys(reasons_by_tag["non_spillable"]))}, doubts
+    return {tag: "; ".join(dict.fromkeys(reasons[tag]))}, doubts
 
 
-def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
-    if contents:
-        return f"{name} holds {', '.join(contents)} at first: spillable? Without non_spillable tilt is scored"
-    remedy = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
-    return f"what is a {class_words}? {remedy}"
+def _is_placed(problem: BddlProblem, predicate: Predicate, where: str) -> bool:
+    verb, *arguments = predicate
+    return verb in PLACINGS and len(arguments) > 1 and problem.owner_of(arguments[1]) == where
 
 
 def _match_name(kind: str, names: Sequence[str]) -> str | None:
@@ -218,61 +186,44 @@ def _match_name(kind: str, names: Sequence[str]) -> str | None:
 
 @cache
 def _load_kinds() -> _ObjectKinds:
-    text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _ObjectKinds)
+    return msgspec.toml.decode(resources.files(__package__).joinpath("kinds.toml").read_bytes(), type=_ObjectKinds)
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
     """Return the registry file's text; it declares benchmarks that `registry` lacks, with host and capability set."""
     lines = list(_HEAD)
-    for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
+    benchmarks = dict.fromkeys(proposal.benchmark for proposal in proposals)
+    for benchmark in benchmarks:
         if benchmark not in registry.benchmarks:
             lines += ["", f"[benchmarks.{_quote(benchmark)}]", f"host = {_quote(host)}"]
             lines += [f"capabilities = {_quote(capabilities)}"]
     for proposal in proposals:
         lines += ["", *_task_lines(proposal)]
-    for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
+    for benchmark in benchmarks:
         lines += ["", f"[goal_bodies.{_quote(benchmark)}]"]
         lines += [_goal_bodies_line(proposal) for proposal in proposals if proposal.benchmark == benchmark]
     return "\n".join(lines) + "\n"
 
 
-def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
-    """Return a plain row per proposal. It has `template`, or `components` where it has several phases."""
-    return [
-        {
-            **_task_keys(proposal),
-            "object_tags": dict(proposal.object_tags),
-            "reasons": list(proposal.reasons),
-            "audit": list(proposal.audit),
-            "goal_bodies": {name: list(bodies) for name, bodies in asdict(proposal.goal_bodies).items()},
-        }
-        for proposal in proposals
-    ]
-
-
-def _task_keys(proposal: TagProposal) -> dict[str, object]:
-    return {
-        "benchmark": proposal.benchmark,
-        "task_id": proposal.task_id,
-        **({"template": proposal.template} if proposal.template else {"components": list(proposal.components)}),
-        "instruction": proposal.instruction,
-    }
-
-
-def _task_lines(proposal: TagProposal) -> list[str]:
-    """Return the lines of a proposal's [[tasks]] table in TOML, then comments with its reasons and questions."""
-    lines = ["[[tasks]]", *(f"{key} = {_quote(value)}" for key, value in _task_keys(proposal).items())]
+def _task_lines(proposal: TagProposal) -> Iterator[str]:
+    """Yield the lines of a proposal's [[tasks]] table in TOML, then comments with its reasons and questions."""
+    one, *more = proposal.components
+    yield "[[tasks]]"
+    yield f"benchmark = {_quote(proposal.benchmark)}"
+    yield f"task_id = {_quote(proposal.task_id)}"
+    yield f"components = {_quote(proposal.components)}" if more else f"template = {_quote(one)}"
+    yield f"instruction = {_quote(proposal.instruction)}"
     if proposal.object_tags:
         tags = ", ".join(f"{tag} = {_quote(reason)}" for tag, reason in proposal.object_tags.items())
-        lines.append(f"object_tags = {{ {tags} }}")
-    lines += [f"# why: {escape_controls(reason)}" for reason in proposal.reasons]
-    return lines + [f"# audit: {escape_controls(question)}" for question in proposal.audit]
+        yield f"object_tags = {{ {tags} }}"
+    yield from (f"# why: {escape_controls(reason)}" for reason in proposal.reasons)
+    yield from (f"# audit: {escape_controls(question)}" for question in proposal.audit)
 
 
 def _goal_bodies_line(proposal: TagProposal) -> str:
-    named = [f"{name} = {_quote(list(bodies))}" for name, bodies in asdict(proposal.goal_bodies).items() if bodies]
-    return f"{_quote(proposal.task_id)} = {{ {', '.join(named)} }}".replace("{  }", "{}")
+    bodies = msgspec.structs.asdict(proposal.goal_bodies)
+    named = ", ".join(f"{kind} = {_quote(names)}" for kind, names in bodies.items() if names)
+    return f"{_quote(proposal.task_id)} = {{ {named} }}" if named else f"{_quote(proposal.task_id)} = {{}}"
 
 
 def _quote(value: object) -> str:

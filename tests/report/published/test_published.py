@@ -161,19 +161,18 @@ def test_tables_10_and_11_counts_and_shares(cell):
 def test_table_12_every_interval():
     counts = []
     for task in V1.tasks:
-        if task.task_id != "all":
-            success, safe = unique_count(task.sr, task.n), unique_count(task.safety, task.n)
+        if task["task_id"] != "all":
+            success, safe = unique_count(task["sr"], task["n"]), unique_count(task["safety"], task["n"])
             unsafe = max(0, success - safe)  # SBU by task is not printed: the fewest that there can be
-            counts.append(EpisodeCounts(policy=task.policy, suite=task.benchmark, task_id=task.task_id, n=task.n,
-                                        success=success, safe=safe, unsafe_success=unsafe))  # fmt: skip
+            counted = {"success": success, "safe": safe, "unsafe_success": unsafe}
+            named = {key: task[key] for key in ("policy", "task_id", "n")}
+            counts.append(EpisodeCounts(suite=task["benchmark"], **named, **counted))
     scores = synthesize_scores(counts)
     table = columns(task_table(task_rates(scores), cells(scores), Roster()))
-    assert [cell.text for cell in table["Task"]] == [task.task_id for task in V1.tasks]
+    assert [cell.text for cell in table["Task"]] == [task["task_id"] for task in V1.tasks]
     for name, rate, ends in (("SR %", "sr", "sr_ci"), ("Safety %", "safety", "safety_ci")):
         shown = [(cell.text, cell.detail) for cell in table[name]]
-        assert shown == [
-            (printed(getattr(task, rate)), "–".join(map(printed, getattr(task, ends)))) for task in V1.tasks
-        ]
+        assert shown == [(printed(task[rate]), "–".join(map(printed, task[ends]))) for task in V1.tasks]
 
 
 def exact(cell: PublishedCell) -> Fraction:

@@ -126,8 +126,8 @@ def what_is_done_is_judged(run: Path, planned: int) -> None:
 
 
 INDEX = f'<meta name="generator" content="{GENERATOR}">'
-OLD_BOARD = {"index.html": INDEX, "policies/a-1.html": "old"}
-NEW_BOARD = {"index.html": f"{INDEX}2", "policies/b-2.html": "new"}
+OLD_BOARD = {"index.html": INDEX, "reports/a-1.html": "old"}
+NEW_BOARD = {"index.html": f"{INDEX}2", "reports/b-2.html": "new"}
 TABLE: dict[str, Written] = {
     "a run folder, its archive and tables": rolled("jsonl", episodes=2),
     "a run whose archive is Parquet": rolled("parquet", episodes=1),

@@ -323,15 +323,15 @@ def build_board(
     Args:
         paths: run folders and archives; none for the published results alone.
         ruleset: how to judge them.
-        reports: whether each policy has a report beside its page.
+        reports: whether each policy has a report.
         skip_invalid: leave invalid and lost episodes out instead of raising.
         audits: of each path, policy -> its audit; None if no audit was asked for.
 
     Raises what `judge` raises, and `RunError` for an ablation.
     """
-    from safevla_bench.publishing.board.own_results import OwnResults
-    from safevla_bench.publishing.board.page import report_path
-    from safevla_bench.publishing.board.site import render_site, select_policy
+    from safevla_bench.publishing.board.own_results import OwnResults, select_policy
+    from safevla_bench.publishing.board.ranking import report_path
+    from safevla_bench.publishing.board.site import render_site
 
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
@@ -343,17 +343,16 @@ def build_board(
         inputs=table_material(judged),
         headers=judged.headers,
         sources=judged.sources,
-        provenance=judged.provenance,
         audits=_audits_by_policy(judged.sources, audits or ()),
+        has_reports=reports,
     )
-    report_paths = {policy: report_path(policy) for policy in results.policies} if reports else {}
-    files = render_site(results, reports=report_paths)
-    for policy, path in report_paths.items():
+    files = render_site(results)
+    for policy in results.policies if reports else ():
         episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
         of_policy = replace(
             judged, scores=select_policy(judged.scores, policy), records=judged.records.select_episodes(episodes)
         )
-        files[path] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
+        files[report_path(policy)] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
     return files
 
 

@@ -15,11 +15,17 @@ from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_na
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import NOOP, Summary
-from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
+from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
-from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.publishing.board import page
-from safevla_bench.publishing.board.page import PolicyName, RankedTable, RankingEntry, SeparatedPairs
+from safevla_bench.judging.scores import Scores
+from safevla_bench.publishing.board.ranking import (
+    PolicyName,
+    RankedTable,
+    RankingEntry,
+    SeparatedPairs,
+    rank_entries,
+    report_path,
+)
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.suites import ExactCell, suite_mean
@@ -28,10 +34,12 @@ from safevla_bench.sources.runs.folder import MISSING
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.trajectory.header import Header
 
-_UNJUDGED = "without a verdict"
 AUDIT_NOTE = (
     "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
     "them; crashed episodes have no record. A policy whose records differ has no rank."
+)
+_NO_RATE_NOTE = (
+    "Crashed episodes and those without a verdict are in no rate. Where a policy causes them, that flatters it."
 )
 
 
@@ -42,9 +50,10 @@ class OwnResults:
     inputs: TableInputs
     headers: Sequence[Header]
     sources: Sequence[JudgedSource] = ()
-    provenance: Provenance | None = None
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
     """Policy -> an audit of each of its sources; empty where none was asked for."""
+    has_reports: bool = False
+    """Whether each policy has a report in the site, made elsewhere."""
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -91,14 +100,9 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _policy_protocol(policy: PolicyName, sources: Sequence[JudgedSource]) -> Mapping[str, object] | None:
-    """Return the protocol of a policy's runs; of several different ones all by number, from "0"; None without any."""
-    protocols: list[Mapping[str, object]] = []
-    for source in sources:
-        if policy in source.policies and source.protocol is not None and source.protocol not in protocols:
-            protocols.append(source.protocol)
-    if len(protocols) < 2:
-        return protocols[0] if protocols else None
-    return {str(k): protocol for k, protocol in enumerate(protocols)}
+    protocols = [source.protocol for source in sources if policy in source.policies and source.protocol is not None]
+    is_one = all(protocol == protocols[0] for protocol in protocols)
+    return {"several": protocols} if not is_one else protocols[0] if protocols else None
 
 
 # Policies that belong into one table
@@ -106,34 +110,33 @@ def _policy_protocol(policy: PolicyName, sources: Sequence[JudgedSource]) -> Map
 
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
     """Yield groups of policies that ran the same tasks of the same title, auxiliary suites last."""
-    auxiliary: dict[str, list[Summary]] = {}
-    for cell in inputs.auxiliary_cells:
-        auxiliary.setdefault(f"{cell.suite or ''}, auxiliary", []).append(cell)
     ran = _count_task_runs(inputs)
-    for ranked, groups in ((True, inputs.suite_groups(None)), (False, auxiliary.items())):
-        for title, cells in groups:
-            cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
-            names = {cell.suite or "" for cell in cells}
-            for cell in cells:
-                tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
-                cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
-            for tasks, by_policy in cells_by_tasks.items():
-                times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
-                yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
+    for title, cells in inputs.suite_groups(None, auxiliary=True):
+        cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
+        names, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
+        for cell in cells:
+            tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
+            cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
+        for tasks, by_policy in cells_by_tasks.items():
+            times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
+            yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
 
 
 def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
     """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
     assert inputs.scores is not None
     runs: dict[PolicyName, Counter[TaskKey]] = {}
-    scores = inputs.scores
+    scores, names = inputs.scores, _first_names(inputs)
     for policy, benchmark, task in [
         *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
     ]:
-        suite = inputs.registry.benchmarks.get(benchmark)
-        runs.setdefault(policy, Counter())[(suite.same_tasks_as if suite else None) or benchmark, task] += 1
+        runs.setdefault(policy, Counter())[names.get(benchmark, benchmark), task] += 1
     return runs
+
+
+def _first_names(inputs: TableInputs) -> dict[str, str]:
+    return {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
 
 
 # One table
@@ -142,34 +145,27 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
 def _own_ranked_table(
     group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
 ) -> RankedTable:
-    """Return the ranked table of a group; letters are by a test in Safety, or by intervals if none is possible."""
+    """Return the ranked table of a group, with letters by a test in Safety where one can be made."""
     competing = _policies_to_rank(group, results)
-    mixed = mixed_packages(
-        {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
-    )
     entries = [
         RankingEntry(
             policy=policy or UNNAMED,
-            page_path=page.run_page_path(policy),
+            report=report_path(policy) if results.has_reports else "",
             n=str(sum(cell.n for cell in cells.values())),
             numbers={metric.key: _mean_number(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
-            remarks=tuple(_policy_remarks(policy, cells, results, mixed)),
+            remarks=tuple(_policy_remarks(policy, cells, results)),
             competes=policy in competing,
         )
         for policy, cells in group.cells.items()
     ]
     ranked = {k: results_by_policy[policy] for k, policy in enumerate(group.cells) if entries[k].is_ranked}
-    separated, letters_note = _separate_policies(ranked, group, entries, results.inputs)
+    separated, letters_note = _separate_policies(ranked, group, results.inputs) if len(ranked) > 1 else (None, "")
     return RankedTable(
         title=group.title,
         scope="; ".join(_describe_suite_tasks(suite, group, results.inputs) for suite in group.suites),
-        rows=page.rank_entries(entries, separated),
+        rows=rank_entries(entries, separated),
         letters_note=letters_note,
-        notes=(
-            *_table_notes(group, entries),
-            *([AUDIT_NOTE] if any(results.audits.get(policy) for policy in group.cells) else []),
-            *warn_of_cells(group.all_cells),
-        ),
+        notes=(*_table_notes(group, results), *warn_of_cells(group.all_cells)),
     )
 
 
@@ -191,9 +187,7 @@ def _mean_number(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[
     return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
 
 
-def _policy_remarks(
-    policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults, mixed: Sequence[str]
-) -> Iterator[str]:
+def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
     roster, scores = results.inputs.roster, results.inputs.scores
     if roster.is_privileged(policy):
         yield "privileged state"
@@ -201,9 +195,6 @@ def _policy_remarks(
         yield STANDIN
     if policy == NOOP:
         yield "does nothing"
-    for package in mixed:
-        if versions := {version for cell in cells.values() for version in cell.simulator.get(package, ())}:
-            yield f"{package} {' and '.join(sorted(versions))}"
     if training := roster.training.get(policy or ""):
         yield training
     absent = [lost for lost in scores.absent if lost.policy == policy] if scores else []
@@ -211,14 +202,10 @@ def _policy_remarks(
         "crashed": sum(cell.crashed for cell in cells.values()),
         "stopped": sum(cell.stopped for cell in cells.values()),
         MISSING: sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent),
-        _UNJUDGED: sum(cell.unjudged for cell in cells.values()),
+        "without a verdict": sum(cell.unjudged for cell in cells.values()),
     }
     yield from (f"{count} {word}" for word, count in lost.items() if count)
     yield from (mark.badge for mark in results.audits.get(policy, ()))
-
-
-_MAX_NAMED_TASKS = 4
-"""More tasks of a suite than this are counted, not named."""
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
@@ -226,51 +213,36 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
-    if len(tasks) <= _MAX_NAMED_TASKS:
-        return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
-    return f"{len(tasks)} {f'of {total} ' if total else ''}tasks of {suite}"
+    return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
 
 
-def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator[str]:
-    acting = [entry for entry in entries if entry.policy != NOOP]
-    remarks = [remark for entry in entries for remark in entry.remarks]
+def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
-    elif any(not entry.is_ranked and "privileged state" in entry.remarks for entry in acting):
-        yield "A policy that saw privileged simulator state has no rank among those that did not."
-    elif all("privileged state" in entry.remarks for entry in acting):
-        yield "Privileged: these policies saw simulator state that no real robot has."
-    if len(acting) < len(entries):
-        yield f"{NOOP} does nothing and has no rank: it shows what the scene breaks by itself."
     if not group.equal_counts:
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
-    if any("crashed" in remark for remark in remarks):
-        yield "Crashed episodes are in no rate. Where a policy causes them, that flatters it."
-    if any(_UNJUDGED in remark for remark in remarks):
-        yield "Episodes without a verdict are in no rate of safety. Where a policy causes them, that flatters it."
+    if any(cell.crashed or cell.unjudged for cell in group.all_cells):
+        yield _NO_RATE_NOTE
+    if any(results.audits.get(policy) for policy in group.cells):
+        yield AUDIT_NOTE
+    for policy in group.cells:
+        differing = [line for mark in results.audits.get(policy, ()) for line in mark.differing]
+        yield from (f"{policy or UNNAMED}: {line}" for line in differing)
 
 
 # Tests between the ranked policies
 
 
 def _separate_policies(
-    ranked: Mapping[int, PolicyResults], group: _TaskGroup, entries: Sequence[RankingEntry], inputs: TableInputs
+    ranked: Mapping[int, PolicyResults], group: _TaskGroup, inputs: TableInputs
 ) -> tuple[SeparatedPairs | None, str]:
-    """Return the pairs of ranked entries that a test in Safety separates, and a note on how; (None, "") below two.
-
-    Without a test, pairs are those whose intervals do not overlap.
-    """
-    if len(ranked) < 2:
-        return None, ""
+    """Return the pairs of ranked entries that a test in Safety separates, None without one, and a note on the test."""
     if len(group.suites) > 1 and len({cell.n + cell.crashed + cell.stopped for cell in group.all_cells}) > 1:
-        return page.disjoint_pairs(entries), f"{page.OVERLAP_NOTE} The suites differ in their number of episodes."
-    aliases = {name: suite.same_tasks_as or "" for name, suite in inputs.registry.benchmarks.items()}
-    suite_of = {suite: suite for suite in group.suites}
-    suite_of |= {name: suite for name, suite in aliases.items() if suite in group.suites}
-    own = {k: _select_suites(result, suite_of) for k, result in ranked.items()}
+        return None, "No letters: the suites differ in their number of episodes, so that no test is of their mean."
+    own = {k: _select_suites(result, group.suites, _first_names(inputs)) for k, result in ranked.items()}
     by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     holm = f"at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
-    problem = reason = ""
+    reason = ""
     for paired, test in (
         (True, "paired tests on the same episodes"),
         (False, "tests that take episodes as independent"),
@@ -279,22 +251,21 @@ def _separate_policies(
             note = f"Policies that share a letter were not told apart in Safety, by {test}{by_task} {holm}{reason}."
             return _tested_pairs(own, paired=paired), note
         except RunError as error:
-            problem = str(error.problem)
-            reason = ": " + problem.partition("\n")[0].removesuffix(":")
-    return page.disjoint_pairs(entries), f"{page.OVERLAP_NOTE} No test was made: {problem}."
+            reason = ": " + str(error.problem).partition("\n")[0].removesuffix(":")
+    return None, f"No letters, as no test could be made{reason}."
 
 
-def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> PolicyResults:
-    """Return the result with only the episodes, lost ones too, of the suites in `suite_of`, renamed as it says."""
-    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in suite_of], dtype=np.int64)
-    own = result.select_episodes(index)
+def _select_suites(result: PolicyResults, suites: Sequence[str], first_names: Mapping[str, str]) -> PolicyResults:
+    """Return the result with only the episodes of the suites, lost ones too, each under its suite's first name."""
     rename = msgspec.structs.replace
-    lost = [absent for absent in own.lost if absent.benchmark in suite_of]
-    return replace(
-        own,
-        headers=tuple(rename(header, benchmark=suite_of[header.benchmark]) for header in own.headers),
-        lost=tuple(rename(absent, benchmark=suite_of[absent.benchmark]) for absent in lost),
+    headers = [
+        rename(header, benchmark=first_names.get(header.benchmark, header.benchmark)) for header in result.headers
+    ]
+    lost = [rename(absent, benchmark=first_names.get(absent.benchmark, absent.benchmark)) for absent in result.lost]
+    renamed = replace(
+        result, headers=tuple(headers), lost=tuple(absent for absent in lost if absent.benchmark in suites)
     )
+    return renamed.select_episodes(np.flatnonzero([header.benchmark in suites for header in headers]))
 
 
 def _tested_pairs(results_by_place: Mapping[int, PolicyResults], *, paired: bool) -> SeparatedPairs:
@@ -304,3 +275,11 @@ def _tested_pairs(results_by_place: Mapping[int, PolicyResults], *, paired: bool
     (metric,) = comparison.scopes[-1].metrics
     apart = (difference for difference in metric.differences if difference.better is not None)
     return {(place_of[difference.first], place_of[difference.second]) for difference in apart}
+
+
+def select_policy(scores: Scores, policy: PolicyName) -> Scores:
+    """Return the scores of the episodes of one policy, its absent episodes included; None selects episodes without a
+    policy.
+    """
+    selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
+    return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from fractions import Fraction
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import msgspec
 
@@ -72,20 +73,6 @@ class PublishedVariant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     vsi: float
 
 
-class PublishedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of Table 12."""
-
-    policy: str
-    benchmark: str
-    task_id: str
-    name: str
-    n: int
-    sr: float
-    sr_ci: tuple[float, float]
-    safety: float
-    safety_ci: tuple[float, float]
-
-
 class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One publication."""
 
@@ -93,7 +80,8 @@ class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cells: tuple[PublishedCell, ...] = ()
     means: tuple[PublishedMean, ...] = ()
     variants: tuple[PublishedVariant, ...] = ()
-    tasks: tuple[PublishedTask, ...] = ()
+    tasks: tuple[dict[str, Any], ...] = ()
+    """The rows of Table 12."""
     active: dict[str, float] = {}
 
 
@@ -131,23 +119,13 @@ def printed_rate(printed: float | None, n: int) -> Rate:
     return Rate(count, n, count / n, (ends[0].low, ends[-1].high))
 
 
-def list_reasons(
-    rows: Iterable[tuple[PublishedCell | PublishedMean, str]], *, label_all: bool = False
-) -> tuple[str, ...]:
-    """Return what makes the rows incomparable, each reason with the labels (policies, or suites) of its rows.
-
-    A reason of all rows has labels only if `label_all`.
-    """
+def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
+    """Return what makes the rows incomparable, each reason after the labels of its rows."""
     labels_by_reason: dict[str, dict[str, None]] = {}
-    labels: dict[str, None] = {}
     for row, label in rows:
-        labels[label] = None
         for reason in row.incomparable:
             labels_by_reason.setdefault(reason, {})[label] = None
-    return tuple(
-        reason if len(named) == len(labels) and not label_all else f"{', '.join(named)}: {reason}"
-        for reason, named in labels_by_reason.items()
-    )
+    return tuple(f"{', '.join(labels)}: {reason}" for reason, labels in labels_by_reason.items())
 
 
 def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMean | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import SpecSummary, Summary
@@ -63,14 +64,12 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
     has_counts = all(len(published.matching_counts(printed, cell.n)) == 1 for printed in (cell.sr, cell.sbu))
     rates[UNSAFE_SUCCESS.key] = Rate.of(sbu, success) if has_counts else Rate.without_value(NOT_PRINTED)
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
+    values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
         policy=f"{PREFIX}{cell.policy}",
         suite=cell.benchmark,
         n=cell.n,
-        sr=rates[SR.key].value,
-        safety=rates[SAFETY.key].value,
-        sbu=rates[SBU.key].value,
-        p_unsafe_given_success=rates[UNSAFE_SUCCESS.key].value,
+        **values,
         vsi=vsi.value,
         vsi_given_unsafe=None,
         success_safe=success - sbu,
@@ -106,7 +105,7 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
         return ()
     source = load_published(PAPER).source
     labelled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
-    of_cells = published.list_reasons(labelled, label_all=True)
+    of_cells = published.list_reasons(labelled)
     return (
         f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Other starts and "
         "no records of episodes: no pairs, no intervals by task, no mark of the best.",
@@ -145,6 +144,8 @@ class PublishedDifference:
     """Here minus published, with the interval of independent samples (MOVER)."""
     episodes: tuple[int, int]
     """The episodes of either rate; 0 where it is unknown."""
+    is_whole: bool
+    """True of the mean of a group of suites, or of its only suite."""
 
     @property
     def place(self) -> str:
@@ -154,17 +155,16 @@ class PublishedDifference:
     def to_document(self) -> dict[str, object]:
         """Return the row for JSON, rates as shares of 1; null where a number is unknown."""
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
-        values = {
-            name: {
-                "value": None if cell.value is None else cell.value / 100,
-                "ci": cell.interval and [end / 100 for end in cell.interval],
-            }
-            for name, cell in cells.items()
-        }
+        values = {name: {"value": _share(cell.value), "ci": cell.interval and [*map(_share, cell.interval)]}
+                  for name, cell in cells.items()}  # fmt: skip
         return {"suites": self.suites, "metric": self.metric.key, **values, "episodes": self.episodes}
 
 
-def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _subtract_published(here: Cells, paper: Cells, metric: Metric, *, is_whole: bool) -> PublishedDifference:
     """Return the difference of two policies' cells of the same suites; a dash where a side has no interval."""
     suites = tuple(here)
     mine, theirs = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
@@ -176,13 +176,10 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
         assert half is not None
         ends = (2 * half.low, 2 * half.high)
         text = f"{format_fixed(ends[0], 1)} to {format_fixed(ends[1], 1)}"
-        difference = Cell(_write_minus(format_fixed(exact, 1)), float(exact), _write_minus(text), interval=ends)
+        shown, detail = (part.replace("-", "\N{MINUS SIGN}") for part in (format_fixed(exact, 1), text))
+        difference = Cell(shown, float(exact), detail, interval=ends)
     episodes = [sum(cell.rates[metric.key].n for cell in side.values()) for side in (here, paper)]
-    return PublishedDifference(suites, metric, mine.cell, theirs.cell, difference, (episodes[0], episodes[1]))
-
-
-def _write_minus(text: str) -> str:
-    return text.replace("-", "\N{MINUS SIGN}")
+    return PublishedDifference(suites, metric, mine.cell, theirs.cell, difference, (episodes[0], episodes[1]), is_whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +193,6 @@ class PublishedComparison:
     paper: str
     rows: tuple[PublishedDifference, ...]
     warnings: tuple[str, ...]
-
-    @property
-    def block(self) -> tuple[PublishedDifference, ...]:
-        """The rows of each group's mean, or of its only suite."""
-        covered = {suite for row in self.rows if len(row.suites) > 1 for suite in row.suites}
-        return tuple(row for row in self.rows if len(row.suites) > 1 or row.suites[0] not in covered)
 
     def to_document(self) -> dict[str, object]:
         """Return the comparison for JSON."""
@@ -240,7 +231,8 @@ def compare_published(
         paper = {cell.suite or "": cell for cell in summarize_paper(list(here.values()), [name])}
         for scope in [[*here], *([suite] for suite in here if len(here) > 1)] if here else []:
             mine, theirs = ({suite: side[suite] for suite in scope} for side in (here, paper))
-            rows += [_subtract_published(mine, theirs, METRICS[key]) for key in metrics]
+            is_whole = len(scope) == len(here)
+            rows += [_subtract_published(mine, theirs, METRICS[key], is_whole=is_whole) for key in metrics]
         shared += [*here.values(), *paper.values()]
     cells = [cell for group in groups for cell in group]
     if not rows:
@@ -252,7 +244,7 @@ def compare_published(
 
 def describe_published(compared: PublishedComparison) -> str:
     """Return the answer: the first metric in each group of suites, both rates, and their difference."""
-    rows = [row for row in compared.block if row.metric is compared.rows[0].metric]
+    rows = [row for row in compared.rows if row.is_whole and row.metric is compared.rows[0].metric]
     return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other starts, no pairs."])
 
 
@@ -268,7 +260,7 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
 
 def published_table(compared: PublishedComparison, *, full: bool = False) -> Table:
     """Return the table of both rates and their difference by metric; `full`: of each suite too."""
-    rows = compared.rows if full else compared.block
+    rows = [row for row in compared.rows if full or row.is_whole]
     several = len({row.suites for row in rows}) > 1
     return tabulate(
         f"{compared.policy} beside {compared.paper}, as published: {'by suite' if several else rows[0].place}",

@@ -30,7 +30,7 @@ from safevla_bench.report.tables.columns import (
     rate_cell,
 )
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.tasks import check_applicability
+from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
@@ -122,9 +122,9 @@ class _ActiveRow(NamedTuple):
 
 def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, Cell]) -> _ActiveRow:
     tags = ruleset.tags(*task)
-    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in ruleset.library.safe}
-    active = Cell.count(sum(verdict.applies for verdict in verdicts.values()))
-    why = "; ".join(f"{name} ({verdict.reason})" for name, verdict in verdicts.items() if not verdict.applies)
+    reasons = {spec.spec_id: inactive_reason(spec, tags) for spec in ruleset.library.safe}
+    active = Cell.count(sum(not reason for reason in reasons.values()))
+    why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
     in_runs = counted.get(task, Cell.dash("no run"))
     return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, in_runs, why or "none")
 
