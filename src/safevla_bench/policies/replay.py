@@ -129,7 +129,6 @@ class Replay:
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
-            **({"render": dict(take.render)} if take.render else {}),
             **_describe_start(start, take),
             **measure_divergence(take, played, coordinates, observed),
         }

@@ -199,18 +199,6 @@ def test_actions_of_another_benchmark_are_not_announced_as_libero_s(tmp_path):
     assert not any("plays and judges" in remark for remark in foreign.read_results(path).remarks)
 
 
-def test_how_a_recording_was_rendered_is_kept_and_told(tmp_path):
-    render = {"requested": "cpu", "applied_env": {"MUJOCO_GL": "osmesa"}, "divergent": True}
-    path = changed(
-        tmp_path, f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.render', json('{json.dumps(render)}'))"
-    )
-    assert all(take.render == render for take in foreign.read_recorded_actions(path))
-    (said,) = [remark for remark in foreign.read_results(path).remarks if "rendered" in remark]
-    assert said == (
-        "it was to be rendered on cpu, for which {'MUJOCO_GL': 'osmesa'} was set, and its processes differed in that"
-    )
-
-
 def test_a_failed_episode_is_not_played_but_its_reset_counts(tmp_path):
     path = changed(tmp_path, "UPDATE episode_results SET status = 'error' WHERE episode_id = 0")
     takes = foreign.read_recorded_actions(path)

@@ -147,30 +147,17 @@ def _read_harness(path: Path) -> ForeignResults:
         )
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
-        rendered = [render for text in texts.values() if (render := _format_render(text))]
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
     if has_actions and any(map(_is_played, texts.values())):
         remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
-    return ForeignResults("vla-evaluation-harness recording", episodes, (*remarks, *dict.fromkeys(rendered)))
+    return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
 def _is_played(metadata: str) -> bool:
     """Return whether an entry is of LIBERO's or LIBERO-Pro's tasks, which the host `libero` has."""
-    tree = json.loads(metadata)
-    parameters = _entry_parameters(tree) if isinstance(tree, dict) and isinstance(tree.get("config"), dict) else None
-    return parameters is not None and not str(parameters["suite"]).startswith(_FORKS)
-
-
-def _format_render(metadata: str) -> str:
-    """Return a sentence on how an entry was rendered; empty for a recording that does not say it."""
-    tree = json.loads(metadata)
-    render = tree.get("render") if isinstance(tree, dict) else None
-    if not isinstance(render, dict):
-        return ""
-    differed = ", and its processes differed in that" if render.get("divergent") else ""
-    applied = render.get("applied_env", render.get("applied")) or "nothing"
-    return f"it was to be rendered on {render.get('requested')}, for which {applied} was set{differed}"
+    config = json.loads(metadata).get("config") or {}
+    return config.get("benchmark") in _BENCHMARKS and not str(config["benchmark"]).startswith(_FORKS)
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
@@ -204,7 +191,7 @@ _BENCHMARKS: Mapping[str, Mapping[str, object]] = {
 }
 """The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad); LIBERO-Plus gives other tasks under LIBERO's
 names, so that its suites get the `prefix`."""
-_FORKS = ("libero_plus", "libero_mem")
+_FORKS = ("vla_eval.benchmarks.libero_plus", "vla_eval.benchmarks.libero_mem")
 _PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
 """LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
@@ -295,7 +282,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
         name, parameters = entries.get(str(eval_id), ("", None))
         if parameters is None:
             continue
-        render = parameters["render"]
         context = json.loads(text)
         # A process keeps its environment while the task stays the same, and seeds it only when it makes it.
         present = (str(sid), str(eval_id), str(context["task_id"]))
@@ -323,7 +309,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
             earlier_resets=resets,
             policy=name,
             absolute=bool(parameters["absolute_action"]),
-            render=render if isinstance(render, dict) else {},
         )
 
 
@@ -339,7 +324,7 @@ _PARAMETERS = ("env_seed", "num_steps_wait", "absolute_action")
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of a benchmark of LIBERO's loop, and how it was rendered; None for another benchmark.
+    """Return the parameters of a benchmark of LIBERO's loop; None for another benchmark.
 
     Configured parameters come before those that the server named, and these before the harness's defaults.
     """
@@ -358,7 +343,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     }
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
     values = {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
-    return {**values, "suite": _full_suite(parameters), "render": metadata.get("render")}
+    return {**values, "suite": _full_suite(parameters)}
 
 
 def _full_suite(parameters: Mapping[str, Any]) -> str:

@@ -183,8 +183,6 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-MAX_NUMBERS = 1 << 25
-"""Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _log = logging.getLogger(__name__)
