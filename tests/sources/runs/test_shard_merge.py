@@ -17,7 +17,7 @@ from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import read_description, read_latencies
+from safevla_bench.sources.runs.folder import read_description, read_facts
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.writer import RunWriter, merge_shards
 
@@ -70,8 +70,8 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     today = [read_description(shard)["volatile"] for shard in them]
     assert read_description(tmp_path / "merged")["volatile"]["shards"] == today
     assert all(facts["started"] == "today" for facts in today)
-    taken = read_latencies(tmp_path / "merged")
-    assert taken == {name: took for shard in them for name, took in read_latencies(shard).items()}
+    taken = read_facts(tmp_path / "merged").policy_latency
+    assert taken == {name: took for shard in them for name, took in read_facts(shard).policy_latency.items()}
 
 
 def test_a_missing_shard_is_named(shards, tmp_path):

@@ -10,14 +10,12 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import NoReturn, Self
 
 import msgspec
@@ -31,19 +29,15 @@ from safevla_bench.sources.runs.folder import (
     DECISION,
     EPISODES,
     MANIFEST,
-    NO_REPEATS,
     RUN,
+    DayFacts,
     EpisodeRow,
     PlanStretch,
     Repeats,
-    add_facts_of_the_day,
     archive_parts,
     dump_json,
-    greetings_by_episode,
-    group_greetings,
     read_description,
-    read_latencies,
-    read_repeats,
+    read_facts,
 )
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.trajectory.batch import Batch
@@ -98,12 +92,12 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
-        """Keep a finished episode for good; Ctrl-C waits until it is written.
+        """Keep a finished episode for good.
 
         `index` is its place in the plan, `record` the bytes of an `.npz` file; None = it left none. Raises `FileError`
         if the disk refuses; the remedy is the command that resumes the run.
         """
-        with _hold_interrupts(), _resumable_errors(self.folder):
+        with _resumable_errors(self.folder):
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
@@ -128,13 +122,16 @@ class RunWriter:
         Crashed episodes are left out. Sets `episodes` and `complete`.
         """
         records = parts.read_records(self.folder)
-        spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
+        facts = read_facts(self.folder)
+        statements = facts.statements
         (self.folder / parts.RAW).mkdir(exist_ok=True)
         for row in parts.episode_rows(self.folder):
             if row.outcome != "crashed":
                 name = row.episode_id
                 fields = msgspec.structs.asdict(row)
-                episode = parts.RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
+                episode = parts.RawEpisode(
+                    **fields, latency=facts.policy_latency.get(name), greeting=statements.get(name)
+                )
                 parts.write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
         # Until this write the archive counts, and from then on the raw episodes.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
@@ -159,7 +156,7 @@ class RunWriter:
                 parts.remove_raw(self.folder, index)
                 del self.episodes[index]
 
-    def finish(self, decision: object = None, repeats: Mapping[str, Repeats] = NO_REPEATS) -> None:
+    def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
         """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
 
         Into run.json go `decision`, if not None: what the run's stopping rule found; and `repeats`: policy -> how its
@@ -173,7 +170,7 @@ class RunWriter:
             )
             latencies = {episode.episode_id: episode.latency for episode in episodes.values() if episode.latency}
             greeted = ((episode.row, episode.greeting) for episode in episodes.values() if episode.greeting)
-            description = add_facts_of_the_day(self.description, latencies, group_greetings(greeted), repeats)
+            description = DayFacts.of_episodes(latencies, greeted, repeats or {}).add_to(self.description)
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
@@ -253,32 +250,6 @@ def _resumable_errors(folder: Path) -> Iterator[None]:
         going_on = f"safevla eval --resume --out {shlex.quote(str(folder))}"
         error.remedy = f"What is finished is kept. Mend that, and go on: {going_on}."
         raise
-
-
-@contextmanager
-def _hold_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done, then raise `KeyboardInterrupt`; a second Ctrl-C raises it at once.
-
-    Nothing is held back outside the main thread, or where Ctrl-C has no Python handler (it is ignored, say).
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    signals: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if signals:
-            raise KeyboardInterrupt
-        signals.append(number)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if signals:
-        raise KeyboardInterrupt
 
 
 # Shards of one plan joined into the run folder that a single run would have made, byte for byte
@@ -381,23 +352,21 @@ def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Pat
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    latencies = {name: latency for shard in shards for name, latency in read_latencies(shard.folder).items()}
-    stated = [(shard.rows, greetings_by_episode(shard.folder)) for shard in shards]
-    greetings = group_greetings(
-        (row, texts[row.episode_id]) for rows, texts in stated for row in rows if row.episode_id in texts
+    facts = [read_facts(shard.folder) for shard in shards]
+    greeted = (
+        (row, says)
+        for shard, of_shard in zip(shards, facts, strict=True)
+        for row in shard.rows
+        if (says := of_shard.statements.get(row.episode_id)) is not None
     )
+    latencies = {name: latency for of_shard in facts for name, latency in of_shard.policy_latency.items()}
+    repeats: dict[str, Repeats] = {}
+    for policy, found in (item for of_shard in facts for item in of_shard.repeated_answers.items()):
+        before = repeats.get(policy, Repeats(asked=0, other=0))
+        repeats[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
     today = {"shards": [shard.description.get("volatile") for shard in shards]}
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
-    return add_facts_of_the_day({**shards[0].description, **plan}, latencies, greetings, _join_repeats(shards))
-
-
-def _join_repeats(shards: Sequence[_Shard]) -> dict[str, Repeats]:
-    joined: dict[str, Repeats] = {}
-    for shard in shards:
-        for policy, found in read_repeats(shard.folder).items():
-            before = joined.get(policy, Repeats(asked=0, other=0))
-            joined[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
-    return joined
+    return DayFacts.of_episodes(latencies, greeted, repeats).add_to({**shards[0].description, **plan})
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
