@@ -74,17 +74,13 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     assert taken == {name: took for shard in them for name, took in read_facts(shard).policy_latency.items()}
 
 
-def test_a_missing_shard_is_named(shards, tmp_path):
-    with pytest.raises(RunError, match="no shards"):
-        merge_shards([], tmp_path / "whole")
-    with pytest.raises(RunError, match="of 3 shards these are missing: 1/3, 3/3"):
-        merge_shards(shards[1:2], tmp_path / "merged")
+@pytest.mark.parametrize(
+    ("numbers", "named"), [([], "none, and"), ([2], "2, and the plan has 1 to 3"), ([1, 2, 3, 2], "1, 2, 2, 3, and")]
+)
+def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbers, named):
+    with pytest.raises(RunError, match=f"these are the shards {named}"):
+        merge_shards([shards[number - 1] for number in numbers], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-
-
-def test_a_shard_that_is_given_twice_is_named_with_its_double(shards, tmp_path):
-    with pytest.raises(RunError, match=r"shard-2: shard 2 of 3 is in .*shard-2 too"):
-        merge_shards([*shards, shards[1]], tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,7 @@ def test_another_version_is_another_plan(shards, tmp_path, package):
 def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(made, shards, tmp_path):
     with pytest.raises(RunError, match="this run is no shard"):
         merge_shards([made[0], *shards], tmp_path / "merged")
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError, match="cannot be read"):
         merge_shards([*shards, tmp_path], tmp_path / "merged")
     with pytest.raises(RunError, match="exists already"):
         merge_shards(shards, shards[0])

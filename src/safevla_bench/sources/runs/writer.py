@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -228,10 +228,7 @@ def list_differences(
 
 def _format_value(value: object) -> str:
     text = json.dumps(value)
-    if len(text) <= 200:
-        return text
-    digest = value.get("digest") if isinstance(value, dict) else None
-    return f"one with the digest {digest[:12]}" if isinstance(digest, str) else f"{text[:200]}…"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -255,7 +252,6 @@ def _resumable_errors(folder: Path) -> Iterator[None]:
 # Shards of one plan joined into the run folder that a single run would have made, byte for byte
 
 
-_REMEDY = "Name the run folders of all shards, each once."
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."
 _OWN = ("shard", "planned", "volatile", "complete")
 
@@ -279,76 +275,55 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
     intact, `RecordError` for a record that cannot be read, `FileError` if the disk refuses.
     """
-    if not folders:
-        raise RunError("there are no shards to merge", remedy=_REMEDY)
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
-    shards = sorted(map(_require_shard, folders), key=lambda shard: shard.stretch.number)
-    _require_one_plan(shards)
-    _require_each_once(shards)
-    for shard in shards:
-        for name, problem in parts.changed_parts(shard.folder):
-            _refuse_folder(shard.folder / name, problem, _DAMAGED)
+    shards = sorted(map(_read_shard, folders), key=lambda shard: shard.stretch.number)
+    _require_whole_plan(shards)
     rows = [row for shard in shards for row in shard.rows]
-    _write_merged(shards, rows, out)
-    return rows
-
-
-def _require_shard(folder: Path) -> _Shard:
-    """Return the complete shard in a folder."""
-    if not (folder / RUN).exists():
-        _refuse_folder(folder, "this is not a run folder", _REMEDY)
-    description = read_description(folder)
-    try:
-        stretch = msgspec.convert(description.get("shard"), PlanStretch)
-    except msgspec.ValidationError:
-        _refuse_folder(
-            folder, "this run is no shard", "Shards are made with --shard 1/8 and so on; a whole run needs no merge."
-        )
-    if description.get("complete") is not True:
-        done, planned = count_progress(folder)
-        remedy = f"Continue it: safevla eval --record-only --resume --out {shlex.quote(str(folder))}."
-        _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
-    return _Shard(folder, description, stretch, episode_rows(folder))
-
-
-def _require_one_plan(shards: Sequence[_Shard]) -> None:
-    for shard in shards[1:]:
-        differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
-        if differing:
-            problem = f"it is of another plan than {shards[0].folder}:\n  " + "\n  ".join(differing)
-            _refuse_folder(
-                shard.folder, problem, "Merge the shards of one plan; run again what was asked for differently."
-            )
-
-
-def _require_each_once(shards: Sequence[_Shard]) -> None:
-    """Raise `RunError` unless the shards, sorted by number, are all of the plan, each once, and meet without a gap."""
-    for earlier, later in pairwise(shards):
-        if earlier.stretch.number == later.stretch.number:
-            problem = f"shard {earlier.stretch.number} of {earlier.stretch.count} is in {earlier.folder} too"
-            _refuse_folder(later.folder, problem, _REMEDY)
-    count = shards[0].stretch.count
-    missing = sorted(set(range(1, count + 1)) - {shard.stretch.number for shard in shards})
-    if missing:
-        named = ", ".join(f"{number}/{count}" for number in missing)
-        raise RunError(f"of {count} shards these are missing: {named}", remedy="Run them, and merge all.")
-    ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
-    for shard, end in zip(shards, ends, strict=True):
-        if shard.stretch.first + len(shard.rows) != end:
-            _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
-
-
-def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
             shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
             beside.mkdir(parents=True)
-            parts.write_run(beside, _merged_description(shards), rows, chain.from_iterable(map(_shard_records, shards)))
+            records = chain.from_iterable(map(_shard_records, shards))
+            parts.write_run(beside, _merged_description(shards), rows, records)
             beside.rename(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+    return rows
+
+
+def _read_shard(folder: Path) -> _Shard:
+    """Return the shard in a folder; `RunError` unless it is complete and as its manifest says."""
+    description = read_description(folder)
+    try:
+        stretch = msgspec.convert(description.get("shard"), PlanStretch)
+    except msgspec.ValidationError:
+        _refuse_folder(folder, "this run is no shard", "Shards are made with --shard 1/8 and so on.")
+    if description.get("complete") is not True:
+        done, planned = count_progress(folder)
+        remedy = f"Continue it: safevla eval --record-only --resume --out {shlex.quote(str(folder))}."
+        _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
+    for name, problem in parts.changed_parts(folder):
+        _refuse_folder(folder / name, problem, _DAMAGED)
+    return _Shard(folder, description, stretch, episode_rows(folder))
+
+
+def _require_whole_plan(shards: Sequence[_Shard]) -> None:
+    """Raise `RunError` unless the shards, sorted by number, are all of one plan, each once, and meet without a gap."""
+    for shard in shards[1:]:
+        differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
+        if differing:
+            problem = f"it is of another plan than {shards[0].folder}:\n  " + "\n  ".join(differing)
+            _refuse_folder(shard.folder, problem, "Merge the shards of one plan, and run the other again.")
+    numbers, count = [shard.stretch.number for shard in shards], shards[0].stretch.count if shards else 1
+    if numbers != list(range(1, count + 1)):
+        problem = f"these are the shards {', '.join(map(str, numbers)) or 'none'}, and the plan has 1 to {count}"
+        raise RunError(problem, remedy="Name the run folders of all shards, each once.")
+    ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
+    for shard, end in zip(shards, ends, strict=True):
+        if shard.stretch.first + len(shard.rows) != end:
+            _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
@@ -370,13 +345,13 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    expected = [row.episode_id for row in shard.rows if row.outcome != "crashed"]
+    expected = sum(row.outcome != "crashed" for row in shard.rows)
     count = 0
     for record in parts.read_records(shard.folder):
         count += 1
         yield record
-    if count != len(expected):
-        _refuse_folder(shard.folder, f"its archive has {count} records of {len(expected)} episodes", _DAMAGED)
+    if count != expected:
+        _refuse_folder(shard.folder, f"its archive has {count} records of {expected} episodes", _DAMAGED)
 
 
 def _refuse_folder(place: Path, problem: str, remedy: str) -> NoReturn:
