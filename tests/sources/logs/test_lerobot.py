@@ -318,14 +318,6 @@ def test_a_success_without_a_value_is_not_taken_for_one(tmp_path, last):
     assert "does not say whether the episode succeeded" in problem(folder)
 
 
-def test_where_nothing_says_that_a_pose_is_valid_it_is_unknown(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames(seen=np.ones(30, dtype=np.bool_))])
-    save_mapping(folder, MAPPED + 'valid = "seen"\n')
-    replace_column(folder, "seen", pa.array([None if k in (3, 4) else True for k in range(30)]))
-    (batch,) = read(folder)
-    assert np.flatnonzero(batch.pose_valid.channel.values == 0).tolist() == [3, 4]
-
-
 @pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.float64(), 7)])
 def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
     poses = frames()["plate"].copy()

@@ -90,7 +90,7 @@ def read_episodes(
     if success is not None:
         _require_feature(dataset, success, "episode.success")
     success = success or (_SUCCESS if _SUCCESS in dataset.features else None)
-    features = {pick.feature for pick in picks.values()} | {pick.valid for pick in picks.values()} | {success}
+    features = {pick.feature for pick in picks.values()} | {success}
     instructions = read_instructions(dataset.folder)
     columns = ["timestamp", *sorted(filter(None, features))]
     for place, frames in enumerate(lerobot_frames.read_episodes(dataset.folder, columns)):
@@ -135,25 +135,19 @@ def _read_episode(
 def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) -> Series:
     """Return the picked numbers of each frame, scaled unless they are a pose, and whether they are known, [n].
 
-    Numbers that are not finite, a quaternion of zeros, and frames that the `valid` feature denies are not known.
+    Numbers that are not finite and a quaternion of zeros are not known.
     """
     values = feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
-    is_known = are_known(values, columns)
-    if isinstance(columns, Columns):
-        return Series(values * columns.scale, is_known)
-    if pick.valid:
-        is_known &= np.nan_to_num(feature_matrix(frames, pick.valid), nan=0.0).all(axis=1)  # no value: not said
-    return Series(values, is_known)
+    return Series(values * columns.scale if isinstance(columns, Columns) else values, are_known(values, columns))
 
 
 @dataclass(frozen=True)
 class _Pick:
-    """A feature, how many numbers it has, the places of those that are taken, and the feature that says if valid."""
+    """A feature, how many numbers it has, and the places of those that are taken."""
 
     feature: str
     size: int
     index: list[int]
-    valid: str | None = None
 
 
 def feature_names(feature: Mapping[str, Any]) -> list[str]:
@@ -179,9 +173,6 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     size, names = math.prod(feature.get("shape") or [1]), feature_names(feature)
     if size > _MOST_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers a frame", "Map a feature of fewer numbers.", part)
-    valid = columns.valid if isinstance(columns, PoseColumns) else None
-    if valid:
-        _require_feature(dataset, valid, part)
     if isinstance(columns, PoseColumns):
         index = _pose_places(columns, names, size)
     elif columns.names is not None:
@@ -195,7 +186,7 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     if not index or min(index) < 0 or max(index) >= size:
         remedy = f"Give position = [x, y, z], or index, within 0 to {size - 1}. Its names are: {', '.join(names)}."
         refuse_field(f"{columns.source!r} has {size} numbers", remedy, part)
-    return _Pick(columns.source, size, index, valid)
+    return _Pick(columns.source, size, index)
 
 
 def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:

@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import re
 import struct
-from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -45,6 +43,8 @@ _MAX_MESSAGES = 10_000_000
 _MAX_NAMES_BYTES, _NAME_BYTES = 1 << 26, 1 << 10
 """All descriptions of types and topics together; what each counts for beside its text."""
 _MOST_FRAMES, _LONGEST_FRAME = 8, 200
+_SAMPLE_NUMBERS = 16
+"""Numbers that a message counts for beside its own."""
 _LZ4_RATIO = 256
 """lz4 makes fewer bytes than this of one."""
 _CLOCKS_APART_S = 1.0
@@ -59,20 +59,13 @@ _EMPTY_ARRAY = re.compile(rb"^\s*[\w/<=]+\[[ \t]*[^\]\s1-9][^\]1-9]*\]", re.MULT
 _REMEDY = "The file is cut off or damaged: `mcap recover` repairs it; copy it again."
 
 
-@dataclass
-class Samples:
-    """The messages of one part of the mapping: their times, and their numbers one after the other, `width` of each."""
+class Sample(NamedTuple):
+    """A message of one part of the mapping: the log's time, its header's (NaN without one), its numbers, its frame."""
 
-    log_s: array[float] = field(default_factory=lambda: array("d"))
-    header_s: array[float] = field(default_factory=lambda: array("d"))
-    numbers: array[float] = field(default_factory=lambda: array("d"))
-    width: int | None = None
-    frames: set[str] = field(default_factory=set)
-
-    def sorted_rows(self, times: Floats) -> tuple[Floats, Floats]:
-        """Return the numbers [n, width] and the times [n] in the order of the times, then of the log's."""
-        order = np.lexsort((np.frombuffer(self.log_s), times))
-        return np.frombuffer(self.numbers).reshape(len(times), -1)[order], times[order]
+    log_s: float
+    header_s: float
+    row: list[float]
+    frame: str | None
 
 
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
@@ -82,25 +75,30 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     messages are in an encoding that is not read, what the mapping names is not there, or the clock has fewer than two
     instants.
     """
-    samples = {part: Samples() for part in mapping.sources}
+    samples: dict[str, list[Sample]] = {part: [] for part in mapping.sources}
     topics: dict[str, str] = {}
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
     with _translated_errors():
         for topic, log_s, message in _read_messages(path, {part.source for part in mapping.sources.values()}, topics):
             for part, columns in mapping.sources.items():
                 if columns.source == topic:
-                    _add_sample(samples[part], part, columns, log_s, message, budget)
+                    for sample in _take_samples(message, part, columns, log_s):
+                        budget.spend(len(sample.row) + _SAMPLE_NUMBERS)
+                        samples[part].append(sample)
     for part, columns in mapping.sources.items():
         if columns.source not in topics:
             refuse_field(f"there is no topic {columns.source!r}", f"The file has: {_describe_topics(topics)}.", part)
-    empty = [part for part, taken in samples.items() if not taken.log_s]
-    if empty:
-        remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
-        raise RecordError(f"no message of {', '.join(empty)} could be taken", remedy=remedy)
-    frames = set[str]().union(*(taken.frames for taken in samples.values()))
+        widths = dict.fromkeys(len(sample.row) for sample in samples[part])
+        if not widths:
+            remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
+            raise RecordError(f"no message of {part} could be taken", remedy=remedy)
+        if len(widths) > 1:
+            problem = f"messages have {' and '.join(map(str, widths))} numbers"
+            refuse_field(problem, "Choose joints by name.", part)
+    frames = {sample.frame for taken in samples.values() for sample in taken if sample.frame}
     if len(frames) > 1:
-        problem = f"poses are in different frames: {', '.join(sorted(frames))}; all must be in one that rests"
-        warn_once(str(path), problem)
+        named = ", ".join(sorted(frames)[:_MOST_FRAMES])
+        warn_once(str(path), f"poses are in different frames: {named}; all must be in one that rests")
     return _align(path, mapping, samples)
 
 
@@ -229,34 +227,15 @@ def _find_decoder(schema: Any, channel: Any) -> Callable[[bytes], Any]:
     return decoder
 
 
-def _add_sample(
-    taken: Samples, part: str, columns: Columns | PoseColumns, log_s: float, message: Any, budget: Budget
-) -> None:
-    """Add the numbers, times and, of a pose, the frame of a message to `taken`; of transforms, those of the frame that
-    is mapped. Nothing is added if no transform is of that frame.
-    """
-    for inner in _inner_messages(message, columns):
-        row = _pose_row(inner, columns, part) if isinstance(columns, PoseColumns) else _row(inner, columns, part)
-        taken.width = taken.width or len(row)
-        if len(row) != taken.width:
-            refuse_field(f"a message has {len(row)} numbers, the first {taken.width}", "Choose joints by name.", part)
-        budget.spend(len(row) + 2)
-        taken.numbers.extend(row)
-        taken.log_s.append(log_s)
-        taken.header_s.append(_stamp_s(inner))
-        frames = (_get(inner, path) for path in ("header.frame_id", "frame_id", "parent_frame_id"))
-        frame = next((str(frame)[:_LONGEST_FRAME] for frame in frames if frame), None)
-        if frame is not None and isinstance(columns, PoseColumns) and len(taken.frames) < _MOST_FRAMES:
-            taken.frames.add(frame)
-
-
-def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
-    transforms = _get(message, "transforms")
-    if transforms is None:
-        yield message
-        return
+def _take_samples(message: Any, part: str, columns: Columns | PoseColumns, log_s: float) -> Iterator[Sample]:
+    """Yield the sample of a message; of transforms, one for each of the frame that is mapped."""
+    is_pose, transforms = isinstance(columns, PoseColumns), _get(message, "transforms")
     frame = columns.frame if isinstance(columns, PoseColumns) else None
-    yield from (inner for inner in transforms if _get(inner, "child_frame_id") == frame)
+    for inner in [message] if transforms is None else transforms:
+        if transforms is None or _get(inner, "child_frame_id") == frame:
+            row = _pose_row(inner, columns, part) if isinstance(columns, PoseColumns) else _row(inner, columns, part)
+            parent = _get(inner, "header.frame_id") or _get(inner, "frame_id") if is_pose else None
+            yield Sample(log_s, _stamp_s(inner), row, str(parent)[:_LONGEST_FRAME] if parent else None)
 
 
 def _get(message: Any, path: str) -> Any:
@@ -327,12 +306,13 @@ def _describe_fields(message: Any) -> str:
     return ", ".join(getattr(message, "__slots__", None) or vars(message))
 
 
-def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> LoggedEpisode:
+def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Sequence[Sample]]) -> LoggedEpisode:
     """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
 
     Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
     """
     times = {part: _sample_times(taken) for part, taken in samples.items()}
+    rows = {part: np.array([sample.row for sample in taken]) for part, taken in samples.items()}
     clock = _choose_clock(mapping)
     instants = np.unique(times[clock])
     if len(instants) < len(times[clock]):
@@ -340,10 +320,10 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
-    if len(instants) * sum(taken.width or 0 for taken in samples.values()) > MAX_NUMBERS:
+    if len(instants) * sum(values.shape[1] for values in rows.values()) > MAX_NUMBERS:
         problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
         raise RecordError(problem, remedy=REMEDY_LARGE)
-    series = {part: _hold(part, taken, times[part], instants, mapping) for part, taken in samples.items()}
+    series = {part: _hold(part, values, times[part], instants, mapping) for part, values in rows.items()}
     return LoggedEpisode(
         name=path.stem,
         file=str(path),
@@ -364,27 +344,26 @@ def _choose_clock(mapping: LogMapping) -> str:
     raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy)
 
 
-def _sample_times(taken: Samples) -> Floats:
+def _sample_times(taken: Sequence[Sample]) -> Floats:
     """Return the time of each message of a part [s]: its header's if all have one within 1 s of the log's."""
-    log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
+    log_s, header_s = np.array([(sample.log_s, sample.header_s) for sample in taken]).T
     return header_s if np.abs(header_s - log_s).max() <= _CLOCKS_APART_S else log_s  # NaN without a header
 
 
-def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
+def _hold(part: str, rows: Floats, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
     """Return a part's last message at or before each instant, and whether its numbers are known there, [n].
 
     Not known are instants before the first message or beyond `max_age_s`, numbers that are not finite, and quaternions
     of zeros. Without `max_age_s`, a body needs a message since the record before, and another part holds for two
     periods.
     """
-    max_age_s = mapping.sources[part].max_age_s
-    rows, stamps = taken.sorted_rows(times)
+    max_age_s, order = mapping.sources[part].max_age_s, np.argsort(times, kind="stable")
+    rows, stamps = rows[order], times[order]
     last = np.searchsorted(stamps, instants, side="right") - 1
     values = rows[np.maximum(last, 0)]
     if max_age_s is None and part.startswith("bodies."):
         holds = np.diff(last, prepend=-1) > 0  # a message of its own since the record before
     else:
         period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
-        limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
-        holds = instants - stamps[np.maximum(last, 0)] <= limit
+        holds = instants - stamps[np.maximum(last, 0)] <= (_HELD_PERIODS * period if max_age_s is None else max_age_s)
     return Series(values, np.asarray((last >= 0) & holds & are_known(values, mapping.sources[part])))
