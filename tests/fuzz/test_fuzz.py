@@ -22,7 +22,7 @@ def test_a_near_valid_input_gives_a_right_result_or_a_typed_error(first: int) ->
 
 
 def test_cases_of_every_kind_are_drawn_and_both_outcomes_occur() -> None:
-    outcome = driver.run_cases(range(100_000, 100_120))
+    outcome = driver.run_cases(range(100_000, 100_060))
     assert not outcome.failures, str(outcome)
     kinds, results = zip(*(name.split() for name in outcome.counts), strict=True)
     assert set(results) == {"right", "refused"}

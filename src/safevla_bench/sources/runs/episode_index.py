@@ -24,10 +24,9 @@ from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import (
     PRIVILEGED,
     Kitchen,
+    earlier_resets,
     kitchens,
     mark_flags,
-    read_earlier_resets,
-    reset_fields,
 )
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
@@ -223,7 +222,7 @@ class Scan:
                 damaged |= {batch.place.episode} if isinstance(batch, DamageError) else set()
                 place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
                 continue
-            resets, flags = map(read_earlier_resets, reset_fields(batch)), mark_flags(batch, PRIVILEGED)
+            resets, flags = earlier_resets(batch), mark_flags(batch, PRIVILEGED)
             facts = (batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch))
             notes = list(map(EpisodeNote, *facts, repeat(number), count(place)))
             self._spend(_memory(notes), source)
