@@ -208,7 +208,6 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    versions: Mapping[str, str] | None = None
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
@@ -362,7 +361,6 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         "instruction": episode.instruction,
         "outcome": outcome or ("success" if success else "failure"),
         "embodiment": asked.embodiment or episode.embodiment or "unknown",
-        "versions": None if episode.versions is None else dict(episode.versions),
     }
 
 
