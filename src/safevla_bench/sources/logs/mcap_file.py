@@ -346,7 +346,7 @@ def _choose_clock(mapping: LogMapping) -> str:
 
 def _sample_times(taken: Sequence[Sample]) -> Floats:
     """Return the time of each message of a part [s]: its header's if all have one within 1 s of the log's."""
-    log_s, header_s = np.array([(sample.log_s, sample.header_s) for sample in taken]).T
+    log_s, header_s = (np.array([getattr(sample, name) for sample in taken]) for name in ("log_s", "header_s"))
     return header_s if np.abs(header_s - log_s).max() <= _CLOCKS_APART_S else log_s  # NaN without a header
 
 

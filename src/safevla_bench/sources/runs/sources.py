@@ -318,7 +318,8 @@ def _open_folder(path: Path) -> RecordSource:
     complete = description.get("complete") is True
     if description.get("complete") is False and parts.has_raw(path):
         episodes = parts.read_raw(path)
-        rows, read, files = list(episodes.values()), partial(parts.read_unfinished, path, episodes), []
+        rows: Sequence[EpisodeRow] = list(episodes.values())
+        read, files = partial(parts.read_unfinished, path, episodes), list[Path]()
     else:
         files = parts.listed_parts(path) or parts.record_files(path)
         rows, read = parts.episode_rows(path), partial(archive.read_episodes, files)
