@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from builders import episode, same_bits
 from folders import contents
 from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
-from safevla_bench.errors import CollectedError, FileError, RecordError, RunError
+from safevla_bench.errors import CollectedError, RecordError, RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.episode_index import read_sources, scan
@@ -300,20 +299,6 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
     recorder_folder._open_folders.clear()
     with pytest.raises(RunError, match="not empty"):
         recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
-
-
-def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypatch):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with RunWriter(tmp_path / "run", ASKED) as writer:
-        fill(writer, (0,))
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(FileError, match="No space left on device") as raised:
-            fill(writer, (1,))
-        assert "--resume" in raised.value.remedy
-    monkeypatch.undo()
-    require_resumable(tmp_path, (1, 2))
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_an_error_with_the_remedy(tmp_path):

@@ -214,18 +214,11 @@ def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, s
 
     Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
     """
-    arguments = _parse_json(attributes.get("env_args"))
-    kwargs = arguments.get("env_kwargs")
-    inner = kwargs if isinstance(kwargs, dict) else {}
-    file = (
-        _decode_text(attributes.get("bddl_file_name"))
-        or _decode_text(arguments.get("bddl_file"))
-        or _decode_text(inner.get("bddl_file_name"))
-    )
-    parts = PurePosixPath(file.replace("\\", "/")) if file else None
+    file = _decode_text(attributes.get("bddl_file_name"))
+    parts = PurePosixPath(file) if file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
     suite = (parts.parent.name or None) if parts else None
-    task = parts.stem if parts else _decode_text(arguments.get("env_name"))
+    task = parts.stem if parts else _decode_text(_parse_json(attributes.get("env_args")).get("env_name"))
     return suite, task, instruction.strip('"') if instruction else None
 
 
