@@ -43,9 +43,10 @@ def _line(filling: bytes, **changes: object) -> bytes:
 
 
 def _compressed(path: Path, lines: Iterator[bytes]) -> Path:
-    with gzip.open(path, "wb", 1) if path.suffix == ".gz" else zstandard.open(path, "wb") as stream:
-        for line in lines:
-            stream.write(line)
+    with path.open("wb") as stream:
+        stream.writelines(
+            gzip.compress(line, 1) if path.suffix == ".gz" else zstandard.compress(line) for line in lines
+        )
     return path
 
 

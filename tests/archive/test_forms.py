@@ -240,18 +240,14 @@ def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten
 def test_a_form_of_one_episode_a_file_takes_one(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     two = concatenate_batches([episode(2, episode_id="a"), episode(2, episode_id="b")])
-    for grow in (write_archive, append):
-        with pytest.raises(RecordError, match="holds one episode, these are 2"):
-            grow(path, two)
-    append(path, select_episodes(two, [0]))
-    with pytest.raises(RecordError, match="one episode a file"):
-        append(path, select_episodes(two, [1]))
-    assert open_archive(path).headers[0].episode_id == "a"
+    with pytest.raises(RecordError, match="holds one episode, these are 2"):
+        write_archive(path, two)
 
 
-def test_a_parquet_file_is_not_appended_to(tmp_path):
+@pytest.mark.parametrize("suffix", [".parquet", *SINGLE])
+def test_only_lines_are_appended_to(tmp_path, suffix):
     with pytest.raises(RecordError, match="written whole"):
-        append(tmp_path / "x.parquet", episode(2))
+        append(tmp_path / f"x{suffix}", episode(2))
     assert not list(tmp_path.iterdir())
 
 

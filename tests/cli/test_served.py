@@ -8,7 +8,7 @@ from policies.servers.stub_servers import chunk, openpi, websockets
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.policies.servers.client import REQUESTS
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.sources.runs.folder import Repeats, read_repeats
+from safevla_bench.sources.runs.folder import Repeats, read_facts
 from safevla_bench.sources.runs.parts import episode_rows
 
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]
@@ -110,7 +110,7 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
     )
     assert line in " ".join(out.split())
     assert line in (run / "report.html").read_text()
-    assert read_repeats(run)["mine"] == Repeats(asked=4, other=2)
+    assert read_facts(run).repeated_answers["mine"] == Repeats(asked=4, other=2)
     assert "mine: 0 of 4 repeated requests had another answer" in safevla.ok("score", alike)
 
 
@@ -124,4 +124,4 @@ def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_
     with websockets(openpi(answer, WANTED)) as peer:
         asked = ("--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6")
         assert "repeated requests" not in safevla("eval", *FAKE, *asked, "--out", tmp_path / "served")[1]
-    assert read_repeats(tmp_path / "served") == {}
+    assert read_facts(tmp_path / "served").repeated_answers == {}

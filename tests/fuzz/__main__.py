@@ -1,7 +1,7 @@
-"""Fuzzing by grammar: near-valid records, specifications, registries, formulas, replies and run folders.
+"""Fuzzing by grammar: near-valid records and run folders.
 
 python -m tests.fuzz                    # the long mode: 20,000 cases
-python -m tests.fuzz --from 5000 --cases 100 --kind reply
+python -m tests.fuzz --from 5000 --cases 100 --kind run
 python -m tests.fuzz --case 4711        # one case here, with its traceback
 """
 

@@ -34,14 +34,10 @@ BATCH = 500
 
 def kinds() -> dict[str, tuple[int, Callable[[Random, Path], str]]]:
     """Each kind of case and its share; imported late, as only workers need them."""
-    from fuzz import formulas, records, replies, rules, runfolders
+    from fuzz import records, runfolders
 
     return {
         "record": (50, records.text_form),
-        "specs": (12, rules.library),
-        "registry": (12, rules.registry),
-        "formula": (12, formulas.formula),
-        "reply": (12, replies.reply),
         "run": (2, runfolders.run),
     }
 

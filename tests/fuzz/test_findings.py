@@ -25,7 +25,7 @@ from safevla_bench.policies.servers.codecs import OPENPI, VLA_EVAL
 from safevla_bench.report.figures.sheet import fit_text
 from safevla_bench.report.figures.style import drawable_text, text_width_pt
 from safevla_bench.sources.runs.episode_index import read_sources, scan
-from safevla_bench.sources.runs.folder import read_description, read_frames, read_latencies
+from safevla_bench.sources.runs.folder import read_description, read_facts, read_frames
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.specs.loader import library
 from safevla_bench.trajectory.batch import concatenate_batches
@@ -49,8 +49,8 @@ def in_run(folder, **changes):
 @pytest.mark.parametrize("latency", [{"e": 1}, [], {"e": {"calls": 1, "p50_ms": 1.0}}, {"e": {"calls": "x"}}])
 def test_a_latency_that_is_none_is_named(tmp_path, latency):
     with pytest.raises(RunError) as raised:
-        read_latencies(in_run(tmp_path, volatile={"policy_latency": latency}))
-    assert raised.value.place.field == "volatile.policy_latency"
+        read_facts(in_run(tmp_path, volatile={"policy_latency": latency}))
+    assert raised.value.place.field == "volatile"
 
 
 DEEP = b"[" * 200_000

@@ -21,7 +21,7 @@ from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import REQUESTS
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.rollout.plan import Shard
-from safevla_bench.sources.runs.folder import Repeats, read_greetings, read_latencies, read_repeats
+from safevla_bench.sources.runs.folder import Repeats, read_facts
 from safevla_bench.sources.runs.parts import count_progress, episode_rows, read_records
 from safevla_bench.sources.runs.writer import merge_shards
 
@@ -35,7 +35,7 @@ def test_latencies_are_facts_of_the_day_in_run_json(tmp_path):
     assert {name: sorted(took) for name, took in volatile.items()} == {
         row.episode_id: ["calls", "p50_ms", "p95_ms"] for row in rows
     }
-    assert read_latencies(tmp_path)[rows[0].episode_id].calls == 6
+    assert read_facts(tmp_path).policy_latency[rows[0].episode_id].calls == 6
 
 
 def over(url: str, **changed) -> Request:
@@ -129,7 +129,7 @@ def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, 
     kept, _ = count_progress(run)
     with websockets(port=server.port, **saying("B")) as server:
         rows = roll_out(over(server.url), run, running=again)
-    greetings = read_greetings(run)
+    greetings = read_facts(run).policies_say
     assert [greeting.says for greeting in greetings] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
     assert [name for greeting in greetings for name in greeting.episodes] == [row.episode_id for row in rows]
     assert len(greetings[0].episodes) == kept
@@ -147,16 +147,16 @@ def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_p
     with websockets(handle) as server:
         for number in (1, 2):
             roll_out(over(server.url, shard=Shard(number, 2)), tmp_path / str(number))
-        (before,) = read_greetings(tmp_path / "1")
+        (before,) = read_facts(tmp_path / "1").policies_say
         first = over(server.url, shard=Shard(1, 2))
         assert [row.outcome for row in episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
         rows = roll_out(first, tmp_path / "1", running=ExecutionOptions(resume=True, retry_crashed=True))
         assert [row.outcome for row in rows] == ["timeout"] * 2
-    assert read_greetings(tmp_path / "1") == [before]
+    assert read_facts(tmp_path / "1").policies_say == [before]
     merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
-    (whole,) = read_greetings(tmp_path / "whole")
+    (whole,) = read_facts(tmp_path / "whole").policies_say
     assert len(whole.episodes) == 4
-    assert [*read_repeats(tmp_path / "whole").values()] == [Repeats(asked=2 * (REQUESTS - 1), other=0)]
+    assert [*read_facts(tmp_path / "whole").repeated_answers.values()] == [Repeats(asked=2 * (REQUESTS - 1), other=0)]
 
 
 def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_resume_goes_on(tmp_path):
@@ -229,9 +229,9 @@ def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, 
     row = described(tmp_path / "far")
     assert row["server_arguments"] == {"cameras": "agentview,none", "image_size": "64", "replan": "all"}
     assert (row["cameras"], row["dialect"]["image_size"], row["dialect"]["replan"]) == (["agentview"], [64, 64], None)
-    assert read_latencies(tmp_path / "far")[rows[0].episode_id].calls == 3, "once for each chunk of three"
-    repeats = read_repeats(tmp_path / "far")
-    assert repeats["mine"].asked == REQUESTS - 1, "the server has one policy alone, which the run gave back"
+    facts = read_facts(tmp_path / "far")
+    assert facts.policy_latency[rows[0].episode_id].calls == 3, "once for each chunk of three"
+    assert facts.repeated_answers["mine"].asked == REQUESTS - 1, "the server has one policy alone, which was given back"
 
 
 def test_what_is_given_stands_and_what_another_server_says_changes_nothing(tmp_path):

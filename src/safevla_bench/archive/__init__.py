@@ -115,18 +115,13 @@ def open_archive(path: str | Path) -> Batch:
 def append(path: Path, batch: Batch) -> None:
     """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file.
 
-    Only `.jsonl` forms grow; a missing `.json` or `.npz` file is created, from a batch of one. Ids are not compared
-    with those in the file. Raises `RecordError` if the form cannot grow or is unknown, or an episode is too large to
-    be read again, and `FileError` where the file cannot be written.
+    Only `.jsonl` forms grow. Ids are not compared with those in the file. Raises `RecordError` if the form cannot grow
+    or is unknown, or an episode is too large to be read again, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
-        if path.exists() or suffix not in _ONE_EACH:
-            problem = "holds one episode a file" if suffix in _ONE_EACH else "is written whole"
-            remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, and `safevla convert` it when it is complete."
-            raise RecordError(f"a {suffix} file {problem}", remedy=remedy, place=Place(file=str(path)))
-        write_archive(path, batch)
-        return
+        remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, and `safevla convert` it when it is complete."
+        raise RecordError(f"a {suffix} file is written whole", remedy=remedy, place=Place(file=str(path)))
     files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
 

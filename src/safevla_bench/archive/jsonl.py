@@ -128,67 +128,44 @@ def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
         yield from iter(partial(stream.read, _PIECE), b"")
-        return
-    at = 0
-    while not _is_at_end(stream, at):
-        end, contents = _check_member(stream, at, compression)
-        yield from contents or (piece for piece, _ in _read_member(stream, at, compression))
-        at = end
+    else:
+        yield from _read_members(stream, *compression)
 
 
-# Compressed members: gzip members or zstd frames
-
-
-_MAX_BUFFERED = 1 << 26
-"""Bytes of a member that are buffered until its checksum was read. A longer member is read twice."""
-_Compression = tuple[int, Callable[[], Any]]
-"""The bytes to read at a time, which give some 8 MiB at most, and what makes a decompressor of one member."""
-_COMPRESSIONS: Mapping[str, _Compression] = {
-    # zlib makes at most 1032 bytes of one, zstd 128 KiB of a block of 4 bytes.
+# zlib makes at most 1032 bytes of one, zstd 128 KiB of a block of 4 bytes.
+_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {
     ".gz": (1 << 13, lambda: zlib.decompressobj(wbits=31)),
     ".zst": (1 << 8, lambda: zstandard.ZstdDecompressor().decompressobj()),
 }
+"""The bytes to read at a time, which give some 8 MiB at most, and what makes a decompressor of one member."""
 
 
 class _BadMemberError(Exception):
     """A member is cut off or damaged."""
 
 
-def _is_at_end(stream: IO[bytes], at: int) -> bool:
-    stream.seek(at)
-    first = stream.read(1)
-    if first != b"\0" or not at:
-        return not first
-    return not any(piece.strip(b"\0") for piece in iter(partial(stream.read, _PIECE), b""))  # padding
+def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the content of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding.
 
-
-def _check_member(stream: IO[bytes], at: int, compression: _Compression) -> tuple[int, list[bytes]]:
-    contents: list[bytes] = []
-    end = size = line = 0
-    for piece, behind in _read_member(stream, at, compression):
-        end = behind
-        size += len(piece)
-        newline = piece.rfind(b"\n")
-        line = line + len(piece) if newline < 0 else len(piece) - newline - 1
-        check_size(line, "the line")
-        contents.append(piece)
-        if size > _MAX_BUFFERED:
-            contents.clear()
-    return end, contents
-
-
-def _read_member(stream: IO[bytes], at: int, compression: _Compression) -> Iterator[tuple[bytes, int]]:
-    size, decompressor = compression
-    member, why = decompressor(), "the file ends within it"
-    stream.seek(at)
-    try:
-        while piece := stream.read(size):
-            yield member.decompress(piece), stream.tell() - len(member.unused_data)
-            if member.eof:
-                return
-    except (zlib.error, zstandard.ZstdError) as error:
-        why = str(error)
-    raise _BadMemberError(f"nothing can be decompressed from byte {at} to the file's end: {why}")
+    Raises `_BadMemberError` for damage, and `RecordError` for a member that holds more than an episode may.
+    """
+    rest, place = stream.read(size), 0
+    while rest and (place == 0 or rest.strip(b"\0")):
+        member, pieces, total = new_member(), list[bytes](), 0
+        try:
+            while not member.eof:
+                if not rest:
+                    raise zlib.error("the file ends within it")
+                pieces.append(member.decompress(rest))
+                total += len(pieces[-1])
+                check_size(total, "a compressed member (a decompressed file is read line by line)")
+                rest = member.unused_data if member.eof else stream.read(size)
+        except (zlib.error, zstandard.ZstdError) as error:
+            problem = f"nothing can be decompressed from byte {place} to the file's end: {error}"
+            raise _BadMemberError(problem) from None
+        yield b"".join(pieces)
+        place = stream.tell() - len(rest)
+        rest = rest or stream.read(size)
 
 
 # The JSON text of one episode, and the way back to the same bits
@@ -264,16 +241,13 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = parse_json(line)
     try:
-        return _build_batch(_convert_types(tree), strict_json.collect_extra_fields(tree))
+        try:
+            trajectory = msgspec.convert(tree, Trajectory)
+        except msgspec.ValidationError as error:
+            raise type_error(error) from None
+        return _build_batch(trajectory, strict_json.collect_extra_fields(tree))
     except RecordError as error:
         raise error.with_place(Place(episode=find_episode_id(tree))) from None
-
-
-def _convert_types(tree: dict[str, object]) -> Trajectory:
-    try:
-        return msgspec.convert(tree, Trajectory)
-    except msgspec.ValidationError as error:
-        raise type_error(error, tree) from None
 
 
 def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:

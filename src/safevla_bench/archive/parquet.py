@@ -7,20 +7,15 @@ Same episodes and same version of pyarrow, same bytes.
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import accumulate, count
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, read_row_groups
+from safevla_bench.archive.parquet_guard import check_row_group_sizes, read_row_groups
 from safevla_bench.archive.parquet_rows import (
     LIST_DEPTHS,
     SCHEMA,
@@ -30,7 +25,6 @@ from safevla_bench.archive.parquet_rows import (
     to_table,
 )
 from safevla_bench.archive.record_schema import (
-    MAX_BAD_LINES,
     REMEDY_BROKEN,
     REMEDY_LARGE,
     EpisodeSelection,
@@ -116,9 +110,8 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     """Yield the episodes of one file in order, a batch for each row group; row by row where a group is not valid.
 
     Groups without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its
-    error, whose `line` counts rows from 1. A damaged group is a `DamageError` for each of its episodes, or a single
-    error where their names cannot be read. A damaged file is a single `DamageError`; only a file that cannot be opened
-    raises, `OSError`.
+    error, whose `line` counts rows from 1. A damaged group is a `DamageError` that counts its episodes, a damaged file
+    a single one; only a file that cannot be opened raises, `OSError`.
     """
     place = Place(file=str(path))
     with open_input(path) as stream:
@@ -129,88 +122,51 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
                 _check_columns(file.schema_arrow)
                 if file.num_row_groups != len(groups):
                     raise RecordError("the footer contradicts itself", remedy=REMEDY_BROKEN)
-                reader = _GroupReader(path, stream, file, end)
-                firsts = accumulate((group.rows for group in groups), initial=1)
-                placed = map(_PlacedGroup, groups, count(), firsts)
-                yield from reader.read_ahead([each for each in placed if selection.next_wanted(each.group.rows)])
-        except RecordError as error:
-            yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
-        except _DAMAGED as error:
-            yield DamageError(f"cannot be read: {_one_line_message(error)}", remedy=REMEDY_BROKEN, place=place)
+                first = 1
+                for number, group in enumerate(groups):
+                    if selection.next_wanted(group.rows):
+                        try:
+                            group.check_pages(stream, end)
+                            batches = _read_group(file, number, group.rows)
+                        except RecordError as error:
+                            problem = f"rows {first} to {first + group.rows - 1} cannot be read: {error.problem}"
+                            yield DamageError(problem, episodes=group.rows, remedy=error.remedy, place=place)
+                        else:
+                            yield from _decode_group(path, first, batches)
+                    first += group.rows
+        except (RecordError, *_DAMAGED) as error:
+            damage = _describe_damage(error)
+            yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-def _one_line_message(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _describe_damage(error: Exception) -> RecordError:
+    if isinstance(error, RecordError):
+        return error
+    return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
 
 
-class _PlacedGroup(NamedTuple):
-    """A row group of the file, its index, and the number of its first row in the file, from 1."""
+def _read_group(file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch]:
+    if rows > _MAX_GROUP_EPISODES:
+        raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
+    try:
+        batches: list[pa.RecordBatch] = file.read_row_group(number).to_batches()
+    except _DAMAGED as error:
+        raise _describe_damage(error) from None
+    return batches
 
-    group: RowGroup
-    number: int
-    first: int
 
-
-@dataclass(frozen=True)
-class _GroupReader:
-    """An open file: its path, the stream whose pages are checked, pyarrow's reader, the offset where its data end."""
-
-    path: Path
-    stream: IO[bytes]
-    file: pq.ParquetFile
-    end: int
-
-    def read_ahead(self, groups: Sequence[_PlacedGroup]) -> Iterator[Batch | RecordError]:
-        """Yield the episodes of the groups, and errors in place of bad ones, while the next group is read."""
-        with ThreadPoolExecutor(1) as thread:
-            waiting: deque[tuple[int, Future[Sequence[pa.RecordBatch | DamageError]]]] = deque()
-            for placed in groups:
-                waiting.append((placed.first, thread.submit(self.read_group, placed)))
-                if len(waiting) > 1:
-                    yield from self._decode(*waiting.popleft())
-            while waiting:
-                yield from self._decode(*waiting.popleft())
-
-    def _decode(
-        self, first: int, loaded: Future[Sequence[pa.RecordBatch | DamageError]]
-    ) -> Iterator[Batch | RecordError]:
-        for rows in loaded.result():
-            if isinstance(rows, DamageError):
-                yield rows
-                continue
-            try:
-                yield decode_rows(rows)
-            except RecordError:
-                yield from _decode_each(self.path, first, rows)
-            first += rows.num_rows
-
-    def read_group(self, placed: _PlacedGroup) -> Sequence[pa.RecordBatch | DamageError]:
-        """Return the rows of a group, or the errors of its episodes if it is damaged."""
-        group, number, first = placed
+def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
+    for rows in batches:
         try:
-            group.check_pages(self.stream, self.end)
-            if group.rows > _MAX_GROUP_EPISODES:
-                raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
-            batches: list[pa.RecordBatch] = self.file.read_row_group(number).to_batches()
-            return batches
-        except RecordError as error:
-            reason = error
-        except _DAMAGED as error:
-            reason = RecordError(_one_line_message(error), remedy=REMEDY_BROKEN)
-        reason.problem = f"rows {first} to {first + group.rows - 1} cannot be read: {reason.problem}"
-        return self._lost_episodes(placed, reason)
-
-    def _lost_episodes(self, placed: _PlacedGroup, why: RecordError) -> list[DamageError]:
-        rows, place, names = placed.group.rows, Place(file=str(self.path)), []
-        if rows <= MAX_BAD_LINES:
-            with suppress(*_DAMAGED):
-                names = self.file.read_row_group(placed.number, columns=[_NAME]).column(_NAME).to_pylist()
-        if len(names) != rows or None in names:  # the column of names is damaged too
-            return [DamageError(why.problem, episodes=rows, remedy=why.remedy, place=place)]
-        return [DamageError(why.problem, remedy=why.remedy, place=replace(place, episode=name)) for name in names]
+            batch = decode_rows(rows)
+        except RecordError:
+            yield from _decode_each(path, first, rows)
+        else:
+            yield batch
+        first += rows.num_rows
 
 
 def _decode_each(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:

@@ -9,12 +9,11 @@ itself, is read here; only the fields that matter become Python values.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +29,7 @@ MAX_TABLE_BYTES = 1 << 27
 FREE_VALUES = 1 << 23
 """Values of a row group beyond one a byte: nulls, empty lists and repeated values take next to no bytes."""
 BATCH_ROWS = 1 << 16
+T = TypeVar("T")
 _MAGIC = b"PAR1"
 _HEADER_READS = (1 << 9, 1 << 12, 1 << 20)
 """Bytes that are read for a page's header: few at first, more where it is longer."""
@@ -146,13 +146,13 @@ def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
     stream.seek(end - 8 - size)
     try:
         footer, _ = read_struct(stream.read(size), _FOOTER)
-        return [_row_group(group) for group in _list_field(footer, 4)], end - 8 - size
+        return [_row_group(group) for group in _part_field(footer, 4, list)], end - 8 - size
     except MalformedError as error:
         raise _broken_file(f"the footer is no description of a file: {error}") from None
 
 
 def _row_group(stated: Struct) -> RowGroup:
-    columns = tuple(_struct_field(column, 3) for column in _list_field(stated, 1))
+    columns = tuple(_part_field(column, 3, dict) for column in _part_field(stated, 1, list))
     rows = _size_field(stated, 3)
     if any(_size_field(column, 5) < rows for column in columns):
         raise MalformedError("a column has fewer values than there are rows")
@@ -176,7 +176,7 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
                 yield dictionary, 0
             elif kind in _DATA_HEADERS:
                 description, count, encoding = _DATA_HEADERS[kind]
-                described = _struct_field(header, description)
+                described = _part_field(header, description, dict)
                 values = _size_field(described, count)
                 total += values
                 if _size_field(described, encoding) == _DELTA_BYTE_ARRAY and is_text:
@@ -209,16 +209,9 @@ def _size_field(struct: Struct, field: int) -> int:
     return size
 
 
-def _struct_field(struct: Struct, field: int) -> Struct:
+def _part_field(struct: Struct, field: int, kind: type[T]) -> T:
     value = struct.get(field)
-    if not isinstance(value, dict):
-        raise MalformedError("a part is missing")
-    return value
-
-
-def _list_field(struct: Struct, field: int) -> list[Struct]:
-    value = struct.get(field)
-    if not isinstance(value, list):
+    if not isinstance(value, kind):
         raise MalformedError("a part is missing")
     return value
 
@@ -241,27 +234,6 @@ _TRUTHS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), 3, (4, 5,
 """Types by their numbers; true is 1 and false is 2."""
 
 
-def _heads(*kinds: int) -> bytes:
-    return b"[%b]" % re.escape(bytes(16 * step + kind for kind in kinds for step in range(1, 16)))
-
-
-_VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
-_SHORT_TEXT = b"(?>%b)" % b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(32))
-_INTEGER_LIST = b"(?>%b)" % b"|".join(
-    re.escape(bytes([16 * size + kind])) + b"(?>%b){%d}" % (_VARINT, size) for kind in _INTEGERS for size in range(15)
-)
-_PLAIN_FIELD = b"|".join(
-    (
-        _heads(*_INTEGERS) + _VARINT,
-        _heads(*_TRUTHS),
-        _heads(_BINARY) + _SHORT_TEXT,
-        _heads(_LISTS[0]) + _INTEGER_LIST,
-    )
-)
-_PLAIN_STRUCT = re.compile(rb"(?>%b)*+\0" % _PLAIN_FIELD, re.DOTALL)
-"""A struct without structs in it, such as the statistics of a column: skipped in one match, for speed."""
-
-
 def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
     """Return the wanted fields of the struct at the beginning of `content`, and the byte offset behind the struct.
 
@@ -278,8 +250,6 @@ def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tupl
     """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
-    if not fields and (plain := _PLAIN_STRUCT.match(content, place)):
-        return {}, plain.end()
     struct: Struct = {}
     number = 0
     while head := content[place]:

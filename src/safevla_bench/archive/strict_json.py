@@ -11,18 +11,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import msgspec
 
-from safevla_bench.archive.record_schema import ROW_TYPES, Contact, EpisodeOutline, Role, Step, Trajectory, check_values
+from safevla_bench.archive.record_schema import Contact, EpisodeOutline, Step, Trajectory, check_values
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import escape_controls
-from safevla_recorder.channels import POSES
 
-Path = tuple[str | int, ...]
-"""Keys and indices from the root of a tree to one of its values."""
 _REMEDY_JSON = "Write one JSON object a line, in UTF-8, each key once in its object."
 _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, their types and units."
 
@@ -54,7 +51,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     except UnicodeEncodeError:
         refuse("a string holds half a surrogate pair")
     except json.JSONDecodeError as error:
-        refuse(f"malformed JSON at {_describe_position(error)}: {error.msg}")
+        refuse(f"malformed JSON at line {error.lineno} of it, column {error.colno}: {error.msg}")
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # an integer of more digits than Python converts
@@ -62,14 +59,6 @@ def parse_json(line: bytes) -> dict[str, object]:
     if not isinstance(tree, dict):
         refuse(f"an episode is a JSON object, this is {type(tree).__name__}")
     return tree
-
-
-def _describe_position(error: json.JSONDecodeError) -> str:
-    text = error.doc.rstrip()
-    position = min(error.pos, len(text))
-    line = text.count("\n", 0, position) + 1
-    column = position - text.rfind("\n", 0, position)
-    return f"line {line} of it, column {column}" if line > 1 else f"column {column}"
 
 
 def _guess_episode_id(line: bytes) -> str | None:
@@ -85,53 +74,20 @@ def find_episode_id(tree: Mapping[str, object]) -> str | None:
     return escape_controls(name) if isinstance(name, str) else None
 
 
-def find_path(tree: object, wanted: Callable[[Path, object], bool]) -> Path | None:
-    """Return the path of the first value for which `wanted(path, value)` holds, in the order of the text, depth first.
-
-    None if none does.
-    """
-    waiting: list[tuple[Path, object]] = [((), tree)]
-    while waiting:
-        path, value = waiting.pop()
-        if wanted(path, value):
-            return path
-        waiting.extend(reversed([((*path, key), child) for key, child in _child_values(value)]))
-    return None
-
-
-def _child_values(value: object) -> Iterable[tuple[str | int, object]]:
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list) else ()
-
-
-def place_of_path(path: Path) -> Place:
-    """Return the step and field of a path, such as step 3, `contacts[0].force_n`; without a step outside `steps`."""
-    if len(path) > 1 and path[0] == "steps" and isinstance(path[1], int):
-        return Place(step=path[1], field=_format_path(path[2:]))
-    return Place(field=_format_path(path))
-
-
-def _format_path(path: Path) -> str | None:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{escape_controls(part)}" for part in path)
-    return "".join(parts).removeprefix(".") or None
-
-
 # Types
 
 
-def type_error(error: msgspec.ValidationError, tree: Mapping[str, object]) -> RecordError:
-    """Return, not raise, the `RecordError` for a tree with a wrong type, at its place.
+def type_error(error: msgspec.ValidationError) -> RecordError:
+    """Return, not raise, the `RecordError` of a wrong type, at its place.
 
-    msgspec's message ends in a path such as `$.steps[3].body_pos_m[...][1]`, which does not name the body. The values
-    there are tried one by one to find its name.
+    msgspec's message ends in a path such as `$.steps[3].body_pos_m[...][1]`, which does not name the body.
     """
     problem, _, text = str(error).partition(" - at `")
-    path = [int(part) if part.isdecimal() else part for part in re.findall(r"\.\.\.|\w+", text.lstrip("$"))]
-    if "..." in path:
-        at = path.index("...")
-        path[at : at + 1] = _find_bad_key(tree, path[:at])
-    return RecordError(problem, remedy=_REMEDY_TYPE, place=place_of_path(tuple(path)))
+    path = re.findall(r"\w+", text.partition("[...]")[0])
+    step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
+    names = path if step is None else path[2:]
+    field = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in names).removeprefix(".")
+    return RecordError(problem, remedy=_REMEDY_TYPE, place=Place(step=step, field=field or None))
 
 
 def parse_outline(tree: Mapping[str, object]) -> EpisodeOutline:
@@ -142,25 +98,7 @@ def parse_outline(tree: Mapping[str, object]) -> EpisodeOutline:
     try:
         return msgspec.convert(tree, EpisodeOutline)
     except msgspec.ValidationError as error:
-        raise type_error(error, tree) from None
-
-
-_VALUES: Mapping[str | int, Any] = {
-    "body_roles": Role,
-    **{spec.name: ROW_TYPES[spec.row_size] for spec in POSES},
-    "versions": str,
-}
-
-
-def _find_bad_key(tree: Any, path: list[str | int]) -> list[str | int]:
-    for part in path:
-        tree = tree[part]
-    for key, value in tree.items():
-        try:
-            msgspec.convert(value, _VALUES[path[-1]])
-        except msgspec.ValidationError:
-            return [key]
-    return []
+        raise type_error(error) from None
 
 
 # Host-specific fields
@@ -191,39 +129,24 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
                 contacts[str(count)] = rest
             count += 1
     levels = {"header": _unknown_fields(tree, "header"), "steps": steps, "contacts": contacts}
-    extra: dict[str, object] = {level: fields for level, fields in levels.items() if fields}
-    _check_writable(extra, tree, ())
-    return extra
+    return _require_writable({level: fields for level, fields in levels.items() if fields})
 
 
 def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
-    schema_names = _SCHEMA[level]
-    return (
-        {}
-        if schema_names.issuperset(fields)
-        else {name: value for name, value in fields.items() if name not in schema_names}
-    )
+    names = _SCHEMA[level]
+    return {} if names.issuperset(fields) else {name: value for name, value in fields.items() if name not in names}
 
 
-def _check_writable(extra: Mapping[str, object], tree: object, base: Path) -> None:
-    """Raise `RecordError` for fields that cannot be written again: a number not finite, or nested too deeply.
-
-    The error has the fault's place in `tree`, where the fields came from, behind the path `base`.
-    """
+def _require_writable(extra: dict[str, object]) -> dict[str, object]:
+    """Return the fields; raise `RecordError` if they cannot be written again: not finite, or nested too deeply."""
     layer: list[object] = [extra]
     for _ in range(MAX_DEPTH):
-        children = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
-        if any(isinstance(child, float) and not math.isfinite(child) for child in children):
-            path = find_path(tree, lambda _, value: isinstance(value, float) and not math.isfinite(value))
-            remedy = "Write finite numbers, in host-specific fields too."
-            where = place_of_path((*base, *(path or ())))
-            raise RecordError("a host-specific field is not a finite number", remedy=remedy, place=where)
-        layer = [child for child in children if isinstance(child, dict | list)]
-        if not layer:
-            return
-    path = find_path(tree, lambda path, _: len(path) >= MAX_DEPTH) or ()
-    problem = f"host-specific fields nest more than {MAX_DEPTH} deep"
-    raise RecordError(problem, remedy="Keep such values outside the record.", place=place_of_path((*base, *path[:3])))
+        layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
+        numbers = [child for child in layer if isinstance(child, float)]
+        _check_rule(all(map(math.isfinite, numbers)), "one is not a finite number")
+        layer = [child for child in layer if isinstance(child, dict | list)]
+    _check_rule(not layer, f"they nest more than {MAX_DEPTH} deep")
+    return extra
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
@@ -242,9 +165,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
             plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
             _check_rule(plain and int(number) < count, f"{level} has no {number!r}")
             _check_level(fields, level)
-    filled = {level: fields for level, fields in extra.items() if fields}
-    _check_writable(filled, extra, ("extra",))
-    return filled
+    return _require_writable({level: fields for level, fields in extra.items() if fields})
 
 
 def _check_level(fields: object, level: str) -> None:

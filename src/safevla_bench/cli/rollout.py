@@ -198,11 +198,13 @@ def _report_servers(run_command: RunCommand) -> None:
     for policy, asked in (Request.from_run(run_command.out).server_arguments or {}).items():
         if asked:
             echo(f"{policy} was asked as its server wants: {', '.join(f'{k}={v}' for k, v in asked.items())}")
-    greetings = Counter((greeting.policy, greeting.suite) for greeting in folder.read_greetings(run_command.out))
+    greetings = Counter(
+        (greeting.policy, greeting.suite) for greeting in folder.read_facts(run_command.out).policies_say
+    )
     for (policy, suite), count in greetings.items():
         if count > 1:
             line = f"note: the servers of {policy} on {suite} said {count} different things of themselves"
-            echo(f"{line}: run.json holds them as volatile.{folder.GREETINGS}", err=True)
+            echo(f"{line}: run.json holds them as volatile.policies_say", err=True)
 
 
 def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:

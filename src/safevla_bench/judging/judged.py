@@ -26,7 +26,7 @@ from safevla_bench.sources.runs.folder import (
     AbsentEpisode,
     archive_digest,
     policy_rows,
-    read_repeats,
+    read_facts,
     served_latencies,
 )
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
@@ -237,7 +237,7 @@ class Judged:
 
     def _describe_repeats(self) -> Iterator[str]:
         for source in self.records.sources:
-            served = read_repeats(source.path) if "policies" in source.description else {}
+            served = read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():
                 name, effect = source.policy_names.get(policy, policy), f" {BY_CHANCE}" if repeats.other else ""
                 yield f"{name}: {repeats.describe()}, of a made-up scene, after the run.{effect}"

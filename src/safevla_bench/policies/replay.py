@@ -24,10 +24,11 @@ from safevla_bench.files import sha256_of
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.sources import foreign
-from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
+from safevla_bench.sources.foreign.demonstrations import RecordedActions
+from safevla_bench.sources.lerobot_frames import Floats
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, mark_flags, read_earlier_resets, reset_fields
+from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
@@ -129,7 +130,6 @@ class Replay:
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
-            **({"render": dict(take.render)} if take.render else {}),
             **_describe_start(start, take),
             **measure_divergence(take, played, coordinates, observed),
         }
@@ -243,7 +243,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
     absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
-    resets = tuple(map(read_earlier_resets, reset_fields(batch)))
+    resets = earlier_resets(batch)
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)
         if len(actions) != batch.lengths[e] - 1:

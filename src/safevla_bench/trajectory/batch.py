@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
+_CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts in `rows` with these offsets, their bodies moved by `shift` in the body table."""
-        a, b = self.a[rows] + shift, self.b[rows] + shift
-        return Contacts(present, starts, a, b, self.force_n[rows], self.impulse_ns[rows], self.net_force_n[rows])
+        numbers = {name: getattr(self, name)[rows] for name in _CONTACT_NUMBERS}
+        return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
@@ -105,9 +106,7 @@ class Contacts:
             starts=_join_starts([part.starts for part in parts]),
             a=np.concatenate([part.a + shift for part, shift in zip(parts, shifts, strict=True)]),
             b=np.concatenate([part.b + shift for part, shift in zip(parts, shifts, strict=True)]),
-            force_n=np.concatenate([part.force_n for part in parts]),
-            impulse_ns=np.concatenate([part.impulse_ns for part in parts]),
-            net_force_n=np.concatenate([part.net_force_n for part in parts]),
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _CONTACT_NUMBERS},
         )
 
 

@@ -66,10 +66,15 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
 
-def reset_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
-    """Return what each record says of the resets before its start, [E]: its replay's fields, else its own."""
-    own = ({name: fields[name] for name in (EARLIER_RESETS,) if name in fields} for fields in header_fields(batch))
-    return tuple({**fields, **replay} for fields, replay in zip(own, replay_fields(batch), strict=True))
+def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
+    """Return how many resets a once seeded environment made before each episode's own, [E]; None = it does not say.
+
+    What a replay says of its recording comes before its own.
+    """
+    own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
+    return tuple(
+        read_earlier_resets({**fields, **replay}) for fields, replay in zip(own, replay_fields(batch), strict=True)
+    )
 
 
 def header_fields(batch: Batch) -> list[Mapping[str, object]]:

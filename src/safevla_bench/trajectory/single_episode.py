@@ -161,22 +161,19 @@ def select_record(batch: Batch, t: int) -> Batch:
     at = t % int(batch.starts[-1])
     contacts = batch.contacts
     first, end = int(contacts.starts[at]), int(contacts.starts[at + 1])
+    left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
     return replace(
         batch,
         starts=np.array([0, 1], dtype=np.int64),
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
         extra=({},),
         **batch_channels(
-            lambda spec: _NOTHING if _is_left_out(spec) else _channel_at_record(batch.channel(spec.name), at),
+            lambda spec: _NOTHING if spec.name in left_out else _channel_at_record(batch.channel(spec.name), at),
             lambda spec: replace(
                 batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, at)
             ),
         ),
     )
-
-
-def _is_left_out(spec: ChannelSpec) -> bool:
-    return spec.is_per_action or spec.name == "sim_state"
 
 
 def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:

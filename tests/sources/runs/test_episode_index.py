@@ -159,8 +159,6 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
     path = tmp_path / "some.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
     read = runs_episode_index.scan([path])
-    archive.write_archive(path, concatenate_batches(EPISODES[::-1]))  # moved, and all there
-    assert same_bits(read.read_episodes([1]), EPISODES[1])
     archive.write_archive(path, concatenate_batches(EPISODES[1:]))
     with pytest.raises(RunError, match="it changed while it was read"):
         list(read.read_chunks())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -17,10 +16,10 @@ from builders import episode, same_bits
 from folders import contents
 from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
-from safevla_bench.errors import CollectedError, FileError, RecordError, RunError
+from safevla_bench.errors import CollectedError, RecordError, RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.episode_index import Scan, read_sources, scan
+from safevla_bench.sources.runs.episode_index import read_sources, scan
 from safevla_bench.sources.runs.folder import archive_parts
 from safevla_bench.sources.runs.parts import RawEpisode, count_progress, episode_rows
 from safevla_bench.sources.runs.sources import open_source
@@ -226,28 +225,12 @@ def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
         pass
 
 
-def test_ctrl_c_waits_for_the_episode_that_is_being_written(tmp_path, monkeypatch):
-    really = os.fsync
-
-    def interrupted(descriptor: int) -> None:
+def test_ctrl_c_while_an_episode_is_written_stops_at_once_and_the_run_can_be_continued(tmp_path, monkeypatch):
+    def interrupt(descriptor: int) -> None:
         signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr(os, "fsync", really)
-        really(descriptor)
 
     with RunWriter(tmp_path / "run", ASKED) as writer:
-        monkeypatch.setattr(os, "fsync", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fill(writer)
-    assert count_progress(tmp_path / "run") == (1, 3)
-
-
-def test_a_second_ctrl_c_stops_at_once_and_the_run_can_be_continued(tmp_path, monkeypatch):
-    def interrupted(descriptor: int) -> None:
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-
-    with RunWriter(tmp_path / "run", ASKED) as writer:
-        monkeypatch.setattr(os, "fsync", interrupted)
+        monkeypatch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fill(writer)
     monkeypatch.undo()
@@ -318,48 +301,10 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
         recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
 
 
-def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypatch):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with RunWriter(tmp_path / "run", ASKED) as writer:
-        fill(writer, (0,))
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(FileError, match="No space left on device") as raised:
-            fill(writer, (1,))
-        assert "--resume" in raised.value.remedy
-    monkeypatch.undo()
-    require_resumable(tmp_path, (1, 2))
-
-
-def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
-    really, writer = parts.read_raw, RunWriter(tmp_path / "run", ASKED)
-    fill(writer)
-
-    def meanwhile(folder):
-        monkeypatch.undo()
-        writer.finish()
-        return really(folder)
-
-    monkeypatch.setattr(parts, "read_raw", meanwhile)
-    batch, index = read_sources([tmp_path / "run"])
-    assert index.sources[0].description["complete"]
-    assert len(batch) == 2
-    writer.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize("before", [0, 1])
-def test_records_that_a_completion_removes_are_read_from_the_archive(tmp_path, monkeypatch, before):
-    monkeypatch.setattr("safevla_bench.sources.runs.episode_index.CHUNK_RECORDS", 1)
+def test_a_run_that_is_completed_while_it_is_read_is_an_error_with_the_remedy(tmp_path):
     with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer)
-        reading = Scan([tmp_path / "run"])
-        batches = [next(iter(reading)) for _ in range(before)]
+        source = open_source(tmp_path / "run")
         writer.finish()
-        assert not (tmp_path / "run" / "raw").exists()
-        batches += reading
-    assert same_bits(concatenate_batches(batches), concatenate_batches(EPISODES))
-    index = reading.index()
-    assert not index.problems
-    assert same_bits(index.read_all(), concatenate_batches(EPISODES))
-    assert same_bits(index.read_episodes([1]), EPISODES[1])
+    with pytest.raises(RunError, match="completed while it was read"):
+        list(source.read())

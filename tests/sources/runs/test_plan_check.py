@@ -97,7 +97,7 @@ def test_a_record_that_the_table_does_not_list_is_an_error_and_never_judged(run)
 def test_a_plan_that_is_damaged_is_an_error(run, planned):
     described = json.loads((run / "run.json").read_bytes())
     (run / "run.json").write_bytes(json.dumps({**described, "planned": planned}).encode())
-    with pytest.raises(RunError, match="the number of planned episodes is damaged"):
+    with pytest.raises(RunError, match="the plan is damaged"):
         judge([run], load_ruleset())
 
 
@@ -129,4 +129,4 @@ def test_a_run_that_its_rule_ended_has_the_episodes_of_its_rounds(tmp_path):
     assert not judge([tmp_path / "run"], load_ruleset()).left_out
     assert not differing(tmp_path / "run")
     drop_episodes(tmp_path / "run", {"noop/fake/task_0/ep_000"})
-    assert len(judge([tmp_path / "run"], load_ruleset()).left_out.missing) == 1
+    assert judge([tmp_path / "run"], load_ruleset()).left_out.unnamed == 1

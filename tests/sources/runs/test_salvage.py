@@ -10,7 +10,6 @@ import pytest
 import zstandard
 
 from safevla_bench import archive, cli
-from safevla_bench.archive import jsonl as members_of_files
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import CollectedError, DamageError, RunError
 from safevla_bench.jobs import verify
@@ -106,14 +105,17 @@ def test_what_is_before_a_flipped_bit_is_read_wherever_in_its_member_it_lies(par
     assert all(text in str(damage) for text in (path.name, ids(1)[0], f"from byte {starts[2]} to the file's end"))
 
 
-def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(members_of_files, "_MAX_BUFFERED", 100)
+def test_nothing_of_a_member_is_given_before_its_checksum_was_read_or_if_it_is_too_long(part, tmp_path, monkeypatch):
     path = tmp_path / "episodes.jsonl.gz"
     text = b"".join(encode_json(batch) for batch in archive.read_episodes([part]))
     path.write_bytes(gzip.compress(text, mtime=0))
     assert read(path)[0] == ids(*range(COUNT))
     flip(path, path.stat().st_size - 6)
     assert read(path)[0] == []
+    flip(path, path.stat().st_size - 6)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", len(text) - 1)
+    names, (error,) = read(path)
+    assert (names, "a decompressed file is read line by line" in error.problem) == ([], True)
 
 
 def test_a_line_may_lie_in_several_members(part, tmp_path):
@@ -162,22 +164,20 @@ def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_
     assert set(gone) | {header.episode_id for header in judged.records.headers} == set(ids(*range(COUNT)))
 
 
-def test_a_damaged_row_group_of_parquet_costs_its_episodes_by_name(made, tmp_path, monkeypatch):
+def test_a_damaged_row_group_of_parquet_costs_its_own_episodes(made, tmp_path, monkeypatch):
     monkeypatch.setattr(archive.parquet, "_GROUP_EPISODES", 2)
     path = tmp_path / "episodes.parquet"
     archive.write_archive(path, read_sources([made["jsonl"]])[0])
-    size = path.stat().st_size
-    refused = 0
-    for place in range(100, size // 2, 997):
+    size, refused = path.stat().st_size, 0
+    for place in range(100, size // 2, 1999):
         good = path.read_bytes()
         flip(path, place)
         names, errors = read(path)
-        lost = [error.place.episode for error in errors]
-        assert None in lost or sorted([*names, *lost]) == ids(*range(COUNT))
-        assert sum(error.episodes or 1 for error in errors) in (0, 1, 2)
+        assert len(names) + sum(error.episodes for error in errors) == COUNT
+        assert len(names) >= COUNT - 2
         refused += bool(errors)
         path.write_bytes(good)
-    assert refused > 5
+    assert refused > 3
 
 
 def test_a_damaged_run_in_parquet_names_what_is_lost(made, tmp_path):

@@ -27,10 +27,9 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import (
     DRAWN,
     chosen_start,
+    earlier_resets,
     mark_flags,
-    read_earlier_resets,
     replay_fields,
-    reset_fields,
 )
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
@@ -242,11 +241,11 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
         remedy = "It places what `sim_state` does not hold, such as fixtures. In your own loop call env.seed(N) before "
         remedy += "each reset; `safevla eval` does."
         raise HostError(f"the record does not name {' and '.join(lacking)}", remedy=remedy)
-    earlier_resets = read_earlier_resets(reset_fields(episode)[0])
+    (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
     index, placed = chosen_start(episode)
     return EpisodeSeed(
-        index or 0, header.env_seed, wait_steps=0, earlier_resets=earlier_resets, drawn=bool(drawn), placed=placed
+        index or 0, header.env_seed, wait_steps=0, earlier_resets=resets, drawn=bool(drawn), placed=placed
     )
 
 

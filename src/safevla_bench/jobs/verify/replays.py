@@ -433,7 +433,7 @@ def _describe_differences(differences: Sequence[Difference], episode: Batch, unc
 def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
     """Yield the starts that a record tells, at most two; nothing where it tells none."""
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
-    seed, earlier_resets = header.env_seed, marks.read_earlier_resets(marks.reset_fields(episode)[0])
+    seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     earlier = _read_earlier_seed(episode)
     if seed is None and earlier is not None:
         seed, earlier_resets = earlier

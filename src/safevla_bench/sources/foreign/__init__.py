@@ -32,7 +32,8 @@ import numpy as np
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
-from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions, read_demonstrations, recording_budget
+from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations, recording_budget
+from safevla_bench.sources.lerobot_frames import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
@@ -53,8 +54,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
 EVAL_INFO = "eval_info.json"
-_RESULT_KEYS = {"per_task", "per_episode"}
-_STATUSES = {"success": True, "fail": False}
+_STATUSES = {"success": True, "fail": False, "error": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,8 @@ def find_results(path: Path) -> list[Path]:
 
     Of a folder: its `eval_info.json` alone, else its recordings of vla-evaluation-harness.
     """
-    if path.is_dir():
-        inner = path / EVAL_INFO
-        return [inner] if inner.is_file() else recording_files(path)
-    if not path.is_file():
-        return []
-    return [path] if path.name == EVAL_INFO or _is_sqlite(path) or _holds_successes(path) else []
-
-
-def _holds_successes(path: Path) -> bool:
-    try:
-        tree = json.loads(read_input(path)) if path.suffix == ".json" else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(tree, dict) and not _RESULT_KEYS.isdisjoint(tree)
+    info = path / EVAL_INFO if path.is_dir() else path
+    return [info] if info.name == EVAL_INFO and info.is_file() else recording_files(path)
 
 
 def read_results(path: Path) -> ForeignResults:
@@ -117,15 +105,11 @@ def read_results(path: Path) -> ForeignResults:
 def _read_lerobot(path: Path) -> ForeignResults:
     tree = json.loads(read_input(path))
     episodes = tuple(
-        (
-            ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
-            for task in tree["per_task"]
-            for success in task["metrics"]["successes"]
-        )
-        if "per_task" in tree
-        else (ForeignEpisode("unnamed", "unnamed", _parse_success(row["success"])) for row in tree["per_episode"])
+        ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+        for task in tree["per_task"]
+        for success in task["metrics"]["successes"]
     )
-    stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
+    stated = tree.get("overall", {}).get("n_episodes")
     is_incomplete = stated is not None and stated != len(episodes)
     remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
@@ -139,56 +123,25 @@ def _parse_success(value: object) -> bool:
 
 def _read_harness(path: Path) -> ForeignResults:
     with closing(_open_recording(path)) as connection:
-        texts = dict(_select(connection, _SUITES))
-        suites = {eval_id: _benchmark_name(text) for eval_id, text in texts.items()}
+        entries = {eval_id: json.loads(text) for eval_id, text in _select(connection, _SUITES)}
         episodes = tuple(
-            ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
+            ForeignEpisode(
+                str(entries.get(eval_id, {}).get("benchmark") or eval_id), str(task), _STATUSES[status], steps
+            )
             for eval_id, task, status, steps in _select(connection, _RESULTS)
         )
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
-        rendered = [render for text in texts.values() if (render := _format_render(text))]
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
-    if has_actions and any(map(_is_played, texts.values())):
+    if has_actions and any(_entry_parameters(entry) for entry in entries.values()):
         remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
-    return ForeignResults("vla-evaluation-harness recording", episodes, (*remarks, *dict.fromkeys(rendered)))
-
-
-def _is_played(metadata: str) -> bool:
-    """Return whether an entry is of LIBERO's or LIBERO-Pro's tasks, which the host `libero` has."""
-    tree = json.loads(metadata)
-    parameters = _entry_parameters(tree) if isinstance(tree, dict) and isinstance(tree.get("config"), dict) else None
-    return parameters is not None and not str(parameters["suite"]).startswith(_FORKS)
-
-
-def _format_render(metadata: str) -> str:
-    """Return a sentence on how an entry was rendered; empty for a recording that does not say it."""
-    tree = json.loads(metadata)
-    render = tree.get("render") if isinstance(tree, dict) else None
-    if not isinstance(render, dict):
-        return ""
-    differed = ", and its processes differed in that" if render.get("divergent") else ""
-    applied = render.get("applied_env", render.get("applied")) or "nothing"
-    return f"it was to be rendered on {render.get('requested')}, for which {applied} was set{differed}"
+    return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
 _FIRST_ACTION = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
 _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
-
-
-def _parse_status(status: str) -> bool | None:
-    if status not in (*_STATUSES, "error"):
-        raise ValueError(f"unknown status {status!r}")
-    return _STATUSES.get(status)
-
-
-def _benchmark_name(metadata: str) -> str | None:
-    """Return the text under `benchmark` in a JSON object, else None."""
-    tree = json.loads(metadata)
-    name = tree.get("benchmark") if isinstance(tree, dict) else None
-    return name if isinstance(name, str) else None
 
 
 # Recordings of vla-evaluation-harness
@@ -199,12 +152,8 @@ _HEADER = b"SQLite format 3\x00"
 _BENCHMARKS: Mapping[str, Mapping[str, object]] = {
     "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark": {"suite": "libero_spatial"},
     "vla_eval.benchmarks.libero_pro.benchmark:LIBEROProBenchmark": {"suite": "libero_spatial_with_mug"},
-    "vla_eval.benchmarks.libero_plus.benchmark:LIBEROPlusBenchmark": {"suite": "libero_spatial", "prefix": "plus_"},
-    "vla_eval.benchmarks.libero_mem.benchmark:LIBEROMemBenchmark": {"suite": "libero_mem"},
 }
-"""The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad); LIBERO-Plus gives other tasks under LIBERO's
-names, so that its suites get the `prefix`."""
-_FORKS = ("libero_plus", "libero_mem")
+"""The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad)."""
 _PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
 """LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
@@ -295,7 +244,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
         name, parameters = entries.get(str(eval_id), ("", None))
         if parameters is None:
             continue
-        render = parameters["render"]
         context = json.loads(text)
         # A process keeps its environment while the task stays the same, and seeds it only when it makes it.
         present = (str(sid), str(eval_id), str(context["task_id"]))
@@ -323,7 +271,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
             earlier_resets=resets,
             policy=name,
             absolute=bool(parameters["absolute_action"]),
-            render=render if isinstance(render, dict) else {},
         )
 
 
@@ -339,11 +286,11 @@ _PARAMETERS = ("env_seed", "num_steps_wait", "absolute_action")
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of a benchmark of LIBERO's loop, and how it was rendered; None for another benchmark.
+    """Return the parameters of a benchmark of LIBERO's loop; None for another benchmark.
 
     Configured parameters come before those that the server named, and these before the harness's defaults.
     """
-    config = metadata["config"]
+    config = metadata.get("config", {})
     defaults = _BENCHMARKS.get(config.get("benchmark"))
     if defaults is None:
         return None
@@ -358,13 +305,12 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     }
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
     values = {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
-    return {**values, "suite": _full_suite(parameters), "render": metadata.get("render")}
+    return {**values, "suite": _full_suite(parameters)}
 
 
 def _full_suite(parameters: Mapping[str, Any]) -> str:
     changed = str(parameters.get("perturbation") or "none").strip().lower()
-    suite = "_".join(filter(None, (str(parameters["suite"]), _PERTURBATIONS.get(changed, changed))))
-    return suite.replace("libero_", f"libero_{parameters.get('prefix', '')}", 1)
+    return "_".join(filter(None, (str(parameters["suite"]), _PERTURBATIONS.get(changed, changed))))
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:

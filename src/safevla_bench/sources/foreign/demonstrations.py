@@ -10,12 +10,7 @@ HDF5 as robomimic, robosuite and LIBERO write it:
 LIBERO cuts the first five steps off, states and actions alike, and keeps the uncut beginning in the attribute
 `init_state`: the actions do not start there, but at the first row of `states`.
 
-LeRobot datasets (version 3, and 2) hold actions and instructions, but not where in a simulator an episode starts:
-
-    meta/info.json                   `codebase_version`; what is made of several files is found by their place
-    meta/tasks.parquet | .jsonl      task_index -> instruction
-    data/chunk-NNN/*.parquet         a row a frame: episode_index, frame_index, task_index, action
-
+LeRobot datasets (`lerobot_frames`) hold actions and instructions, but not where in a simulator an episode starts.
 Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` of
 several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
@@ -27,25 +22,27 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from safevla_bench.archive.parquet_guard import read_batches, read_table
-from safevla_bench.archive.record_schema import MAX_VALUES, Budget
+from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.files import open_input, read_input
+from safevla_bench.files import open_input
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
-
-Floats = NDArray[np.float64]
+from safevla_bench.sources import lerobot_frames
+from safevla_bench.sources.lerobot_frames import (
+    INFO,
+    Floats,
+    episode_name,
+    feature_matrix,
+    read_instructions,
+    translated_errors,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +82,6 @@ class RecordedActions:
     ending: str = "timeout"
     absolute: bool = False
     """Whether the actions are poses in the world and not changes of pose."""
-    render: Mapping[str, object] = field(default_factory=dict)
-    """How vla-evaluation-harness was asked to render, what it set for that, and whether its processes differed."""
 
     @property
     def task_label(self) -> str:
@@ -140,21 +135,11 @@ def read_hdf5(path: Path, budget: Budget | None = None) -> list[RecordedActions]
         import h5py
     except ModuleNotFoundError:
         remedy = f"Install it: {install_command('hdf5')}"
-        raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=_file_place(path)) from None
+        raise RecordError(
+            "HDF5 needs h5py, which is not installed", remedy=remedy, place=Place(file=str(path))
+        ) from None
     with translated_errors(path, _HDF5_REMEDY), open_input(path), h5py.File(path, "r") as file:
         return list(_read_demos(path.name, file, budget))
-
-
-@contextmanager
-def translated_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Raise `RecordError` naming the file for whatever its readers raise for damage."""
-    try:
-        yield
-    except RecordError as error:
-        raise error.with_place(_file_place(path)) from None
-    except (OSError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException) as error:
-        problem = f"cannot be read: {' '.join(str(error).split())}"
-        raise RecordError(problem, remedy=remedy, place=_file_place(path)) from None
 
 
 _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
@@ -229,18 +214,11 @@ def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, s
 
     Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
     """
-    arguments = _parse_json(attributes.get("env_args"))
-    kwargs = arguments.get("env_kwargs")
-    inner = kwargs if isinstance(kwargs, dict) else {}
-    file = (
-        _decode_text(attributes.get("bddl_file_name"))
-        or _decode_text(arguments.get("bddl_file"))
-        or _decode_text(inner.get("bddl_file_name"))
-    )
-    parts = PurePosixPath(file.replace("\\", "/")) if file else None
+    file = _decode_text(attributes.get("bddl_file_name"))
+    parts = PurePosixPath(file) if file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
     suite = (parts.parent.name or None) if parts else None
-    task = parts.stem if parts else _decode_text(arguments.get("env_name"))
+    task = parts.stem if parts else _decode_text(_parse_json(attributes.get("env_args")).get("env_name"))
     return suite, task, instruction.strip('"') if instruction else None
 
 
@@ -280,41 +258,37 @@ def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[flo
     return tuple((name, pose) for name, pose in poses if name and len(pose) == 7)
 
 
-def _file_place(path: Path) -> Place:
-    return Place(file=str(path))
-
-
-INFO = Path("meta", "info.json")
-_COLUMNS = ["episode_index", "frame_index", "task_index", "action"]
-
-
 def read_dataset(folder: Path) -> list[RecordedActions]:
-    """Return the episodes of a dataset, by their index.
+    """Return the episodes of a LeRobot dataset, in their order.
 
     Raises `RecordError` if there are no frames, a file cannot be read or lacks what an episode needs, or actions differ
-    in size between files.
+    in size.
     """
-    files = sorted(folder.glob("data/chunk-*/*.parquet"))
-    if not files:
-        remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the dataset's data, not only meta."
-        raise RecordError("there are no episodes", remedy=remedy, place=_file_place(folder))
-    instructions = dict(read_instructions(folder))
+    instructions = read_instructions(folder)
     budget = Budget(_MOST_FRAMES_NUMBERS, "numbers in all frames together")
-    frames = [frames for file in files for frames in _read_frames(file, budget)]
-    widths = dict.fromkeys(actions.shape[1] for _, actions in frames)
-    if len(widths) != 1:
-        problem = f"actions have {' and '.join(map(str, widths))} numbers" if widths else "there are no frames"
-        raise RecordError(problem, remedy="One dataset has actions of one size.", place=_file_place(folder))
-    keys = np.concatenate([file_keys for file_keys, _ in frames])
-    actions = np.concatenate([file_actions for _, file_actions in frames])
-    return list(_add_starts(folder.resolve(), _split_episodes(folder, keys, actions, instructions)))
+    takes = []
+    with translated_errors(folder, "A frame has an `action`: a list of numbers, as many in each frame."):
+        for frames in lerobot_frames.read_episodes(folder, ["action"]):
+            actions = feature_matrix(frames, "action")
+            budget.spend(_NUMBER + actions.size)
+            if np.isnan(actions).any():
+                raise ValueError("a frame has no action")
+            task = frames["task_index"][0].as_py()
+            take = RecordedActions(
+                name=episode_name(frames), source=folder.name, actions=actions, instruction=instructions.get(task)
+            )
+            takes.append(take)
+        widths = dict.fromkeys(take.actions.shape[1] for take in takes)
+        if len(widths) != 1:
+            raise ValueError(f"actions have {' and '.join(map(str, widths)) or 'no'} numbers")
+    return list(_add_starts(folder.resolve(), takes))
 
 
 _RECORDINGS, _SEED, _WAIT_STEPS = "recordings", 1000, 10
 _RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_(\d{{1,6}}))?)")
 
 
-def _add_starts(folder: Path, takes: Iterator[RecordedActions]) -> Iterator[RecordedActions]:
+def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
     """Yield the episodes of a dataset, with task and start if its place says that lerobot-eval wrote it."""
     recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
     if recorded is None:
@@ -333,92 +307,6 @@ def _add_starts(folder: Path, takes: Iterator[RecordedActions]) -> Iterator[Reco
             env_seed=_SEED + index,
             wait_steps=_WAIT_STEPS,
         )
-
-
-def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A]."""
-    remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
-    with translated_errors(file, remedy):
-        for batch in read_batches(file, _COLUMNS):
-            for name in _COLUMNS[:3]:
-                if batch[name].null_count or not pa.types.is_integer(batch[name].type):
-                    raise RecordError(f"{name} holds {batch[name].type}, or nothing in places", remedy=remedy)
-            keys = np.stack([batch[name].to_numpy().astype(np.int64) for name in _COLUMNS[:3]], axis=1)
-            column = batch["action"]
-            if not is_list(column.type):
-                raise RecordError(f"action has the shape ({len(column)},)", remedy="One row of numbers a frame.")
-            if column.null_count:
-                raise ValueError("a frame has no action")
-            budget.spend(keys.size + len(column.flatten()))
-            if len(keys):
-                yield keys, stack_lists(column, "action")
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Return whether a column's values are lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def stack_lists(column: pa.Array, name: str, size: int = 1) -> Floats:
-    """Return the numbers of a column of lists, [n, k], NaN where a row has none; k is `size` where no row has any.
-
-    Raises:
-        ValueError: rows have different counts of numbers, these are not numbers, or n · k is more than any episode has.
-    """
-    has_numbers = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
-    counts = pc.unique(pc.list_value_length(column.filter(column.is_valid()))).to_pylist()
-    if len(counts) > 1:
-        raise ValueError(f"{name!r} has {min(counts)} numbers in some frames and {max(counts)} in others")
-    width = counts[0] if counts else size
-    if len(column) * width > MAX_VALUES:
-        raise ValueError(f"{name!r} has more than {MAX_VALUES} numbers")
-    rows = np.full((len(column), width), np.nan)
-    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
-    rows[has_numbers] = flat.reshape(-1, width)
-    return rows
-
-
-def _split_episodes(
-    folder: Path, keys: NDArray[np.int64], actions: Floats, instructions: Mapping[int, str]
-) -> Iterator[RecordedActions]:
-    """Yield the episodes of frames with these keys (episode, frame, task) [n, 3], by index, in order of their frames.
-
-    Without a known task, no instruction.
-    """
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    episode, task = keys[order, 0], keys[order, 2]
-    numbers, first = np.unique(episode, return_index=True)
-    for number, rows in zip(numbers, np.split(np.arange(len(episode)), first[1:]), strict=True):
-        yield RecordedActions(
-            name=f"episode_{number:06d}",
-            source=folder.name,
-            actions=actions[order[rows]],
-            instruction=instructions.get(int(task[rows[0]])),
-        )
-
-
-def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield index and text of each task of a LeRobot dataset, from `meta/tasks.parquet`, else from `meta/tasks.jsonl`.
-
-    Raises `RecordError`, which names the row, for files that are missing or of another form.
-    """
-    table = folder / "meta" / "tasks.parquet"
-    path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
-    with translated_errors(path, _TASKS_REMEDY):
-        content = read_input(path)
-        lines = [] if path == table else content.decode("utf-8").splitlines()
-        parsed = [json.loads(line) for line in lines if line.strip()]
-        rows = read_table(content).to_pylist() if path == table else parsed
-    for number, row in enumerate(rows, 1):
-        index = row.get("task_index") if isinstance(row, dict) else None
-        texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []
-        if not isinstance(index, int) or not texts:
-            lacking = "a text" if isinstance(index, int) else "a whole number `task_index`"
-            raise RecordError(f"row {number} lacks {lacking}", remedy=_TASKS_REMEDY, place=_file_place(path))
-        yield index, texts[0]
-
-
-_TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruction; download its meta folder again."
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:

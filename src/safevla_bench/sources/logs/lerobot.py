@@ -1,11 +1,7 @@
-"""LeRobot datasets of version 3 as episodes: frames of features in Parquet, at a constant rate.
+"""LeRobot datasets of version 3 as logs: features at a constant rate. Videos are not read.
 
-Read at huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py:
-
-    meta/info.json                     `codebase_version`, `fps`, `robot_type`, `features`: dtype, shape, names of each
-    meta/tasks.parquet                 task_index -> instruction, which is the table's index
-    data/chunk-NNN/file-NNN.parquet    a row a frame: a column a feature, `timestamp`, `episode_index`, `frame_index`,
-                                       `task_index`; videos lie elsewhere and are not read
+Read at huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py: `meta/info.json`
+holds `codebase_version`, `fps`, `robot_type`, and of each of its `features` the dtype, shape and names.
 
 The action of a frame is taken after its observation, so it belongs to the record after it. The last leads nowhere.
 """
@@ -14,33 +10,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from safevla_bench.archive.parquet_guard import read_batches
-from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
+from safevla_bench.archive.record_schema import REMEDY_LARGE, refuse_field
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import read_input
-from safevla_bench.sources.foreign.demonstrations import INFO, is_list, read_instructions, stack_lists
-from safevla_bench.sources.logs.records import (
-    MAX_NUMBERS,
-    Columns,
-    Floats,
-    LoggedEpisode,
-    LogMapping,
-    PoseColumns,
-    Series,
-    are_known,
-)
+from safevla_bench.sources import lerobot_frames
+from safevla_bench.sources.lerobot_frames import INFO, MAX_NUMBERS, episode_name, feature_matrix, read_instructions
+from safevla_bench.sources.logs.records import Columns, LoggedEpisode, LogMapping, PoseColumns, Series, are_known
 from safevla_bench.text import escape_controls
 
-_KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
+_COUNTERS = ("episode_index", "frame_index", "task_index", "timestamp", "index")
 _SUCCESS = "next.success"
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
@@ -49,20 +35,19 @@ _REMEDY = "Download the whole dataset again; version 3 is read, and lerobot conv
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset's description: its folder, frames a second, features and files."""
+    """A dataset's description: its folder, frames a second, and features."""
 
     folder: Path
     fps: float
     robot: str | None
     features: Mapping[str, Mapping[str, Any]]
-    files: tuple[Path, ...]
 
     def describe_features(self) -> str:
         """Return the features that hold numbers, with shapes and names, as text; "none" if there are none."""
         rows = [
             f"{name} {feature.get('shape')}" + (f" of {', '.join(names)}" if (names := feature_names(feature)) else "")
             for name, feature in self.features.items()
-            if feature.get("dtype") not in ("video", "image", "string") and name not in (*_KEYS, "index")
+            if feature.get("dtype") not in ("video", "image", "string") and name not in _COUNTERS
         ]
         return escape_controls("; ".join(rows)) or "none"
 
@@ -70,7 +55,7 @@ class Dataset:
 def open_dataset(folder: Path) -> Dataset:
     """Return the description of a dataset.
 
-    Raises `RecordError`: `meta/info.json` cannot be read, is of another version, or there is not a frame.
+    Raises `RecordError` if `meta/info.json` cannot be read or is of another version.
     """
     path = folder / INFO
     try:
@@ -84,12 +69,8 @@ def open_dataset(folder: Path) -> Dataset:
     if not version.startswith("v3"):
         remedy = f"Convert it with python -m lerobot.scripts.convert_dataset_v21_to_v30; {INFO} says {version}."
         raise RecordError("a LeRobot dataset of another version than 3", remedy=remedy, place=Place(file=str(path)))
-    files = tuple(sorted(folder.glob("data/chunk-*/*.parquet")))
-    if not files:
-        remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the data, not only meta."
-        raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(folder)))
     robot = info.get("robot_type")
-    return Dataset(folder, fps, robot if isinstance(robot, str) else None, features, files)
+    return Dataset(folder, fps, robot if isinstance(robot, str) else None, features)
 
 
 def _is_feature(feature: object) -> bool:
@@ -102,94 +83,23 @@ def read_episodes(
 ) -> Iterator[LoggedEpisode | RecordError]:
     """Yield the episodes in order, or those at the places `wanted`, from 0; a `RecordError` in place of a bad one.
 
-    Episodes of a file that cannot be read have no places. Raises `RecordError` if the mapping names what there is not.
+    Raises `RecordError` if the mapping names what there is not, and `DamageError` at a file that cannot be read.
     """
     picks = {name: _pick_columns(dataset, name, columns) for name, columns in mapping.sources.items()}
     success = mapping.episode.success if isinstance(mapping.episode.success, str) else None
     if success is not None:
         _require_feature(dataset, success, "episode.success")
     success = success or (_SUCCESS if _SUCCESS in dataset.features else None)
-    valid = {body.valid for body in mapping.sources.values() if isinstance(body, PoseColumns) and body.valid}
-    columns = [*dict.fromkeys([*_KEYS, *(pick.feature for pick in picks.values()), *valid])]
-    columns += [success] if success and success not in columns else []
-    try:
-        instructions = dict(read_instructions(dataset.folder))
-    except RecordError:
-        instructions = {}
-    place = 0
-    for table in _read_tables(dataset, columns):
-        if isinstance(table, RecordError):
-            yield table
-            continue
-        for frames in _split_episodes(table):
-            if wanted is None or place in wanted:
+    features = {pick.feature for pick in picks.values()} | {success}
+    instructions = read_instructions(dataset.folder)
+    columns = ["timestamp", *sorted(filter(None, features))]
+    for place, frames in enumerate(lerobot_frames.read_episodes(dataset.folder, columns)):
+        if wanted is None or place in wanted:
+            try:
                 yield _read_episode(dataset, mapping, picks, frames, instructions, success)
-            place += 1
-
-
-def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | RecordError]:
-    """Yield the frames, each table with whole episodes, as an episode may begin in one file and end in the next.
-
-    A file that cannot be read, or an episode too large, yields an error in its place.
-    """
-    gathered: list[pa.Table] = []  # of the last episode so far, after its first batch
-    last, rows, size = -1, 0, 0
-    for path in dataset.files:
-        try:
-            for batch in read_batches(path, columns):
-                table = pa.Table.from_batches([batch])
-                _check_keys(table)
-                indices = pc.min_max(table["episode_index"]).as_py()
-                if not len(batch):
-                    continue
-                if indices["min"] < last:
-                    raise RecordError("the frames of its episodes are not one after the other", remedy=_REMEDY)
-                gathered.append(table)
-                rows, size = rows + len(batch), size + batch.nbytes
-                if rows > MAX_RECORDS or size > 8 * MAX_NUMBERS:
-                    raise RecordError("the frames are more than an episode may hold", remedy=_REMEDY)
-                if indices["max"] > last:
-                    whole, last = pa.concat_tables(gathered), indices["max"]
-                    gathered = [whole.filter(pc.equal(whole["episode_index"], last))]
-                    rows, size = gathered[0].num_rows, gathered[0].nbytes
-                    yield whole.filter(pc.less(whole["episode_index"], last))
-        except (RecordError, OSError, pa.ArrowException) as error:
-            yield from _describe_loss(path, error, gathered)
-            gathered, rows, size = [], 0, 0
-    if gathered:
-        yield pa.concat_tables(gathered)
-
-
-def _describe_loss(path: Path, error: Exception, gathered: Sequence[pa.Table]) -> Iterator[RecordError]:
-    place = Place(file=str(path))
-    text = " ".join(str(error).split())
-    read_error = RecordError(f"cannot be read: {text}", remedy=_REMEDY, place=place)
-    yield error.with_place(place) if isinstance(error, RecordError) else read_error
-    if gathered:
-        name = _episode_name(gathered[0])
-        problem = "it may go on in a file that cannot be read, so that its end is unknown"
-        yield RecordError(problem, remedy=_REMEDY, place=Place(file=str(path), episode=name))
-
-
-def _episode_name(frames: pa.Table) -> str:
-    return f"episode_{frames['episode_index'][0].as_py():06d}"
-
-
-def _check_keys(table: pa.Table) -> None:
-    for name in _KEYS:
-        column = table[name]
-        is_right = pa.types.is_floating if name == "timestamp" else pa.types.is_integer
-        if column.null_count or not is_right(column.type):
-            raise RecordError(f"the column {name!r} holds {column.type}, or nothing in places", remedy=_REMEDY)
-
-
-def _split_episodes(table: pa.Table) -> Iterator[pa.Table]:
-    if not table.num_rows:
-        return
-    ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
-    _, first = np.unique(ordered["episode_index"].to_numpy(), return_index=True)
-    for begin, end in zip(first, [*first[1:], ordered.num_rows], strict=True):
-        yield ordered.slice(int(begin), int(end - begin))
+            except (RecordError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
+                where = Place(file=str(dataset.folder), episode=episode_name(frames))
+                yield RecordError(f"cannot be read: {error}", remedy=_REMEDY, place=where)
 
 
 def _read_episode(
@@ -199,60 +109,41 @@ def _read_episode(
     frames: pa.Table,
     instructions: Mapping[int, str],
     success: str | None,
-) -> LoggedEpisode | RecordError:
-    """Return one episode of frames, or the error with its place if its numbers cannot be read.
+) -> LoggedEpisode:
+    """Return one episode of frames.
 
     Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a frame, else the stamps.
     """
-    name = _episode_name(frames)
-    place = Place(file=str(dataset.folder), episode=name)
     if frames.num_rows * sum(len(pick.index) for pick in picks.values()) > MAX_NUMBERS:
-        return RecordError(f"more than {MAX_NUMBERS} numbers are mapped", remedy=REMEDY_LARGE, place=place)
-    try:
-        frame = frames["frame_index"].to_numpy()
-        stamps = np.asarray(frames["timestamp"].to_numpy(), dtype=np.float64)
-        even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
-        last = np.array([np.nan]) if success is None else _feature_matrix(frames, success)[-1]
-        series = {part: _read_series(frames, pick, mapping.sources[part]) for part, pick in picks.items()}
-        return LoggedEpisode(
-            name=name,
-            file=str(dataset.folder),
-            time_s=frame / dataset.fps if even else stamps,
-            dt_s=1.0 / dataset.fps,
-            series=series,
-            instruction=instructions.get(int(frames["task_index"][0].as_py())),
-            success=None if np.isnan(last).any() else bool(last.any()),
-            embodiment=dataset.robot,
-        )
-    except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
-        return RecordError(f"cannot be read: {error}", remedy=_REMEDY, place=place)
+        raise ValueError(f"more than {MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
+    frame = frames["frame_index"].to_numpy()
+    stamps = feature_matrix(frames, "timestamp")[:, 0]
+    even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
+    last = np.array([np.nan]) if success is None else feature_matrix(frames, success)[-1]
+    return LoggedEpisode(
+        name=episode_name(frames),
+        file=str(dataset.folder),
+        time_s=frame / dataset.fps if even else stamps,
+        dt_s=1.0 / dataset.fps,
+        series={part: _read_series(frames, pick, mapping.sources[part]) for part, pick in picks.items()},
+        instruction=instructions.get(frames["task_index"][0].as_py()),
+        success=None if np.isnan(last).any() else bool(last.any()),
+        embodiment=dataset.robot,
+    )
 
 
 def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) -> Series:
     """Return the picked numbers of each frame, scaled unless they are a pose, and whether they are known, [n].
 
-    Numbers that are not finite, a quaternion of zeros, and frames that the `valid` feature denies are not known.
+    Numbers that are not finite and a quaternion of zeros are not known.
     """
-    values = _feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
-    is_known = are_known(values, columns)
-    if isinstance(columns, Columns):
-        return Series(values * columns.scale, is_known)
-    if columns.valid:
-        is_known &= np.nan_to_num(_feature_matrix(frames, columns.valid), nan=0.0).all(axis=1)  # no value: not said
-    return Series(values, is_known)
-
-
-def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any."""
-    column = frames[feature].combine_chunks()
-    if is_list(column.type):
-        return stack_lists(column, feature, size)
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
+    values = feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
+    return Series(values * columns.scale if isinstance(columns, Columns) else values, are_known(values, columns))
 
 
 @dataclass(frozen=True)
 class _Pick:
-    """A feature, how many numbers it has, and the places of those that are taken from it."""
+    """A feature, how many numbers it has, and the places of those that are taken."""
 
     feature: str
     size: int
@@ -283,8 +174,6 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     if size > _MOST_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers a frame", "Map a feature of fewer numbers.", part)
     if isinstance(columns, PoseColumns):
-        if columns.valid:
-            _require_feature(dataset, columns.valid, part)
         index = _pose_places(columns, names, size)
     elif columns.names is not None:
         unknown = [name for name in columns.names if name not in names]

@@ -1,4 +1,4 @@
-"""MCAP files as episodes, one a file: messages of ROS 2 (CDR), protobuf or JSON, each topic at its own rate.
+"""MCAP files as episodes, one a file: messages of ROS 2 (CDR) or JSON, each topic at its own rate.
 
 A record is a message of the clock's topic. Every other topic has its last message at or before that instant, never a
 value between two. The pose of a body is known at a record only if a message of it came since the record before, because
@@ -8,16 +8,13 @@ otherwise, and where a message does not hold its topic is unknown.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import struct
-from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -26,8 +23,8 @@ from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE,
 from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
+from safevla_bench.sources.lerobot_frames import MAX_NUMBERS
 from safevla_bench.sources.logs.records import (
-    MAX_NUMBERS,
     Columns,
     Floats,
     LoggedEpisode,
@@ -40,19 +37,21 @@ from safevla_bench.sources.logs.records import (
 from safevla_bench.text import escape_controls
 
 SUFFIX = ".mcap"
-_MAX_MESSAGE_BYTES, _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 28, 1 << 36
-"""A message that is decoded, or the description of its type; a chunk, decompressed; all chunks of a file."""
+_MAX_MESSAGE_BYTES, _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 26, 1 << 36
+"""A message that is decoded, or the description of its type; a record or chunk, decompressed; all chunks of a file."""
 _MAX_MESSAGES = 10_000_000
 _MAX_NAMES_BYTES, _NAME_BYTES = 1 << 26, 1 << 10
 """All descriptions of types and topics together; what each counts for beside its text."""
 _MOST_FRAMES, _LONGEST_FRAME = 8, 200
+_SAMPLE_NUMBERS = 16
+"""Numbers that a message counts for beside its own."""
 _LZ4_RATIO = 256
 """lz4 makes fewer bytes than this of one."""
 _CLOCKS_APART_S = 1.0
 _HELD_PERIODS = 2.0
 _POSES = ("", "pose", "pose.pose", "transform")
 """Where a message keeps its pose: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
-TransformStamped; foxglove's PoseInFrame and FrameTransform have the same fields."""
+TransformStamped."""
 _NUMBERS = ("effort", "data", "value", "position")
 """Where a message keeps its numbers unless `field` says it: JointState's efforts, Float64MultiArray's data."""
 _EMPTY_ARRAY = re.compile(rb"^\s*[\w/<=]+\[[ \t]*[^\]\s1-9][^\]1-9]*\]", re.MULTILINE)
@@ -60,20 +59,13 @@ _EMPTY_ARRAY = re.compile(rb"^\s*[\w/<=]+\[[ \t]*[^\]\s1-9][^\]1-9]*\]", re.MULT
 _REMEDY = "The file is cut off or damaged: `mcap recover` repairs it; copy it again."
 
 
-@dataclass
-class Samples:
-    """The messages of one part of the mapping: their times, and their numbers one after the other, `width` of each."""
+class Sample(NamedTuple):
+    """A message of one part of the mapping: the log's time, its header's (NaN without one), its numbers, its frame."""
 
-    log_s: array[float] = field(default_factory=lambda: array("d"))
-    header_s: array[float] = field(default_factory=lambda: array("d"))
-    numbers: array[float] = field(default_factory=lambda: array("d"))
-    width: int | None = None
-    frames: set[str] = field(default_factory=set)
-
-    def sorted_rows(self, times: Floats) -> tuple[Floats, Floats]:
-        """Return the numbers [n, width] and the times [n] in the order of the times, then of the log's."""
-        order = np.lexsort((np.frombuffer(self.log_s), times))
-        return np.frombuffer(self.numbers).reshape(len(times), -1)[order], times[order]
+    log_s: float
+    header_s: float
+    row: list[float]
+    frame: str | None
 
 
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
@@ -83,25 +75,30 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     messages are in an encoding that is not read, what the mapping names is not there, or the clock has fewer than two
     instants.
     """
-    samples = {part: Samples() for part in mapping.sources}
+    samples: dict[str, list[Sample]] = {part: [] for part in mapping.sources}
     topics: dict[str, str] = {}
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
     with _translated_errors():
         for topic, log_s, message in _read_messages(path, {part.source for part in mapping.sources.values()}, topics):
             for part, columns in mapping.sources.items():
                 if columns.source == topic:
-                    _add_sample(samples[part], part, columns, log_s, message, budget)
+                    for sample in _take_samples(message, part, columns, log_s):
+                        budget.spend(len(sample.row) + _SAMPLE_NUMBERS)
+                        samples[part].append(sample)
     for part, columns in mapping.sources.items():
         if columns.source not in topics:
             refuse_field(f"there is no topic {columns.source!r}", f"The file has: {_describe_topics(topics)}.", part)
-    empty = [part for part, taken in samples.items() if not taken.log_s]
-    if empty:
-        remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
-        raise RecordError(f"no message of {', '.join(empty)} could be taken", remedy=remedy)
-    frames = set[str]().union(*(taken.frames for taken in samples.values()))
+        widths = dict.fromkeys(len(sample.row) for sample in samples[part])
+        if not widths:
+            remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
+            raise RecordError(f"no message of {part} could be taken", remedy=remedy)
+        if len(widths) > 1:
+            problem = f"messages have {' and '.join(map(str, widths))} numbers"
+            refuse_field(problem, "Choose joints by name.", part)
+    frames = {sample.frame for taken in samples.values() for sample in taken if sample.frame}
     if len(frames) > 1:
-        problem = f"poses are in different frames: {', '.join(sorted(frames))}; all must be in one that rests"
-        warn_once(str(path), problem)
+        named = ", ".join(sorted(frames)[:_MOST_FRAMES])
+        warn_once(str(path), f"poses are in different frames: {named}; all must be in one that rests")
     return _align(path, mapping, samples)
 
 
@@ -119,19 +116,6 @@ def describe_topics(path: Path) -> str:
 
 def _describe_topics(topics: Mapping[str, str]) -> str:
     return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in sorted(topics.items()))) or "none"
-
-
-def _decoders() -> list[Any]:
-    decoders: list[Any] = []
-    with suppress(ImportError):
-        from mcap_ros2.decoder import DecoderFactory as Ros2Decoders
-
-        decoders.append(Ros2Decoders())
-    with suppress(ImportError):
-        from mcap_protobuf.decoder import DecoderFactory as ProtobufDecoders
-
-        decoders.append(ProtobufDecoders())
-    return decoders
 
 
 @contextmanager
@@ -152,68 +136,24 @@ def _translated_errors() -> Iterator[None]:
         raise RecordError(problem, remedy=_REMEDY) from None
 
 
-def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of the schemas, channels and messages of a file in its order; checksums are compared.
+def _read_records(path: Path) -> Iterator[Any]:
+    """Yield the records of a file in its order, those in chunks too; checksums are compared.
 
-    One record of the file, and one decompressed chunk, are in memory at a time. Without a comparison, a bit that turned
-    over would be a number that nobody measured.
+    One record or chunk is in memory at a time. Without a comparison, a bit that turned over would be a number that
+    nobody measured.
     """
-    from mcap.data_stream import ReadDataStream
-    from mcap.stream_reader import read_magic
+    from mcap.records import Chunk
+    from mcap.stream_reader import StreamReader, breakup_chunk
 
     budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
     with open_input(path) as file:
-        stream = ReadDataStream(file, calculate_crc=True)
-        read_magic(stream)
-        opcode = 0
-        while opcode != _FOOTER:
-            data_crc = stream.checksum()
-            opcode, length = stream.read1(), stream.read8()
-            if opcode not in _READ:
-                while length:
-                    length -= len(stream.read(min(length, 1 << 20)))
-                continue
-            if length > _MAX_CHUNK_BYTES:
-                raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
-            content = stream.read(length)
-            if len(content) < length:
-                raise EOFError("the file ends within a record")
-            if opcode == _DATA_END and int.from_bytes(content[:4], "little") not in (0, data_crc):
-                raise ValueError("the data are not those of the file's checksum")
-            if opcode == _CHUNK:
-                yield from _split_chunk(_decompress_chunk(content, budget))
-            elif opcode in _NAMED:
-                yield opcode, memoryview(content)
-        read_magic(stream)
-
-
-_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 2, 3, 4, 5, 6, 15
-_NAMED = (_SCHEMA, _CHANNEL, _MESSAGE)
-_READ = (*_NAMED, _CHUNK, _DATA_END)
-_HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
-
-
-def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:
-    view, place = memoryview(content), 0
-    while place < len(view):
-        opcode, length = _HEAD.unpack_from(view, place)
-        place += _HEAD.size
-        if length > len(view) - place:
-            raise ValueError("a record is longer than its chunk")
-        if opcode in _NAMED:
-            yield opcode, view[place : place + length]
-        place += length
-
-
-def _decompress_chunk(content: bytes, budget: Budget) -> bytes:
-    from mcap.data_stream import ReadDataStream
-    from mcap.records import Chunk
-    from mcap.stream_reader import get_chunk_data_stream
-
-    chunk = Chunk.read(ReadDataStream(io.BytesIO(content)))
-    budget.spend(_checked_chunk_size(chunk))
-    stream, size = get_chunk_data_stream(chunk, validate_crc=True)
-    return bytes(stream.read(size))
+        reader = StreamReader(file, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)
+        for record in reader.records:
+            if isinstance(record, Chunk):
+                budget.spend(_checked_chunk_size(record))
+                yield from breakup_chunk(record, validate_crc=True)
+            else:
+                yield record
 
 
 def _checked_chunk_size(chunk: Any) -> int:
@@ -238,87 +178,64 @@ def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) 
 
     `topics` is filled on the way: topic -> type and encoding of its messages.
     """
-    from mcap.data_stream import ReadDataStream
-    from mcap.records import Channel, Schema
+    from mcap.records import Channel, Message, Schema
 
     schemas: dict[int, Any] = {}
     channels: dict[int, Any] = {}
     decoders: dict[int, Callable[[bytes], Any]] = {}
-    factories = _decoders()
     messages, names = Budget(_MAX_MESSAGES, "messages"), Budget(_MAX_NAMES_BYTES, "bytes of topics and types")
     size = Budget(MAX_EPISODE_BYTES, "bytes in the messages that are mapped")
-    for opcode, content in _read_records(path):
-        if opcode == _MESSAGE:
+    for record in _read_records(path):
+        if isinstance(record, Message):
             messages.spend(1)
-            channel_id, _, log_ns, _ = _MESSAGE_HEAD.unpack_from(content)
-            channel = channels[channel_id]
-            if channel.topic not in wanted:
-                continue
-            if len(content) > _MAX_MESSAGE_BYTES:
-                problem = f"a message of {channel.topic!r} has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
-                raise RecordError(problem, remedy="Map a topic of poses or numbers.")
-            size.spend(len(content))
-            if channel_id not in decoders:
-                decoders[channel_id] = _find_decoder(factories, schemas.get(channel.schema_id), channel)
-            yield channel.topic, log_ns / 1e9, decoders[channel_id](bytes(content[_MESSAGE_HEAD.size :]))
-            continue
-        if len(content) > _MAX_MESSAGE_BYTES:
-            problem = f"the description of a type or topic has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
-            raise RecordError(problem, remedy=REMEDY_LARGE)
-        names.spend(_NAME_BYTES + len(content))
-        stream = ReadDataStream(io.BytesIO(content))
-        if opcode == _SCHEMA:
-            schema = Schema.read(stream)
-            schemas[schema.id] = schema
-        else:
-            channel = replace(Channel.read(stream), metadata={})
-            channels[channel.id] = channel
-            schema = schemas.get(channel.schema_id)
-            topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
+            channel = channels[record.channel_id]
+            if channel.topic in wanted:
+                _check_message_size(len(record.data), channel.topic)
+                size.spend(len(record.data))
+                if channel.id not in decoders:
+                    decoders[channel.id] = _find_decoder(schemas.get(channel.schema_id), channel)
+                yield channel.topic, record.log_time / 1e9, decoders[channel.id](record.data)
+        elif isinstance(record, Schema):
+            _check_message_size(len(record.data), record.name)
+            names.spend(_NAME_BYTES + len(record.data))
+            schemas[record.id] = record
+        elif isinstance(record, Channel):
+            names.spend(_NAME_BYTES + len(record.topic))
+            record.metadata.clear()
+            channels[record.id] = record
+            schema = schemas.get(record.schema_id)
+            topics[record.topic] = f"{schema.name if schema else 'no type'}, {record.message_encoding}"
 
 
-def _find_decoder(factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
+def _check_message_size(size: int, name: str) -> None:
+    if size > _MAX_MESSAGE_BYTES:
+        problem = f"{name!r} has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
+        raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+
+
+def _find_decoder(schema: Any, channel: Any) -> Callable[[bytes], Any]:
+    from mcap_ros2.decoder import DecoderFactory
+
     if channel.message_encoding == "json":
         return json.loads
     if schema is not None and channel.message_encoding == "cdr" and _EMPTY_ARRAY.search(schema.data):
         raise ValueError("a type has arrays of no length, of which no bytes make any number")
-    for factory in factories:
-        decoder: Callable[[bytes], Any] | None = factory.decoder_for(channel.message_encoding, schema)
-        if decoder is not None:
-            return decoder
-    remedy = f"CDR of ROS 2, protobuf and JSON are read; {install_command('mcap')}"
-    problem = f"the messages of {channel.topic!r} are {channel.message_encoding!r}, which nothing here decodes"
-    raise RecordError(problem, remedy=remedy)
+    decoder: Callable[[bytes], Any] | None = DecoderFactory().decoder_for(channel.message_encoding, schema)
+    if decoder is None:
+        problem = f"the messages of {channel.topic!r} are {channel.message_encoding!r}, which nothing here decodes"
+        raise RecordError(problem, remedy="CDR of ROS 2 and JSON are read.")
+    return decoder
 
 
-def _add_sample(
-    taken: Samples, part: str, columns: Columns | PoseColumns, log_s: float, message: Any, budget: Budget
-) -> None:
-    """Add the numbers, times and, of a pose, the frame of a message to `taken`; of transforms, those of the frame that
-    is mapped. Nothing is added if no transform is of that frame.
-    """
-    for inner in _inner_messages(message, columns):
-        row = _pose_row(inner, columns, part) if isinstance(columns, PoseColumns) else _row(inner, columns, part)
-        taken.width = taken.width or len(row)
-        if len(row) != taken.width:
-            refuse_field(f"a message has {len(row)} numbers, the first {taken.width}", "Choose joints by name.", part)
-        budget.spend(len(row) + 2)
-        taken.numbers.extend(row)
-        taken.log_s.append(log_s)
-        taken.header_s.append(_stamp_s(inner))
-        frames = (_get(inner, path) for path in ("header.frame_id", "frame_id", "parent_frame_id"))
-        frame = next((str(frame)[:_LONGEST_FRAME] for frame in frames if frame), None)
-        if frame is not None and isinstance(columns, PoseColumns) and len(taken.frames) < _MOST_FRAMES:
-            taken.frames.add(frame)
-
-
-def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
-    transforms = _get(message, "transforms")
-    if transforms is None:
-        yield message
-        return
+def _take_samples(message: Any, part: str, columns: Columns | PoseColumns, log_s: float) -> Iterator[Sample]:
+    """Yield the sample of a message; of transforms, one for each of the frame that is mapped."""
+    is_pose, transforms = isinstance(columns, PoseColumns), _get(message, "transforms")
     frame = columns.frame if isinstance(columns, PoseColumns) else None
-    yield from (inner for inner in transforms if _get(inner, "child_frame_id") == frame)
+    for inner in [message] if transforms is None else transforms:
+        if transforms is None or _get(inner, "child_frame_id") == frame:
+            row = _pose_row(inner, columns, part) if isinstance(columns, PoseColumns) else _row(inner, columns, part)
+            parent = _get(inner, "header.frame_id") or _get(inner, "frame_id") if is_pose else None
+            yield Sample(log_s, _stamp_s(inner), row, str(parent)[:_LONGEST_FRAME] if parent else None)
 
 
 def _get(message: Any, path: str) -> Any:
@@ -331,14 +248,10 @@ def _get(message: Any, path: str) -> Any:
 
 def _stamp_s(message: Any) -> float:
     """Return the time in a message's header in seconds; NaN without one, or where it is zero."""
-    stamp = _get(message, "header.stamp")
-    stamp = _get(message, "timestamp") if stamp is None else stamp
-    seconds = next((value for name in ("sec", "secs", "seconds") if (value := _get(stamp, name)) is not None), None)
-    if seconds is None or stamp is None:
-        return np.nan
-    parts = next((v for n in ("nanosec", "nsec", "nsecs", "nanos") if (v := _get(stamp, n)) is not None), 0)
+    stamp = _get(message, "header.stamp") or _get(message, "timestamp")
+    nanoseconds = _get(stamp, "nanosec") if _get(stamp, "nanosec") is not None else _get(stamp, "nsec")
     try:
-        return float(seconds) + float(parts) * 1e-9 or np.nan
+        return float(_get(stamp, "sec")) + float(nanoseconds or 0) * 1e-9 or np.nan
     except (TypeError, ValueError):
         return np.nan
 
@@ -346,14 +259,11 @@ def _stamp_s(message: Any) -> float:
 def _pose_row(message: Any, columns: PoseColumns, part: str) -> list[float]:
     for path in (columns.field,) if columns.field is not None else _POSES:
         pose = _get(message, path)
-        position = _get(pose, "position") if _get(pose, "position") is not None else _get(pose, "translation")
-        turn = _get(pose, "orientation") if _get(pose, "orientation") is not None else _get(pose, "rotation")
-        if _get(position, "x") is not None:
-            turned = [turn] if _get(turn, "w") is not None else []
-            return [
-                *(_number(_get(position, axis), part) for axis in "xyz"),
-                *(_number(_get(inner, axis), part) for inner in turned for axis in "wxyz"),
-            ]
+        for place, turn in (("position", "orientation"), ("translation", "rotation")):
+            if _get(pose, f"{place}.x") is not None:
+                names = [f"{place}.{axis}" for axis in "xyz"]
+                names += [f"{turn}.{axis}" for axis in "wxyz"] if _get(pose, f"{turn}.w") is not None else []
+                return [_number(_get(pose, name), part) for name in names]
     remedy = f"Say with `field` where it is. The message has: {_describe_fields(message)}."
     refuse_field("a message has no pose", remedy, part)
 
@@ -393,18 +303,16 @@ def _number(value: Any, part: str) -> float:
 def _describe_fields(message: Any) -> str:
     if isinstance(message, Mapping):
         return ", ".join(map(str, message))
-    descriptor = getattr(message, "DESCRIPTOR", None)
-    if descriptor is not None:
-        return ", ".join(field.name for field in descriptor.fields)
     return ", ".join(getattr(message, "__slots__", None) or vars(message))
 
 
-def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> LoggedEpisode:
+def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Sequence[Sample]]) -> LoggedEpisode:
     """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
 
     Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
     """
     times = {part: _sample_times(taken) for part, taken in samples.items()}
+    rows = {part: np.array([sample.row for sample in taken]) for part, taken in samples.items()}
     clock = _choose_clock(mapping)
     instants = np.unique(times[clock])
     if len(instants) < len(times[clock]):
@@ -412,10 +320,10 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
-    if len(instants) * sum(taken.width or 0 for taken in samples.values()) > MAX_NUMBERS:
+    if len(instants) * sum(values.shape[1] for values in rows.values()) > MAX_NUMBERS:
         problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
         raise RecordError(problem, remedy=REMEDY_LARGE)
-    series = {part: _hold(part, taken, times[part], instants, mapping) for part, taken in samples.items()}
+    series = {part: _hold(part, values, times[part], instants, mapping) for part, values in rows.items()}
     return LoggedEpisode(
         name=path.stem,
         file=str(path),
@@ -436,27 +344,26 @@ def _choose_clock(mapping: LogMapping) -> str:
     raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy)
 
 
-def _sample_times(taken: Samples) -> Floats:
+def _sample_times(taken: Sequence[Sample]) -> Floats:
     """Return the time of each message of a part [s]: its header's if all have one within 1 s of the log's."""
-    log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
+    log_s, header_s = (np.array([getattr(sample, name) for sample in taken]) for name in ("log_s", "header_s"))
     return header_s if np.abs(header_s - log_s).max() <= _CLOCKS_APART_S else log_s  # NaN without a header
 
 
-def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
+def _hold(part: str, rows: Floats, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
     """Return a part's last message at or before each instant, and whether its numbers are known there, [n].
 
     Not known are instants before the first message or beyond `max_age_s`, numbers that are not finite, and quaternions
     of zeros. Without `max_age_s`, a body needs a message since the record before, and another part holds for two
     periods.
     """
-    max_age_s = mapping.sources[part].max_age_s
-    rows, stamps = taken.sorted_rows(times)
+    max_age_s, order = mapping.sources[part].max_age_s, np.argsort(times, kind="stable")
+    rows, stamps = rows[order], times[order]
     last = np.searchsorted(stamps, instants, side="right") - 1
     values = rows[np.maximum(last, 0)]
     if max_age_s is None and part.startswith("bodies."):
         holds = np.diff(last, prepend=-1) > 0  # a message of its own since the record before
     else:
         period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
-        limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
-        holds = instants - stamps[np.maximum(last, 0)] <= limit
+        holds = instants - stamps[np.maximum(last, 0)] <= (_HELD_PERIODS * period if max_age_s is None else max_age_s)
     return Series(values, np.asarray((last >= 0) & holds & are_known(values, mapping.sources[part])))

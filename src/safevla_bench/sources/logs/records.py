@@ -1,8 +1,8 @@
 """The mapping of a log, and the way from what was read to an episode: units, validity, time stamps, what looks wrong.
 
 The mapping is a TOML file that says what the log does not say by itself. One form serves every kind of log. It is
-`safevla-log.toml` in the log's folder, `NAME.toml` beside `NAME.mcap`, or a file anywhere whose key `log` names the
-log; that file is then the SOURCE. `from` is a feature of a LeRobot dataset or a topic of an MCAP file.
+`safevla-log.toml` in the log's folder, or a file anywhere whose key `log` names the log; that file is then the SOURCE.
+`from` is a feature of a LeRobot dataset or a topic of an MCAP file.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     unit: Literal["m", "cm", "mm"] = "m"
     max_age_s: Positive | None = None
     """How long a message holds; None = until the next record for a body, else twice the topic's median period."""
-    valid: str | None = None
-    """A feature that is false where the tracker lost the body; numbers that are not finite say so too."""
 
 
 class BodyColumns(PoseColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,24 +165,17 @@ def _find_problems(mapping: LogMapping) -> list[str]:
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping that lies with a log, and its file; an empty mapping and None if there is none.
+    """Return the mapping that lies in a log's folder, and its file; an empty mapping and None if there is none.
 
-    `NAME.toml` beside a log that is a file comes before `safevla-log.toml` in the folder. Raises `RecordError` as
-    `read_mapping` does.
+    Raises `RecordError` as `read_mapping` does.
     """
-    folder = log if log.is_dir() else log.parent
-    beside = [] if log.is_dir() else [log.with_suffix(".toml")]
-    for path in [*beside, folder / NAME]:
-        if path.is_file():
-            return read_mapping(path), path
-    return LogMapping(), None
+    path = (log if log.is_dir() else log.parent) / NAME
+    return (read_mapping(path), path) if path.is_file() else (LogMapping(), None)
 
 
 # Episodes
 
 
-MAX_NUMBERS = 1 << 25
-"""Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _log = logging.getLogger(__name__)
@@ -217,7 +208,6 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    versions: Mapping[str, str] | None = None
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
@@ -371,7 +361,6 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         "instruction": episode.instruction,
         "outcome": outcome or ("success" if success else "failure"),
         "embodiment": asked.embodiment or episode.embodiment or "unknown",
-        "versions": None if episode.versions is None else dict(episode.versions),
     }
 
 

@@ -24,10 +24,9 @@ from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import (
     PRIVILEGED,
     Kitchen,
+    earlier_resets,
     kitchens,
     mark_flags,
-    read_earlier_resets,
-    reset_fields,
 )
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
@@ -149,8 +148,7 @@ class EpisodeIndex:
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None for no indices.
 
-        Only these are decoded, unless a source has moved them since the scan: then all of that source is searched.
-        Raises `RunError` if a source no longer holds one of them.
+        Only these are decoded. Raises `RunError` if a source no longer holds one of them in its place.
         """
         chosen = [self.notes[int(k)] for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
@@ -223,7 +221,7 @@ class Scan:
                 damaged |= {batch.place.episode} if isinstance(batch, DamageError) else set()
                 place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
                 continue
-            resets, flags = map(read_earlier_resets, reset_fields(batch)), mark_flags(batch, PRIVILEGED)
+            resets, flags = earlier_resets(batch), mark_flags(batch, PRIVILEGED)
             facts = (batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch))
             notes = list(map(EpisodeNote, *facts, repeat(number), count(place)))
             self._spend(_memory(notes), source)
@@ -304,18 +302,12 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
 
 
 def _read_wanted(source: RecordSource, wanted: Sequence[EpisodeNote]) -> dict[EpisodeKey, Batch]:
-    if not wanted:
-        return {}
     names = {note.header.key for note in wanted}
-    for places in ([note.place for note in wanted], None):
-        episodes = {
-            header.key: select_episodes(batch, [k])
-            for batch in _filter_episodes(source.read(places), names)
-            for k, header in enumerate(batch.headers)
-        }
-        if names <= episodes.keys():
-            return episodes
-    raise _changed_source(source.path)
+    batches = _filter_episodes(source.read([note.place for note in wanted]), names) if wanted else ()
+    episodes = {header.key: select_episodes(batch, [k]) for batch in batches for k, header in enumerate(batch.headers)}
+    if names != episodes.keys():
+        raise _changed_source(source.path)
+    return episodes
 
 
 def _changed_source(path: Path) -> RunError:

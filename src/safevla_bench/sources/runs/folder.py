@@ -8,11 +8,10 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -21,23 +20,16 @@ import pyarrow.parquet as pq
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import read_input, sha256_of, write_atomically
-from safevla_bench.text import shorten_name
+from safevla_bench.trajectory.header import SCHEMA_VERSION
 
-T = TypeVar("T")
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-LATENCY = "policy_latency"
-"""The key of run.json, under `volatile`, that holds the latency of each episode."""
 ORIGIN = ("judged_by", "sources", "recorded_with")
 """The keys of scores.json that say how it came about; scores.parquet has them as metadata of its schema."""
 DECISION = "decision"
 """The key of run.json that holds what a run with a stopping rule found, and after how many episodes."""
-REPEATS = "repeated_answers"
-"""The key of run.json, under `volatile`, that holds how often each policy's server answered the same otherwise."""
 BY_CHANCE = (
     "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
 )
-GREETINGS = "policies_say"
-"""The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 EXPERIMENTS = "experiments"
@@ -106,10 +98,6 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.other} of {self.asked} repeated requests had another answer"
 
 
-NO_REPEATS: Mapping[str, Repeats] = {}
-"""Nothing is known of any server."""
-
-
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
     """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that had it."""
 
@@ -117,6 +105,42 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
     suite: str
     says: Mapping[str, object]
     episodes: list[str]
+
+
+class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a run's day, under `volatile` of run.json: no result hangs on them."""
+
+    policy_latency: Mapping[str, Latency] = {}
+    """Episode -> the latency of its policy, of those that have one."""
+    policies_say: Sequence[PolicyGreeting] = ()
+    """The statements of policies about themselves, in the order of their first episodes."""
+    repeated_answers: Mapping[str, Repeats] = {}
+    """Policy -> what was found of its server after the run's last episode."""
+
+    @classmethod
+    def of_episodes(
+        cls,
+        latencies: Mapping[str, Latency],
+        greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]],
+        repeats: Mapping[str, Repeats],
+    ) -> DayFacts:
+        """Return the facts; of the statements each different one of a policy in a suite once, with its episodes."""
+        greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
+        for row, says in greeted:
+            key = (row.policy, row.benchmark, msgspec.json.encode(says))
+            new = PolicyGreeting(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
+            greetings.setdefault(key, new).episodes.append(row.episode_id)
+        return cls(policy_latency=latencies, policies_say=list(greetings.values()), repeated_answers=repeats)
+
+    @property
+    def statements(self) -> dict[str, Mapping[str, object]]:
+        """Episode id -> statement of its policy or server about itself."""
+        return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
+
+    def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
+        """Return a run.json that holds the facts that there are under `volatile`."""
+        facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
 
 _EPISODES_SCHEMA = pa.schema(
@@ -132,6 +156,24 @@ def archive_parts(folder: Path) -> list[Path]:
     return sorted((folder / ARCHIVE).glob("part-*"))
 
 
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The digests of a complete run: of its archive's parts, `archive/NAME`, and of the files beside it."""
+
+    schema_version: int = SCHEMA_VERSION
+    parts: dict[str, str]
+    episodes: int
+    files: dict[str, str]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the content of manifest.json; `RunError` if it is missing, damaged or names no parts or files."""
+    try:
+        return msgspec.json.decode(read_input(folder / MANIFEST), type=Manifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        remedy = "Copy the folder anew from where it was made, or roll it out again."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(folder / MANIFEST))) from None
+
+
 def archive_digest(path: Path) -> str | None:
     """Return the sha256 of an archive file; of a run folder, that of its parts' names and digests in its manifest.
 
@@ -141,15 +183,11 @@ def archive_digest(path: Path) -> str | None:
     if path.is_file():
         return sha256_of(path)
     try:
-        parts = msgspec.json.decode(read_input(path / MANIFEST), type=_Manifest).parts
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        parts = read_manifest(path).parts
+    except RunError:
         return None
     lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-class _Manifest(msgspec.Struct):
-    parts: dict[str, str]
 
 
 def read_description(folder: Path) -> dict[str, object]:
@@ -197,82 +235,21 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
-def read_latencies(folder: Path) -> dict[str, Latency]:
-    """Return the latency of the policy in each episode of a complete run that has one, by the episode's id.
-
-    Raises `RunError`: run.json is missing or damaged, or what it has for the latencies is something else.
-    """
-    return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
-
-
-def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> latency of each of its episodes, of the policies that run.json describes as served.
-
-    Raises as `read_latencies` does; {} for an archive.
-    """
-    served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
-    spent = read_latencies(folder) if served else {}
-    named = {policy: [row for name, row in spent.items() if name.startswith(f"{policy}/")] for policy in served}
-    return {policy: latencies for policy, latencies in named.items() if latencies}
-
-
-def read_repeats(folder: Path) -> dict[str, Repeats]:
-    """Return what was found of each policy's server after the run's last episode; {} where nothing is known.
-
-    Raises `RunError` as `read_latencies` does.
-    """
-    return _read_volatile(folder, REPEATS, dict[str, Repeats]) or {}
-
-
-def read_greetings(folder: Path) -> list[PolicyGreeting]:
-    """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
-
-    Raises `RunError`: run.json is missing or damaged, or what it has for the statements is something else.
-    """
-    return _read_volatile(folder, GREETINGS, list[PolicyGreeting]) or []
-
-
-def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Return a value that run.json has under `volatile`; None if the value is missing."""
-    value = read_volatile(read_description(folder)).get(name)
+def read_facts(folder: Path) -> DayFacts:
+    """Return the facts of the day of a complete run; `RunError` if run.json is missing or damaged."""
     try:
-        return None if value is None else msgspec.convert(value, kind)
+        return msgspec.convert(read_volatile(read_description(folder)), DayFacts)
     except msgspec.ValidationError as error:
-        place = Place(file=str(folder / RUN), field=f"volatile.{name}")
+        place = Place(file=str(folder / RUN), field="volatile")
         raise RunError(str(error), remedy="Restore the file.", place=place) from None
 
 
-def greetings_by_episode(folder: Path) -> dict[str, Mapping[str, object]]:
-    """Return episode id -> statement of its policy or server about itself, of a complete run; {} where none made any.
-
-    Raises `RunError` as `read_greetings` does.
-    """
-    return {name: greeting.says for greeting in read_greetings(folder) for name in greeting.episodes}
-
-
-def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[PolicyGreeting]:
-    """Return each different greeting of a policy in a suite once, with its episodes, in order of first appearance."""
-    greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
-    for row, says in greeted:
-        key = (row.policy, row.benchmark, msgspec.json.encode(says))
-        new = PolicyGreeting(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
-        greetings.setdefault(key, new).episodes.append(row.episode_id)
-    return list(greetings.values())
-
-
-def add_facts_of_the_day(
-    description: Mapping[str, object],
-    latencies: Mapping[str, Latency],
-    greetings: Sequence[PolicyGreeting],
-    repeats: Mapping[str, Repeats] = NO_REPEATS,
-) -> dict[str, object]:
-    """Return a run.json that holds under `volatile` each episode's latency, and what was found of policies.
-
-    That is what they said of themselves, and how their servers repeat themselves.
-    """
-    named = ((LATENCY, latencies), (GREETINGS, greetings), (REPEATS, repeats))
-    facts = {name: value for name, value in named if value}
-    return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
+def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
+    """Return policy -> latency of each of its episodes, of the policies that run.json describes as served."""
+    served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
+    spent = read_facts(folder).policy_latency.items() if served else ()
+    named = {policy: [row for name, row in spent if name.startswith(f"{policy}/")] for policy in served}
+    return {policy: latencies for policy, latencies in named.items() if latencies}
 
 
 def encode_parquet(table: pa.Table) -> bytes:
@@ -418,13 +395,8 @@ class _Policy(msgspec.Struct):
     policy: str
 
 
-class _Until(msgspec.Struct):
-    look_every: int
-
-
 class _Decision(msgspec.Struct):
     is_decided: bool
-    rounds: int
     episodes: int
 
 
@@ -436,15 +408,7 @@ class _Plan(msgspec.Struct):
     policies: list[_Policy] = []
     tasks: list[str] = []
     shard: PlanStretch | None = None
-    until: _Until | None = None
     decision: _Decision | None = msgspec.field(name=DECISION, default=None)
-
-    @property
-    def stopped(self) -> _Decision | None:
-        return self.decision if self.decision and self.decision.is_decided else None
-
-    def round_of(self, episode: int) -> int:
-        return episode // max(1, self.until.look_every) if self.until else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,23 +434,18 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
     """
     if "planned" not in description:
         return PlanDifference()
-    plan = _read_plan(description)
-    listed = {row.episode_id for row in rows}
-    expected = plan.stopped.episodes if plan.stopped else plan.planned
-    planned = _name_planned(plan, rows)
+    try:
+        plan = msgspec.convert(description, _Plan)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{RUN}: the plan is damaged: {error}", remedy="Restore the file.") from None
+    is_decided = plan.decision is not None and plan.decision.is_decided
+    expected = plan.decision.episodes if plan.decision and is_decided else plan.planned
+    listed, planned = {row.episode_id for row in rows}, None if is_decided else _name_planned(plan, rows)
     if planned is None or len(planned) != expected:
         surplus = len(rows) - expected
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
     missing = [absent for name, absent in planned.items() if name not in listed]
     return PlanDifference(tuple(missing), unplanned=len(rows) - len(listed & planned.keys()))
-
-
-def _read_plan(description: Mapping[str, object]) -> _Plan:
-    for document in (description, {"planned": description["planned"], "episodes": "unknown"}):
-        with suppress(msgspec.ValidationError):
-            return msgspec.convert(document, _Plan)
-    problem = f"{RUN}: the number of planned episodes is damaged: {shorten_name(repr(description['planned']))}"
-    raise RunError(problem, remedy="Restore the file.")
 
 
 def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
@@ -501,12 +460,15 @@ def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
     counts = {task: _count_episodes(plan, task, rows) for task in plan.tasks}
     if len(plan.policies) * sum(counts.values()) != whole:
         return None
-    scenes = ((policy.policy, task) for policy in plan.policies for task in plan.tasks)
-    episodes = ((policy, task, number) for policy, task in scenes for number in range(counts[task]))
+    episodes = (
+        (policy.policy, task, number)
+        for policy in plan.policies
+        for task in plan.tasks
+        for number in range(counts[task])
+    )
     first = max(0, plan.shard.first) if plan.shard else 0
     own = islice(episodes, first, first + max(0, plan.planned))
-    kept = (episode for episode in own if plan.stopped is None or plan.round_of(episode[2]) < plan.stopped.rounds)
-    return {name_episode(*episode): _absent_episode(*episode) for episode in kept}
+    return {name_episode(*episode): _absent_episode(*episode) for episode in own}
 
 
 def _count_episodes(plan: _Plan, task: str, rows: Sequence[EpisodeRow]) -> int:

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.archive import npz, parquet
@@ -28,14 +29,16 @@ from safevla_bench.sources.runs.folder import (
     RUN,
     EpisodeRow,
     Latency,
+    Manifest,
     archive_parts,
     dump_json,
     read_description,
     read_episodes,
+    read_manifest,
+    read_volatile,
     write_episodes,
 )
 from safevla_bench.trajectory.batch import Batch, select_episodes
-from safevla_bench.trajectory.header import SCHEMA_VERSION
 
 RAW = "raw"
 _ROW = ".json"
@@ -147,22 +150,13 @@ def read_record(folder: Path, index: int) -> Batch:
     """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)
     try:
-        return _decode_record(path)
-    except FileNotFoundError:
-        remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
-        raise DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path))) from None
-
-
-def _decode_record(path: Path) -> Batch:
-    try:
         return npz.decode_npz(read_input(path, MAX_EPISODE_BYTES))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        problem, place = f"cannot be read: {error.strerror}", Place(file=str(path))
-        raise DamageError(problem, episodes=1, remedy=_REMEDY, place=place) from None
+        remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume: the episode is run again."
+        problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
 
 
 def read_unfinished(
@@ -170,39 +164,19 @@ def read_unfinished(
 ) -> Iterator[Batch | RecordError]:
     """Yield the records of an unfinished run as it was when its `episodes` were listed, and the errors of bad records.
 
-    Records that are gone because the run was completed meanwhile are read from its archive. `wanted` are the records to
-    read, by their place among all records (a crashed episode has none); None = all.
+    `wanted` are the records to read, by their place among all records (a crashed episode has none); None = all. Raises
+    `RunError` if the run was completed meanwhile.
     """
     sieve = EpisodeSelection(wanted)
-    indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
-    for number, index in enumerate(indices):
-        try:
-            yield _decode_record(record_path(folder, index))
-        except FileNotFoundError:
-            yield from _read_completed(folder, {index: episodes[index] for index in indices[number:]})
-            return
-        except RecordError as error:
-            yield error.with_place(Place(episode=episodes[index].episode_id))
-
-
-def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
-    """Yield the records of these episodes from the archive, if the run is complete by now, and every error in it.
-
-    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged.
-    """
-    names = {episode.episode_id for episode in episodes.values()}
-    if read_description(folder).get("complete") is True:
-        for batch in archive.read_episodes(archive_parts(folder)):
-            if isinstance(batch, RecordError):
-                yield batch
-            elif chosen := [k for k, header in enumerate(batch.headers) if header.episode_id in names]:
-                yield select_episodes(batch, chosen)
-        return
     for index, episode in episodes.items():
-        try:
-            yield read_record(folder, index)
-        except RecordError as error:
-            yield error.with_place(Place(episode=episode.episode_id))
+        if episode.has_record and sieve.next_wanted():
+            try:
+                yield read_record(folder, index)
+            except RecordError as error:
+                if not has_raw(folder):
+                    problem, place = "the run was completed while it was read", Place(file=str(folder))
+                    raise RunError(problem, remedy="Run the command again.", place=place) from None
+                yield error.with_place(Place(episode=episode.episode_id))
 
 
 def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
@@ -234,9 +208,6 @@ def _read_row(path: Path) -> RawEpisode:
 # A complete run
 
 
-_REMEDY = "Copy the folder anew from where it was made, or roll it out again."
-
-
 SEAL = "file_sha256"
 """The last key of manifest.json, and of `volatile` in run.json: the sha256 of the file's bytes without these digits."""
 
@@ -263,8 +234,11 @@ def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, descripti
     """
     files = {EPISODES: sha256_of(folder / EPISODES), RUN: _digest_description(json.loads(dump_json(description)))}
     digests = {_part_name(part): sha256_of(part) for part in parts}
-    manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": episodes, "files": files, SEAL: ""}
-    write_atomically(folder / MANIFEST, seal_json(manifest))
+    _seal_manifest(folder, Manifest(parts=digests, episodes=episodes, files=files))
+
+
+def _seal_manifest(folder: Path, manifest: Manifest) -> None:
+    write_atomically(folder / MANIFEST, seal_json({**msgspec.structs.asdict(manifest), SEAL: ""}))
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -273,39 +247,35 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
     Raises `FileError` if the disk refuses.
     """
     try:
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
     except RunError:
         return
-    files = manifest.get("files")
-    if isinstance(files, dict):
-        written = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-        manifest = {**manifest, "files": {**files, **written}}
-        write_atomically(folder / MANIFEST, seal_json({**_without_seal(manifest), SEAL: ""}))
+    written = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    _seal_manifest(folder, replace(manifest, files={**manifest.files, **written}))
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    Raises `RunError` if the manifest cannot be read; so does the iteration if run.json cannot.
+    Raises `RunError` if the manifest or run.json cannot be read.
     """
-    return _changed_files(folder, _read_manifest(folder).get("files"))
-
-
-def _changed_files(folder: Path, files: object) -> Iterator[str]:
+    files = read_manifest(folder).files
     for name in (MANIFEST, RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
-    if not isinstance(files, dict):
-        yield f"{MANIFEST} names no files"
-        return
     for name in dict.fromkeys([EPISODES, RUN, *filter(re.compile(r"[a-z_]+\.[a-z]+").fullmatch, files)]):
         path = folder / name
-        if not path.is_file():
-            yield f"{name} is missing; {MANIFEST} names it"
-            continue
-        now = _digest_description(read_description(folder)) if name == RUN else sha256_of(path)
+        now = (
+            _digest_description(read_description(folder)) if name == RUN else sha256_of(path) if path.is_file() else ""
+        )
         if now != files.get(name):
-            yield f"{name} was changed since it was written: its sha256 is {now}, {MANIFEST} says {files.get(name)}"
+            yield f"{name} {_describe_change(now, files.get(name))}"
+
+
+def _describe_change(now: str, written: str | None) -> str:
+    if not now:
+        return f"is missing; {MANIFEST} names it"
+    return f"was changed since it was written: its sha256 is {now}, {MANIFEST} says {written}"
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
@@ -313,34 +283,10 @@ def _digest_description(description: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(repeatable).encode()).hexdigest()
 
 
-def _without_seal(document: object) -> dict[str, object]:
-    return {name: value for name, value in document.items() if name != SEAL} if isinstance(document, dict) else {}
-
-
-def read_digests(folder: Path) -> Mapping[str, str]:
-    """Return the sha256 of each part by its name, such as `archive/part-00000.parquet`.
-
-    Raises `RunError` if the manifest is missing, is damaged or names no parts.
-    """
-    listed = _read_manifest(folder).get("parts")
-    if not isinstance(listed, dict):
-        raise RunError("names no parts of an archive", remedy=_REMEDY, place=Place(file=str(folder / MANIFEST)))
-    return {str(name): str(written) for name, written in listed.items()}
-
-
-def _read_manifest(folder: Path) -> dict[str, object]:
-    try:
-        manifest = json.loads(read_input(folder / MANIFEST))
-    except (OSError, ValueError, RecursionError) as error:
-        place = Place(file=str(folder / MANIFEST))
-        raise RunError(f"cannot be read: {error}", remedy=_REMEDY, place=place) from None
-    return manifest if isinstance(manifest, dict) else {}
-
-
 def listed_parts(folder: Path) -> list[Path]:
     """Return the archive's parts that exist and those that the manifest names, sorted; a bad manifest names none."""
     try:
-        names = read_digests(folder)
+        names = read_manifest(folder).parts
     except RunError:
         names = {}
     return sorted({*archive_parts(folder), *(folder / ARCHIVE / Path(name).name for name in names)})
@@ -349,14 +295,13 @@ def listed_parts(folder: Path) -> list[Path]:
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, problem) of each part that is missing, changed or not in the manifest.
 
-    Raises as `read_digests` does.
+    Raises `RunError` if the manifest cannot be read.
     """
-    written, existing = read_digests(folder), {_part_name(part): part for part in archive_parts(folder)}
+    written, existing = read_manifest(folder).parts, {_part_name(part): part for part in archive_parts(folder)}
     for name, expected in written.items():
-        if name not in existing:
-            yield name, f"is missing; {MANIFEST} names it"
-        elif (now := sha256_of(existing[name])) != expected:
-            yield name, f"was changed since it was written: its sha256 is {now}, {MANIFEST} says {expected}"
+        now = sha256_of(existing[name]) if name in existing else ""
+        if now != expected:
+            yield name, _describe_change(now, expected)
     yield from ((name, f"is not in {MANIFEST}") for name in existing if name not in written)
 
 
@@ -383,8 +328,8 @@ def write_run(
     write_episodes(folder, rows)
     completed = {**description, "complete": True}
     write_manifest(folder, parts, len(rows), completed)
-    sealed = {**completed, "volatile": {**_without_seal(description.get("volatile")), SEAL: ""}}
-    write_atomically(folder / RUN, seal_json(sealed))
+    volatile = {name: value for name, value in read_volatile(description).items() if name != SEAL}
+    write_atomically(folder / RUN, seal_json({**completed, "volatile": {**volatile, SEAL: ""}}))
 
 
 def read_records(folder: Path) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PosixPath
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.sources.runs.folder import GREETINGS, RUN, policy_rows, read_volatile
+from safevla_bench.sources.runs.folder import RUN, policy_rows, read_volatile
 
 
 class NamedSource(PosixPath):
@@ -111,7 +111,7 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
-    greetings = read_volatile(description).get(GREETINGS)
+    greetings = read_volatile(description).get("policies_say")
     texts: dict[str, list[str]] = {}
     for row in greetings if isinstance(greetings, list) else ():
         if isinstance(row, Mapping) and row.get("policy") == policy:

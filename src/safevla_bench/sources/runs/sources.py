@@ -315,14 +315,19 @@ def _open_folder(path: Path) -> RecordSource:
             remedy = "Name what was judged, with its --set, --library or --rules; `safevla show` takes scores alone."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
-    if description.get("complete") is False:
-        unfinished = _open_unfinished(path, description)
-        description = read_description(path)  # it may have been completed while we read
-        if unfinished and description.get("complete") is False:
-            return unfinished
-    rows, complete = parts.episode_rows(path), description.get("complete") is True
-    files = parts.listed_parts(path) or parts.record_files(path)
-    return _with_rows(path, rows, description, partial(archive.read_episodes, files), files, complete=complete)
+    complete = description.get("complete") is True
+    if description.get("complete") is False and parts.has_raw(path):
+        episodes = parts.read_raw(path)
+        rows: Sequence[EpisodeRow] = list(episodes.values())
+        read, files = partial(parts.read_unfinished, path, episodes), list[Path]()
+    else:
+        files = parts.listed_parts(path) or parts.record_files(path)
+        rows, read = parts.episode_rows(path), partial(archive.read_episodes, files)
+    plan = compare_plan(description, rows) if complete else _AS_PLANNED
+    absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
+    expected = [replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"]
+    lost = tuple(expected) if complete and rows else None
+    return RecordSource(path, absent, description, read, tuple(files), lost, complete, plan=plan)
 
 
 def find_scored_archive(folder: Path) -> Path | None:
@@ -343,34 +348,6 @@ class _ScoredSource(msgspec.Struct):
 
 class _ScoredSources(msgspec.Struct):
     sources: list[_ScoredSource]
-
-
-def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
-    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile."""
-    try:
-        episodes = parts.read_raw(path)
-    except FileNotFoundError:
-        return None
-    return _with_rows(path, list(episodes.values()), description, partial(parts.read_unfinished, path, episodes))
-
-
-def _with_rows(
-    path: Path,
-    rows: Sequence[EpisodeRow],
-    description: Mapping[str, object],
-    read: Callable[..., Iterator[Batch | RecordError]],
-    files: Sequence[Path] = (),
-    *,
-    complete: bool = False,
-) -> RecordSource:
-    plan = compare_plan(description, rows) if complete else _AS_PLANNED
-    absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
-    expected = tuple(
-        replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"
-    )
-    return RecordSource(
-        path, absent, description, read, tuple(files), expected if complete and rows else None, complete, plan=plan
-    )
 
 
 def _absent_episode(row: EpisodeRow) -> AbsentEpisode:

@@ -10,14 +10,12 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import NoReturn, Self
 
 import msgspec
@@ -31,19 +29,15 @@ from safevla_bench.sources.runs.folder import (
     DECISION,
     EPISODES,
     MANIFEST,
-    NO_REPEATS,
     RUN,
+    DayFacts,
     EpisodeRow,
     PlanStretch,
     Repeats,
-    add_facts_of_the_day,
     archive_parts,
     dump_json,
-    greetings_by_episode,
-    group_greetings,
     read_description,
-    read_latencies,
-    read_repeats,
+    read_facts,
 )
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.trajectory.batch import Batch
@@ -98,12 +92,12 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
-        """Keep a finished episode for good; Ctrl-C waits until it is written.
+        """Keep a finished episode for good.
 
         `index` is its place in the plan, `record` the bytes of an `.npz` file; None = it left none. Raises `FileError`
         if the disk refuses; the remedy is the command that resumes the run.
         """
-        with _hold_interrupts(), _resumable_errors(self.folder):
+        with _resumable_errors(self.folder):
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
@@ -128,13 +122,16 @@ class RunWriter:
         Crashed episodes are left out. Sets `episodes` and `complete`.
         """
         records = parts.read_records(self.folder)
-        spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
+        facts = read_facts(self.folder)
+        statements = facts.statements
         (self.folder / parts.RAW).mkdir(exist_ok=True)
         for row in parts.episode_rows(self.folder):
             if row.outcome != "crashed":
                 name = row.episode_id
                 fields = msgspec.structs.asdict(row)
-                episode = parts.RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
+                episode = parts.RawEpisode(
+                    **fields, latency=facts.policy_latency.get(name), greeting=statements.get(name)
+                )
                 parts.write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
         # Until this write the archive counts, and from then on the raw episodes.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
@@ -159,7 +156,7 @@ class RunWriter:
                 parts.remove_raw(self.folder, index)
                 del self.episodes[index]
 
-    def finish(self, decision: object = None, repeats: Mapping[str, Repeats] = NO_REPEATS) -> None:
+    def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
         """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
 
         Into run.json go `decision`, if not None: what the run's stopping rule found; and `repeats`: policy -> how its
@@ -173,7 +170,7 @@ class RunWriter:
             )
             latencies = {episode.episode_id: episode.latency for episode in episodes.values() if episode.latency}
             greeted = ((episode.row, episode.greeting) for episode in episodes.values() if episode.greeting)
-            description = add_facts_of_the_day(self.description, latencies, group_greetings(greeted), repeats)
+            description = DayFacts.of_episodes(latencies, greeted, repeats or {}).add_to(self.description)
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
@@ -231,10 +228,7 @@ def list_differences(
 
 def _format_value(value: object) -> str:
     text = json.dumps(value)
-    if len(text) <= 200:
-        return text
-    digest = value.get("digest") if isinstance(value, dict) else None
-    return f"one with the digest {digest[:12]}" if isinstance(digest, str) else f"{text[:200]}…"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -255,36 +249,9 @@ def _resumable_errors(folder: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _hold_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done, then raise `KeyboardInterrupt`; a second Ctrl-C raises it at once.
-
-    Nothing is held back outside the main thread, or where Ctrl-C has no Python handler (it is ignored, say).
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    signals: list[int] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if signals:
-            raise KeyboardInterrupt
-        signals.append(number)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if signals:
-        raise KeyboardInterrupt
-
-
 # Shards of one plan joined into the run folder that a single run would have made, byte for byte
 
 
-_REMEDY = "Name the run folders of all shards, each once."
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."
 _OWN = ("shard", "planned", "volatile", "complete")
 
@@ -308,106 +275,83 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
     intact, `RecordError` for a record that cannot be read, `FileError` if the disk refuses.
     """
-    if not folders:
-        raise RunError("there are no shards to merge", remedy=_REMEDY)
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
-    shards = sorted(map(_require_shard, folders), key=lambda shard: shard.stretch.number)
-    _require_one_plan(shards)
-    _require_each_once(shards)
-    for shard in shards:
-        for name, problem in parts.changed_parts(shard.folder):
-            _refuse_folder(shard.folder / name, problem, _DAMAGED)
+    shards = sorted(map(_read_shard, folders), key=lambda shard: shard.stretch.number)
+    _require_whole_plan(shards)
     rows = [row for shard in shards for row in shard.rows]
-    _write_merged(shards, rows, out)
+    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        with translated_errors(out):
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
+            beside.mkdir(parents=True)
+            records = chain.from_iterable(map(_shard_records, shards))
+            parts.write_run(beside, _merged_description(shards), rows, records)
+            beside.rename(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return rows
 
 
-def _require_shard(folder: Path) -> _Shard:
-    """Return the complete shard in a folder."""
-    if not (folder / RUN).exists():
-        _refuse_folder(folder, "this is not a run folder", _REMEDY)
+def _read_shard(folder: Path) -> _Shard:
+    """Return the shard in a folder; `RunError` unless it is complete and as its manifest says."""
     description = read_description(folder)
     try:
         stretch = msgspec.convert(description.get("shard"), PlanStretch)
     except msgspec.ValidationError:
-        _refuse_folder(
-            folder, "this run is no shard", "Shards are made with --shard 1/8 and so on; a whole run needs no merge."
-        )
+        _refuse_folder(folder, "this run is no shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
         done, planned = count_progress(folder)
         remedy = f"Continue it: safevla eval --record-only --resume --out {shlex.quote(str(folder))}."
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
+    for name, problem in parts.changed_parts(folder):
+        _refuse_folder(folder / name, problem, _DAMAGED)
     return _Shard(folder, description, stretch, episode_rows(folder))
 
 
-def _require_one_plan(shards: Sequence[_Shard]) -> None:
+def _require_whole_plan(shards: Sequence[_Shard]) -> None:
+    """Raise `RunError` unless the shards, sorted by number, are all of one plan, each once, and meet without a gap."""
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
             problem = f"it is of another plan than {shards[0].folder}:\n  " + "\n  ".join(differing)
-            _refuse_folder(
-                shard.folder, problem, "Merge the shards of one plan; run again what was asked for differently."
-            )
-
-
-def _require_each_once(shards: Sequence[_Shard]) -> None:
-    """Raise `RunError` unless the shards, sorted by number, are all of the plan, each once, and meet without a gap."""
-    for earlier, later in pairwise(shards):
-        if earlier.stretch.number == later.stretch.number:
-            problem = f"shard {earlier.stretch.number} of {earlier.stretch.count} is in {earlier.folder} too"
-            _refuse_folder(later.folder, problem, _REMEDY)
-    count = shards[0].stretch.count
-    missing = sorted(set(range(1, count + 1)) - {shard.stretch.number for shard in shards})
-    if missing:
-        named = ", ".join(f"{number}/{count}" for number in missing)
-        raise RunError(f"of {count} shards these are missing: {named}", remedy="Run them, and merge all.")
+            _refuse_folder(shard.folder, problem, "Merge the shards of one plan, and run the other again.")
+    numbers, count = [shard.stretch.number for shard in shards], shards[0].stretch.count if shards else 1
+    if numbers != list(range(1, count + 1)):
+        problem = f"these are the shards {', '.join(map(str, numbers)) or 'none'}, and the plan has 1 to {count}"
+        raise RunError(problem, remedy="Name the run folders of all shards, each once.")
     ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, ends, strict=True):
         if shard.stretch.first + len(shard.rows) != end:
             _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
-def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
-    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        with translated_errors(out):
-            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
-            beside.mkdir(parents=True)
-            parts.write_run(beside, _merged_description(shards), rows, chain.from_iterable(map(_shard_records, shards)))
-            beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    latencies = {name: latency for shard in shards for name, latency in read_latencies(shard.folder).items()}
-    stated = [(shard.rows, greetings_by_episode(shard.folder)) for shard in shards]
-    greetings = group_greetings(
-        (row, texts[row.episode_id]) for rows, texts in stated for row in rows if row.episode_id in texts
+    facts = [read_facts(shard.folder) for shard in shards]
+    greeted = (
+        (row, says)
+        for shard, of_shard in zip(shards, facts, strict=True)
+        for row in shard.rows
+        if (says := of_shard.statements.get(row.episode_id)) is not None
     )
+    latencies = {name: latency for of_shard in facts for name, latency in of_shard.policy_latency.items()}
+    repeats: dict[str, Repeats] = {}
+    for policy, found in (item for of_shard in facts for item in of_shard.repeated_answers.items()):
+        before = repeats.get(policy, Repeats(asked=0, other=0))
+        repeats[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
     today = {"shards": [shard.description.get("volatile") for shard in shards]}
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
-    return add_facts_of_the_day({**shards[0].description, **plan}, latencies, greetings, _join_repeats(shards))
-
-
-def _join_repeats(shards: Sequence[_Shard]) -> dict[str, Repeats]:
-    joined: dict[str, Repeats] = {}
-    for shard in shards:
-        for policy, found in read_repeats(shard.folder).items():
-            before = joined.get(policy, Repeats(asked=0, other=0))
-            joined[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
-    return joined
+    return DayFacts.of_episodes(latencies, greeted, repeats).add_to({**shards[0].description, **plan})
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    expected = [row.episode_id for row in shard.rows if row.outcome != "crashed"]
+    expected = sum(row.outcome != "crashed" for row in shard.rows)
     count = 0
     for record in parts.read_records(shard.folder):
         count += 1
         yield record
-    if count != len(expected):
-        _refuse_folder(shard.folder, f"its archive has {count} records of {len(expected)} episodes", _DAMAGED)
+    if count != expected:
+        _refuse_folder(shard.folder, f"its archive has {count} records of {expected} episodes", _DAMAGED)
 
 
 def _refuse_folder(place: Path, problem: str, remedy: str) -> NoReturn:
