@@ -66,38 +66,38 @@ def change(rng: Random, tree: Any) -> Any:
     return tree
 
 
-class Socket:
+class Connection:
     """Instead of a websocket: hands out frames that were made beforehand, or make themselves of what was sent."""
-
-    address, key = "ws://stranger:8000", None
 
     def __init__(self, *frames: bytes | str | Callable[[bytes], bytes]) -> None:
         self._frames, self._sent = list(frames), b""
 
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
     def send(self, message: bytes) -> None:
         self._sent = message
 
-    def receive(self) -> Any:
+    def recv(self, timeout: float) -> Any:
         frame = self._frames.pop(0)
         return frame(self._sent) if callable(frame) else frame
+
+
+def over(model: type, connection: Connection, dialect: Dialect) -> Any:
+    """A websocket's model that has such a connection, and greets over it."""
+    policy = model(STRANGER, dialect, {})
+    policy._connection = connection
+    policy._connect = policy._greet
+    return policy
 
 
 STRANGER = endpoint.Endpoint(("tcp://stranger:5555",), 1.0, 1.0)
 
 
-class Requests(gr00t.RequestSocket):
-    """Instead of a socket of ZeroMQ; what it makes of parts is `test_hostile_servers.py`'s."""
+class Requests(gr00t.Gr00tModel):
+    """Without a socket of ZeroMQ; what it makes of parts is `test_hostile_servers.py`'s."""
 
-    def __init__(self, *answers: bytes) -> None:
-        super().__init__(STRANGER)
-        self._answers = list(answers)
+    answers: list[bytes]
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
-        return self._answers.pop(0)
+        return self.answers.pop(0)
 
 
 def reply(rng: Random, folder: Path) -> str:
@@ -111,7 +111,7 @@ def reply(rng: Random, folder: Path) -> str:
     steps = rng.choice([1, 2, 16])
     plain: dict[str, Any] = {}
     whole: dict[str, Any] = {}
-    for part in speech.parts:
+    for part in speech.file.reply:
         array = drawn.uniform(-1, 1, (steps, part.width)).astype(rng.choice(["<f4", "<f8"]))
         for tree, value in ((plain, array), (whole, wire(kind, array))):
             for key in part.path[:-1]:
@@ -145,8 +145,8 @@ def ask(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> A
             video = {"video": {"keys": ["image"]}}
             modalities = pack(rng, change(rng, video)) if hostile and rng.random() < 0.1 else b"\x80"
             action = pack(rng, change(rng, answer)) if hostile else msgspec.msgpack.encode(answer)
-            policy = gr00t.Gr00tModel(STRANGER, speech, {})
-            policy._requests = Requests(ping, b"\x80", modalities, action)
+            policy = Requests(STRANGER, speech, {})
+            policy.answers = [ping, b"\x80", modalities, action]
         case "vla-eval":
 
             def message(of: str, payload: Any, changes: bool) -> Callable[[bytes], bytes]:
@@ -158,14 +158,13 @@ def ask(rng: Random, kind: str, speech: Dialect, whole: Any, hostile: bool) -> A
                 return answer
 
             greeted = hostile and rng.random() < 0.1
-            policy = vla_eval.VlaEvalModel(STRANGER, speech, {})
-            policy._socket = Socket(message("hello", {}, greeted), message("action", whole, hostile))
+            connection = Connection(message("hello", {}, greeted), message("action", whole, hostile))
+            policy = over(vla_eval.VlaEvalModel, connection, speech)
         case _:
             texts = ["", "Traceback\n  ValueError: \x1b[31m", "\u202e" * 9000, "\n\n"]
             greeting: Any = pack(rng, change(rng, {"a": 1})) if hostile and rng.random() < 0.1 else b"\x80"
             frame: Any = pack(rng, change(rng, whole)) if hostile else msgspec.msgpack.encode(whole)
             frame = rng.choice(texts) if hostile and rng.random() < 0.05 else frame
-            policy = openpi.OpenpiModel(STRANGER, speech, {})
-            policy._socket = Socket(greeting, frame)
+            policy = over(openpi.OpenpiModel, Connection(greeting, frame), speech)
     policy.begin(TASK, 0)
     return policy.infer(SEEN)

@@ -192,7 +192,7 @@ def test_the_grippers_of_the_replies_become_the_host_s():
 
 def test_parts_of_a_reply_that_differ_in_steps_cannot_be_read():
     answer = reply("gr00t-n1.7@libero")
-    with pytest.raises(ReplyError, match=r"differ in steps: action.x 16, .*action.gripper 3"):
+    with pytest.raises(ReplyError, match=r"differ in steps: .*16, 3"):
         dialects.load_dialect("gr00t-libero").read_actions({**answer, "action.gripper": np.ones((1, 3, 1))})
 
 
@@ -261,7 +261,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(name, arguments, p
 def test_every_dialect_and_release_is_there():
     for name in dialects.dialect_names():
         dialect = dialects.load_dialect(name)
-        assert protocols.load_protocol(dialect.release).inference is not None
+        assert protocols.load_protocol(dialect.file.release).inference is not None
         assert dialects.dialect_values(dialect)["name"] == name
     with pytest.raises(PolicyError, match=r"(?s)no dialect 'openpy'.*openpi-libero"):
         dialects.load_dialect("openpy")

@@ -117,12 +117,11 @@ def test_a_first_reply_without_actions_refuses_the_server_and_a_later_one_is_an_
             policy.act(seen())
 
 
-def test_a_reply_of_another_kind_of_checkpoint_names_what_came_and_the_dialect_that_reads_it():
+def test_a_reply_of_another_kind_of_checkpoint_names_what_came():
     reply = {"actions": np.zeros((5, 12), np.float32), "server_timing": {"infer_ms": 1.0}}
-    came = r"'actions' float32 \[5, 12\], 'server_timing' {infer_ms}"
-    with answering(reply) as server, pytest.raises(ServerRefusedError, match=came) as caught:
+    came = r"'actions' float32 \[5, 12\], 'server_timing' {'infer_ms' float}"
+    with answering(reply) as server, pytest.raises(ServerRefusedError, match=came):
         ask(server.url)
-    assert "dialect=openpi-robocasa" in caught.value.remedy
 
 
 def test_a_number_that_is_not_finite_matters_only_if_it_is_acted_on():
@@ -154,9 +153,9 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_ours(reply):
 
 
 def test_a_reply_over_the_limit_is_refused_and_the_limit_named(monkeypatch):
-    monkeypatch.setattr("safevla_bench.policies.servers.connection.MAX_REPLY_BYTES", 2**20)
+    monkeypatch.setattr("safevla_bench.policies.servers.endpoint.MAX_REPLY_BYTES", 2**20)
     large = {"actions": np.zeros((5, 7)), "image": np.zeros(2**21, np.uint8)}
-    with answering(large) as server, pytest.raises(PolicyError, match="more than 1 MiB"):
+    with answering(large) as server, pytest.raises(PolicyError, match="too large: 1 MiB"):
         ask(server.url)
 
 
@@ -190,7 +189,7 @@ def refusing(status: int):
 
 
 def test_a_port_that_speaks_something_else_is_an_error():
-    with refusing(404) as server, pytest.raises(PolicyError, match=r"takes no websocket \(HTTP 404\)"):
+    with refusing(404) as server, pytest.raises(PolicyError, match=r"not as such a policy server does \(HTTP 404\)"):
         ask(server.url)
 
 
@@ -290,17 +289,14 @@ def test_a_key_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    "address",
     [
-        *((a, "address") for a in ("http://a:1", "ws://", "ws://a:99999", "ws://a:b", "ws://a:0", "ws://a,,b", "")),
-        ("ws://[::1", "address"),
-        ("ws://user:s3cret@a:1", "holds more than a server"),
-        ("ws://a:1/?token=s3cret", "holds more than a server"),
-        ("ws://a:1/#s3cret", "holds more than a server"),
+        *("http://a:1", "ws://", "ws://a:99999", "ws://a:b", "ws://a:0", "ws://a,,b", "", "ws://[::1"),
+        *("ws://user:s3cret@a:1", "ws://a:1/?token=s3cret", "ws://a:1/#s3cret"),
     ],
 )
-def test_what_is_not_an_address_is_refused_and_no_secret_is_repeated(address, words):
-    with pytest.raises(PolicyError, match=words) as caught:
+def test_what_is_not_an_address_is_refused_and_no_secret_is_repeated(address):
+    with pytest.raises(PolicyError, match="needs the address") as caught:
         client("openpi", address)
     assert "s3cret" not in str(caught.value)
 

@@ -247,9 +247,3 @@ def test_a_server_is_refused_before_an_episode_is_announced():
     with websockets(asking(greeting("continuous_01"), log)) as server, pytest.raises(ServerRefusedError):
         client("vla-eval", server.url).reset(TASK, 0)
     assert log == []
-
-
-def test_an_openpi_server_is_refused_with_the_words_to_ask_it():
-    with websockets(openpi(lambda request, number: chunk(5))) as server, pytest.raises(ServerRefusedError) as caught:
-        client("vla-eval", server.url).reset(TASK, 0)
-    assert f"openpi:{server.url}" in caught.value.remedy

@@ -155,13 +155,30 @@ class ChunkModel(ABC):
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """Return actions, [H, A]; raises what `query` raises, and `ReplyError` for actions that cannot be read."""
-        return dialects.read_reply(self.dialect, self.query(observation))
+        return self.dialect.read_actions(self.query(observation))
 
     def close(self) -> None:  # noqa: B027  (not every model holds something)
         """Close the connection, if there is one."""
 
 
-class ChunkedPolicy:
+class ChunkQueue:
+    """The actions of a chunk that are left, of a policy that computes several at a time."""
+
+    def __init__(self) -> None:
+        self.left: deque[Action] = deque()
+
+    @property
+    def looks_next(self) -> bool:
+        """True if the next action is computed, from an observation."""
+        return not self.left
+
+    def take_rest(self) -> list[Action]:
+        """Return the actions of the chunk that are left, and forget them."""
+        rest, self.left = list(self.left), deque()
+        return rest
+
+
+class ChunkedPolicy(ChunkQueue):
     """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again.
 
     `calls_s` holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for
@@ -170,20 +187,16 @@ class ChunkedPolicy:
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
         """Wrap a model; `replan` None carries out all actions of each chunk. Nothing is connected yet."""
-        self.wants, self.dialect, self.clip = model.wants, replace(model.dialect, replan=replan), model.dialect.clip
+        super().__init__()
+        self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
+        self.clip = model.dialect.inference.clip
         self.calls_s: list[float] = []
         self.model, self._replan = model, replan
-        self._left: deque[Action] = deque()
 
     @property
     def greeting(self) -> Greeting:
         """The description that the model's server gives of itself; {} before it is reached, and without a server."""
         return self.model.greeting
-
-    @property
-    def looks_next(self) -> bool:
-        """True if the next action asks the model, which alone looks at observations."""
-        return not self._left
 
     @property
     def env_seed(self) -> int | None:
@@ -197,7 +210,7 @@ class ChunkedPolicy:
 
     def reset(self, task: Task, seed: int) -> None:
         """Begin an episode of the model, and forget the last chunk and its times."""
-        self._left.clear()
+        self.left.clear()
         self.calls_s = []
         self.model.begin(task, seed)
         self.wants = self.model.wants
@@ -210,13 +223,9 @@ class ChunkedPolicy:
             ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
             PolicyError: a later reply cannot be read or holds too few; and what `ChunkModel.query` raises.
         """
-        if not self._left:
-            self._left.extend(self._infer_chunk(observation))
-        return self._left.popleft()
-
-    def take_rest(self) -> list[Action]:
-        """Return the actions of the chunk that are left, and forget them."""
-        return [self._left.popleft() for _ in range(len(self._left))]
+        if not self.left:
+            self.left.extend(self._infer_chunk(observation))
+        return self.left.popleft()
 
     def close(self) -> None:
         self.model.close()
@@ -309,24 +318,15 @@ def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an observation of no real scene, the same at each call: a table with a dark block, and a hand above it."""
-    generator = np.random.default_rng(0)
+    """Return an observation of no real scene, the same at each call: grey images, and a hand above a table."""
+    pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,
         eef_pos_m=np.array([-0.2, 0.0, 1.17]),
         eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
         gripper_qpos=np.array([0.039, -0.039]),
-        images={camera: _draw_table(wants.image_size, generator) for camera in wants.cameras},
+        images=dict.fromkeys(wants.cameras, pixels),
         base_pos_m=np.array([-0.8, 0.0, 0.7]),
         base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
         extra={name: np.zeros(_READINGS[name]) for name in wants.extra if name in _READINGS},
     )
-
-
-def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
-    height, width = size
-    image = np.empty((height, width, 3))
-    image[: height // 3] = (205, 203, 196)
-    image[height // 3 :] = (152, 124, 96)
-    image[height // 2 : 2 * height // 3, width // 3 : width // 2] = (40, 40, 44)
-    return np.clip(image + generator.normal(0, 6, image.shape), 0, 255).astype(np.uint8)

@@ -10,37 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 import msgspec
 
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import client_factory
-from safevla_bench.policies.servers.dialects import (
-    NONE,
-    Dialect,
-    Reply,
-    RequestEntry,
-    dialects_of,
-    load_dialect_file,
-)
+from safevla_bench.policies.servers.connection import WebsocketModel
+from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, sanitize_greeting
 
 
-class OpenpiModel(connection.WebsocketModel):
+class OpenpiModel(WebsocketModel):
     """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        """Raise `PolicyError` for an `unnorm_key` of another server than starVLA's."""
-        unnorm_key = arguments.get("unnorm_key")
-        if unnorm_key is not None:
-            if not load_dialect_file(dialect.name).greets:
-                problem = f"unnorm_key is for starVLA's servers, and {dialect.name!r} is the dialect of others"
-                raise PolicyError(problem, remedy="Pass --policy-arg dialect=starvla-libero, or leave it out.")
-            dialect = replace(dialect, fields=(*dialect.fields, RequestEntry(("unnorm_key",), fixed=unnorm_key)))
-        super().__init__(endpoint, dialect, arguments)
+        key = arguments.get("unnorm_key")
+        super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # also for what it asks for
@@ -51,20 +37,16 @@ class OpenpiModel(connection.WebsocketModel):
         return served.arguments(self.dialect) if served else asked
 
     def query(self, observation: Observation) -> Reply:
-        reply = self.ask(self.dialect.build_request(observation))
+        self.send(self.dialect.build_request(observation))
+        reply = self.receive_map()
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
         return reply
 
     def _greet(self) -> None:
-        self.greeting = sanitize_greeting(self.receive_map(), self._socket.key)
+        self.greeting = sanitize_greeting(self.receive_map(), self.key)
         if served := _parse_served(self.greeting):
             served.require_images(self.dialect)
-        files = {name: load_dialect_file(name).greets for name in dialects_of("openpi")}
-        fitting = [name for name, env in files.items() if env and env == self.greeting.get("env")]
-        if fitting and self.dialect.name not in fitting:
-            problem = f"the server {self._socket.address} is a {files[fitting[0]]}, not one of {self.dialect.name!r}"
-            raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={' or '.join(fitting)}.")
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
@@ -79,23 +61,18 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return what it asks for as the client's arguments; the cameras if they have a place in the dialect."""
         keys = _image_keys(dialect)
-        fits = {*self.cameras} <= {*keys}
-        cameras = {"cameras": ",".join(self.cameras.get(key, NONE) for key in keys)} if fits else {}
-        size = {"image_size": self._format_size()} if self.cameras else {}
-        return {**cameras, **size, **({"replan": self.replan} if self.replan else {})}
+        cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
+        size = self._format_size() if self.cameras else ""
+        asked = {"cameras": cameras, "image_size": size, "replan": self.replan or ""}
+        return {name: value for name, value in asked.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
         """Raise `PolicyError` for an image that is not sent, or is of another size."""
-        missing = [key for key in self.cameras if key not in _image_keys(dialect)]
-        if missing:
-            problem = f"the served policy wants {missing[0]!r} ({self.cameras[missing[0]]}), which is not sent"
-            raise PolicyError(
-                problem, remedy="Leave --policy-arg cameras and dialect out: the server says what it wants."
-            )
-        if self.cameras and self.image_size != dialect.view.size:
-            size = self._format_size()
-            problem = f"the served policy wants images of {size} pixels"
-            raise PolicyError(problem, remedy=f"Leave --policy-arg image_size out, or pass image_size={size}.")
+        missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _image_keys(dialect)]
+        if missing or (self.cameras and self.image_size != dialect.inference.image_size):
+            wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
+            remedy = "Leave --policy-arg cameras, image_size and dialect out: the server says what it wants."
+            raise PolicyError(f"the served policy wants {wanted}, which is not sent", remedy=remedy)
 
     def _format_size(self) -> str:
         return "x".join(map(str, dict.fromkeys(self.image_size)))
