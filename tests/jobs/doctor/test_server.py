@@ -144,7 +144,7 @@ def test_oft_s_server_is_asked_in_its_own_dialect_and_the_command_says_so():
     pages = openvla_pages(lambda request, number: [*ROWS[:8]], OFT_REQUEST)
     with http_server(pages) as server:
         found = look(f"openvla:{server.url}")
-    assert "not openvla-rest-libero: the server" in found["dialect"].found
+    assert "not openvla-rest-libero: " in found["dialect"].found
     assert found["reply"].found == "'actions' 8 x float64 [7]"
     assert "--policy-arg dialect=openvla-oft-rest-libero" in found["eval"].found
 

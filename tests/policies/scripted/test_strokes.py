@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.scripted.arm import CLOSED_M, UNIT_RAD, Arm
 from safevla_bench.policies.scripted.geometry import CLOSE, Rotation, lean_angle, to_rotation
+from safevla_bench.policies.scripted.placement import CLOSED_M, UNIT_RAD, Arm
 from safevla_bench.policies.scripted.plan import CAREFUL, FixtureGoal
 from safevla_bench.policies.scripted.strokes import LEVEL_RAD, follow_waypoints, plan_stroke
 

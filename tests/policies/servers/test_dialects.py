@@ -12,8 +12,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import TASK, client, playing, seen, websockets
-from safevla_bench.errors import PolicyError, ServerRefusedError
+from policies.servers.stub_servers import playing, seen, websockets
+from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.policies import ask_arguments
 from safevla_bench.policies.servers import dialects

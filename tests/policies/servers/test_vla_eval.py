@@ -13,10 +13,8 @@ from PIL import Image as PillowImage
 from policies.servers.stub_servers import (
     TASK,
     VLA_EVAL_REQUEST,
-    chunk,
     client,
     demand,
-    openpi,
     playing,
     seen,
     vla_eval,

@@ -15,10 +15,9 @@ from __future__ import annotations
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.scripted import kitchen, mobile
-from safevla_bench.policies.scripted.arm import STILL, Arm, Move
+from safevla_bench.policies.scripted import kitchen
 from safevla_bench.policies.scripted.geometry import nearest_yaw
-from safevla_bench.policies.scripted.placement import is_graspable, place_object
+from safevla_bench.policies.scripted.placement import STILL, Arm, Move, is_graspable, place_object
 from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, Subgoal, remaining_subgoals
 from safevla_bench.policies.scripted.strokes import follow_waypoints, plan_stroke
 
@@ -28,7 +27,7 @@ def make(arg: str | None) -> ScriptedPolicy:
     if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
-    return ScriptedPolicy(STYLES[arg], mobile.STYLES[arg])
+    return ScriptedPolicy(STYLES[arg], kitchen.STYLES[arg])
 
 
 class ScriptedPolicy:
@@ -36,7 +35,7 @@ class ScriptedPolicy:
 
     wants = Wants(privileged=True)
 
-    def __init__(self, style: Style, mobile_style: mobile.MobileStyle) -> None:
+    def __init__(self, style: Style, mobile_style: kitchen.MobileStyle) -> None:
         self.style, self.mobile_style = style, mobile_style
         self._script: Move | None = None
         self._still: tuple[float, ...] = STILL

@@ -11,9 +11,8 @@ import numpy as np
 
 from safevla_bench.interface.policy import Privileged
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.arm import CLOSED_M, OPEN_M, Arm, HandTarget, Move
 from safevla_bench.policies.scripted.geometry import Floats
-from safevla_bench.policies.scripted.placement import ARM_M
+from safevla_bench.policies.scripted.placement import ARM_M, CLOSED_M, OPEN_M, Arm, HandTarget, Move
 from safevla_bench.policies.scripted.plan import Door, Drawer, FixtureGoal, Knob, Style, find_fixture, rotate_planar
 
 _ON_RAD = 1.5
