@@ -8,17 +8,163 @@ deployment/model_server/tools/websocket_policy_server.py).
 
 from __future__ import annotations
 
+import logging
+import socket
+import time
+from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.policies.servers.client import client_factory
-from safevla_bench.policies.servers.connection import WebsocketModel
+from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import endpoint as servers
+from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
+from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+_TOO_BIG = 1009  # the websocket protocol's code
+_LOG = logging.getLogger(__name__)
+_LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
+
+
+class WebsocketModel(ChunkModel):
+    """A model behind a websocket; a connection, without compression or proxy, is an episode, and answers are maps."""
+
+    kind = "openpi"
+    codec = OPENPI
+
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        super().__init__(dialect)
+        self.address, self.key = endpoint.addresses[0], endpoint.key
+        self._endpoint = endpoint
+        self._connection: ClientConnection | None = None
+        self._held = ExitStack()
+        self._is_fresh = False
+        """Whether the connection was made by `connect` and no episode has used it."""
+
+    def connect(self, task: Task) -> None:
+        self._is_fresh = False  # a lost server leaves it so
+        self._connect()
+        self._is_fresh = True
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Begin an episode on the connection of a `connect` just before, else anew: a server may have been restarted.
+
+        Raises what `ChunkModel.begin` raises.
+        """
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if not (is_fresh and self._connection):
+            self._connect()
+
+    def _connect(self) -> None:
+        with servers.guard_handshake(self.close):
+            self.close()
+            self.address = servers.find_server(self._endpoint, self._try_connect)
+            self._greet()
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """Exchange greetings over a new connection; sets `greeting`."""
+
+    def send(self, message: object) -> None:
+        """Send a message; raises `ServerLostError` if the server is gone, `PolicyError` if it is too large for it."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._require_connection().send(self.codec.pack(message))
+        except (ConnectionClosed, OSError) as error:
+            raise self._closed_error(error) from None
+
+    def receive_map(self) -> dict[str, object]:
+        """Return the next message.
+
+        Raises `ServerLostError` if the server closes or gives no answer in time, and `PolicyError` for a text, the
+        server's traceback, and for what is not a map, too large, or before an episode.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            frame = self._require_connection().recv(timeout=self._endpoint.answer_s)
+        except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
+            self._hang_up()
+            raise servers.silent_error(self.address, self._endpoint.answer_s) from None
+        except (ConnectionClosed, OSError) as error:
+            raise self._closed_error(error) from None
+        if isinstance(frame, str):
+            self.close()
+            raise self.server_error(frame)
+        message = self.codec.unpack(frame)
+        if not isinstance(message, dict):
+            problem = f"the server {self.address} sent a {type(message).__name__} where a map belongs"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+        return message
+
+    def server_error(self, reason: object) -> PolicyError:
+        """Return the error for the server's own reason, its text or a map with its `message`."""
+        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
+        return servers.server_error(self.address, str(text), self.key)
+
+    def close(self) -> None:
+        self._connection = None
+        self._held.close()
+
+    def _require_connection(self) -> ClientConnection:
+        if self._connection is None:
+            raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
+        return self._connection
+
+    def _try_connect(self, address: str, until: float) -> str | None:
+        """Connect to one server by a monotonic time; return None, or the reason why it could not be reached."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        split = urlsplit(address)
+        left_s = max(until - time.monotonic(), servers.PAUSE_S)
+        try:
+            opened = connect(
+                address,
+                sock=socket.create_connection((split.hostname or "", split.port or 0), left_s),  # no redirect then
+                additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
+                compression=None,
+                proxy=None,
+                open_timeout=left_s,
+                close_timeout=1.0,
+                ping_interval=None,  # a server that compiles its model answers no pings
+                max_size=servers.MAX_REPLY_BYTES,
+                logger=_LOG,
+            )
+            self._connection = self._held.enter_context(opened)
+        except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
+            # A stranger's noise breaks an assertion in websockets 17; a redirect is a ValueError by newer versions.
+            answer = error.__cause__ if isinstance(error, ValueError) else error
+            status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
+            if status is None or status >= 500:  # something in front of a server that is not up
+                return servers.describe_cause(error)
+            raise servers.status_error(address, status, self.key) from None
+        return None
+
+    def _closed_error(self, error: Exception) -> PolicyError:
+        """Close the connection and return the error: a message was too large for a side, or the server is gone."""
+        self._hang_up()
+        if _TOO_BIG in (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd")):
+            return servers.size_error(self.address)
+        return servers.lost_error(self.address, f"closed the connection ({servers.describe_cause(error)})")
+
+    def _hang_up(self) -> None:
+        """Close the connection to a server that may not answer the closing handshake."""
+        if self._connection is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
+        self.close()
 
 
 class OpenpiModel(WebsocketModel):
@@ -44,7 +190,7 @@ class OpenpiModel(WebsocketModel):
         return reply
 
     def _greet(self) -> None:
-        self.greeting = sanitize_greeting(self.receive_map(), self.key)
+        self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
         if served := _parse_served(self.greeting):
             served.require_images(self.dialect)
 

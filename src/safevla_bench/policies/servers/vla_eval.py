@@ -22,9 +22,9 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.client import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
-from safevla_bench.policies.servers.connection import WebsocketModel
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, lost_error, sanitize_greeting
+from safevla_bench.policies.servers.openpi import WebsocketModel
 from safevla_bench.version import __version__
 
 PROTOCOL = 1

@@ -12,9 +12,9 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.client import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import GR00T_MAIN
-from safevla_bench.policies.servers.connection import WebsocketModel
 from safevla_bench.policies.servers.dialects import Reply
 from safevla_bench.policies.servers.endpoint import sanitize_greeting
+from safevla_bench.policies.servers.openpi import WebsocketModel
 
 ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result"}
 
