@@ -212,7 +212,7 @@ def test_a_registration_holds_the_filter_and_the_delay():
         ("identity:share=1", "the filter identity does not take share=1"),
         ("speed-cap:limit=1", "the filter speed-cap does not take limit=1"),
         ("speed-cap:share=-1", "does not take share=-1"),
-        ("python:numpy:pi", "is a float"),
+        ("python:numpy:pi", "not callable"),
         ("python:numpy", "not module:factory"),
     ],
 )
