@@ -311,7 +311,7 @@ def test_by_default_only_this_machine_is_listened_to():
 def test_a_policy_that_sees_the_simulator_s_state_cannot_be_served(capsys):
     assert cli.run_command_line(["serve", "--policy", "scripted:careful"]) == 2
     answer = capsys.readouterr().err
-    assert "sees the simulator's own state, which no request" in answer
+    assert "wants the simulator's own state, which no request" in answer
     assert "safevla eval --policy scripted:careful" in answer
 
 

@@ -1,4 +1,4 @@
-"""Scripts for PandaOmron in RoboCasa's kitchens: go, press a button, put an object, close a door, open a drawer.
+"""Scripts for PandaOmron in RoboCasa's kitchens: go, press a button, put an object, open a drawer.
 
 They see privileged state, and read no specification and no threshold. Moves are generators: each yields actions [12]
 and is sent observations, and ends where it arrived, or after a number of steps: something is then in its way. Styles,
@@ -203,11 +203,6 @@ _STRAIGHT_M = 0.005
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
 _WIDE_M = 0.078
 """Objects this wide do not fit between the fingers."""
-# Closing: a door that is ajar, half the height of an upright one, and the steps of the swing.
-_CLOSED_RAD, _UPRIGHT_M, _SWEEP_RAD = 0.1, 0.2, 0.2
-# The hand on a door: the share of its half width, half a hand, and where the hand is before and aside of the base.
-_TO_EDGE, _HAND_M, _AHEAD_M, _ASIDE_M = 0.8, 0.03, 0.5, 0.3
-_BACK_M, _ROUND_M = 0.7, 0.12
 
 
 def go_to_site(robot: MobileRobot) -> Move:
@@ -289,47 +284,6 @@ def _carry_object(robot: MobileRobot, name: str, place: str, down: Rotation) -> 
     yield from robot.reach(np.array([*(goal + offset)[:2], low]), CLOSE, down)
     yield from robot.hold_still(OPEN)
     yield from robot.reach(np.array([*robot.hand_m[:2], high]), OPEN)
-
-
-def close_doors(robot: MobileRobot) -> Move:
-    """Close upright doors, one after another: go round each, lay the hand on its outside, and drive along its arc."""
-    scene = robot.scene
-    for joint, angle in scene.joint_pos.items():
-        door = joint.removesuffix("_joint")
-        is_door = joint in scene.sites_m and door in scene.body_pos_m
-        if is_door and angle > _CLOSED_RAD and _half_height(scene, door) > _UPRIGHT_M:
-            yield from _swing_door(robot, door)
-
-
-def _swing_door(robot: MobileRobot, door: str) -> Move:
-    scene, yaw, ahead = robot.scene, robot.yaw, robot.front[:2]
-    hinge = scene.sites_m[f"{door}_joint"][:2]
-    hand, inward, turn = _outside_contact(scene, door, hinge)
-    room = _BACK_M * ahead
-    # The hand far out on the side of the door, so that the base, on the other, stays clear of it.
-    aside = robot.place_m - room + _AHEAD_M * ahead - _ASIDE_M * inward
-    yield from robot.drive(robot.place_m - room, yaw, CLOSE)
-    yield from robot.reach(np.array([*aside, robot.hand_m[2]]), CLOSE)
-    offset = robot.hand_m[:2] - robot.place_m
-    away = hinge + hand - _ROUND_M * inward
-    back = (robot.place_m + offset - away) @ ahead * ahead
-    yield from robot.drive(away + back - offset, yaw, CLOSE)
-    yield from robot.drive(away - offset, yaw, CLOSE)
-    for swept in np.arange(0.0, scene.joint_pos[f"{door}_joint"] + _SWEEP_RAD, _SWEEP_RAD):
-        cos, sin = np.cos(swept), turn * np.sin(swept)
-        place = hinge + np.array([cos * hand[0] - sin * hand[1], sin * hand[0] + cos * hand[1]])
-        yield from robot.drive(place - offset, yaw, CLOSE, speed=robot.style.push, max_steps=30)
-    yield from robot.drive(robot.place_m - room, yaw, CLOSE)
-
-
-def _outside_contact(scene: Privileged, door: str, hinge: Floats) -> tuple[Floats, Floats, float]:
-    middle, axes, half = box_center(scene, door)[:2], box_axes(scene, door)[:2, :2], scene.half_extents_m[door][:2]
-    body = box_center(scene, f"{scene.goal[0][1]}_main")[:2]
-    wide = int(half[1] > half[0])
-    along = axes[:, wide] * np.sign(axes[:, wide] @ (middle - hinge))
-    inward = axes[:, 1 - wide] * np.sign(axes[:, 1 - wide] @ (body - hinge))
-    hand = middle + _TO_EDGE * half[wide] * along - (half[1 - wide] + _HAND_M) * inward - hinge
-    return hand, inward, float(np.sign(along[0] * inward[1] - along[1] * inward[0]))
 
 
 def _stand_before(robot: MobileRobot, point: Floats, grip: float) -> Move:
@@ -448,7 +402,6 @@ SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {
     "turn_on": press_button,
     "in": put_object,
     "on": put_object,
-    "close": close_doors,
     "open": open_drawers,
 }
 

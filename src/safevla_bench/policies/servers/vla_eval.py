@@ -151,22 +151,24 @@ def check_requirements(
     These are entries of the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the
     dialect.
     """
-    for wish, is_sent in (
-        ("send_state", any(field.state for field in dialect.fields)),
-        ("send_wrist_image", len(dialect.wants.cameras) > 1),
-    ):
-        if params.get(wish) and not is_sent:
-            problem = f"the server asks for {wish}, which the dialect {dialect.name!r} does not send"
-            raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={KINDS['vla-eval'].dialect}.")
-    if _submap(action_spec, "position").get("format") == "absolute_xyz" and not dialect.wants.absolute:
-        problem = "the server describes absolute positions, and does not ask for absolute_action"
-        raise PolicyError(problem, remedy="Serve it with absolute_action among its observation_params.")
     conversion = dialect.switches.get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")
-    if not chosen and gripper not in GRIPPERS.get(conversion, (gripper,)):
-        problem = f"the server describes its gripper as {gripper}, and this client reads it by {conversion!r}"
-        remedy = "Serve it with another gripper; or name the dialect, if you know its words to be wrong."
-        raise PolicyError(problem, remedy=remedy)
+    position = _submap(action_spec, "position").get("format")
+    shows_state, shows_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
+    unmet = {
+        "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
+        "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
+        "describes absolute positions, and does not ask for absolute_action": (
+            position == "absolute_xyz" and not dialect.wants.absolute
+        ),
+        f"describes its gripper as {gripper}, which is read by {conversion!r}": (
+            not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
+        ),
+    }
+    for problem, holds in unmet.items():
+        if holds:
+            remedy = "Serve it with other parameters, or name the dialect, if it fits: --policy-arg dialect=NAME."
+            raise PolicyError(f"the server {problem} in the dialect {dialect.name!r}", remedy=remedy)
 
 
 def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
