@@ -17,8 +17,7 @@ from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.python import adopt_object
-from safevla_bench.policies.servers import endpoint
-from safevla_bench.policies.servers.client import REQUESTS
+from safevla_bench.policies.servers import REQUESTS, endpoint
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import Repeats, read_greetings, read_latencies, read_repeats

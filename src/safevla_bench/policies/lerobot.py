@@ -19,7 +19,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.python import blame_foreign
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel
 from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_dialect
 from safevla_bench.policies.servers.transforms import LEAST_SINE
 

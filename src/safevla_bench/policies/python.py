@@ -34,7 +34,7 @@ from safevla_bench.interface.policy import (
     Wants,
 )
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import ChunkQueue
+from safevla_bench.policies.servers import ChunkQueue
 from safevla_bench.policies.servers.endpoint import Greeting
 from safevla_bench.policies.servers.transforms import flip_image, to_axis_angle
 

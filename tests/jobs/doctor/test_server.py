@@ -26,8 +26,7 @@ from safevla_bench.jobs.doctor import server as examined
 from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import KINDS
+from safevla_bench.policies.servers import KINDS, dialects
 
 ROWS = np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))
 

@@ -17,7 +17,7 @@ from websockets.sync.server import serve
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers.client import ChunkedPolicy
+from safevla_bench.policies.servers import ChunkedPolicy
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL, Codec
 
 TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)

@@ -16,8 +16,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import dialects, entries, transforms
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects, entries, transforms
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.report.published import PAPER, load_published
 

@@ -336,7 +336,7 @@ def test_what_another_server_than_safevla_serve_says_of_images_is_not_followed()
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("safevla_bench.policies.servers.client.find_spec", lambda name: None)
+    monkeypatch.setattr("safevla_bench.policies.servers.find_spec", lambda name: None)
     with pytest.raises(PolicyError, match="websockets, which is not installed") as caught:
         client("openpi", NOWHERE)
     assert install_command("openpi") in caught.value.remedy

@@ -23,13 +23,13 @@ from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_ch
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, Oddity, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy
-from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import (
+from safevla_bench.policies.servers import (
     KINDS,
     REQUESTS,
     ChunkedPolicy,
     ChunkModel,
     ClientKind,
+    dialects,
     find_others,
     make_observation,
 )

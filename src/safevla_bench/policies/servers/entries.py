@@ -16,8 +16,7 @@ import msgspec
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, Policy
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 from safevla_bench.policies.servers.dialects import Reply
 
 UNKNOWN = "unknown"

@@ -24,8 +24,8 @@ import msgspec
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
-from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, Codec
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
 from safevla_bench.policies.servers.endpoint import Endpoint

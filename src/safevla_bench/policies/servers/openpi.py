@@ -22,8 +22,8 @@ import msgspec
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
-from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
-from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import OPENVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint

@@ -20,7 +20,7 @@ from msgspec import structs
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import KINDS, client_factory
+from safevla_bench.policies.servers import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, lost_error, sanitize_greeting

@@ -10,7 +10,7 @@ from __future__ import annotations
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import KINDS, client_factory
+from safevla_bench.policies.servers import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import GR00T_MAIN
 from safevla_bench.policies.servers.dialects import Reply
 from safevla_bench.policies.servers.endpoint import sanitize_greeting

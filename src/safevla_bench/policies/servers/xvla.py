@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import ReplyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import client_factory
+from safevla_bench.policies.servers import client_factory
 from safevla_bench.policies.servers.codecs import XVLA
 from safevla_bench.policies.servers.dialects import Reply
 from safevla_bench.policies.servers.openvla import HttpModel
