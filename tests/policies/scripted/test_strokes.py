@@ -63,10 +63,6 @@ def test_a_hand_that_gets_nowhere_is_through_all_the_same(shown):
     assert played(shown, obeys=False)
 
 
-def test_what_moves_nothing_the_scene_shows_is_not_begun(shown):
-    assert plan_stroke(shown.privileged, FixtureGoal("turnon", "stove_1"), 0.0, CAREFUL) == ()
-
-
 @pytest.mark.parametrize("style", ["careful", "hasty"])
 def test_a_goal_to_open_moves_the_arm_within_bounds_and_is_tried_again(shown, style, task):
     acting = make_policy(f"scripted:{style}")

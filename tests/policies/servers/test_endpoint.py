@@ -7,7 +7,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.servers.stub_servers import TASK, chunk, seen, websockets
@@ -56,6 +56,7 @@ ANY = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text() | st.integers(), ANY))
 def test_whatever_is_said_is_json_of_bounded_size_and_fitting_it_again_changes_nothing(said):
     kept = sanitize_greeting(said)

@@ -159,14 +159,6 @@ def test_a_reply_over_the_limit_is_refused_and_the_limit_named(monkeypatch):
         ask(server.url)
 
 
-def test_a_greeting_that_is_not_metadata_is_refused():
-    with (
-        websockets(lambda connection: connection.send(OPENPI.pack([1]))) as server,
-        pytest.raises(PolicyError, match="list where a map"),
-    ):
-        ask(server.url)
-
-
 def test_an_answer_that_does_not_come_in_time_names_the_argument_that_waits_longer():
     def stay_silent(connection):
         connection.send(OPENPI.pack({}))
@@ -281,13 +273,6 @@ def test_a_wrong_argument_is_refused_before_anything_is_asked_and_no_secret_is_r
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_key_is_one_line(tmp_path):
-    (tmp_path / "key").write_text("s3cret\nmore\n")
-    with pytest.raises(PolicyError, match="does not hold a key") as caught:
-        client("openpi", NOWHERE, key_file=str(tmp_path / "key"))
-    assert "s3cret" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "address",
     [
@@ -317,16 +302,6 @@ def test_cameras_of_another_host_take_the_places_of_the_dialect_s():
     ):
         assert policy.wants.cameras == ("front",)
         policy.act(seen(images={"front": np.zeros((256, 256, 3), np.uint8)}))
-
-
-def test_images_may_be_oblong_or_left_out():
-    only = {key: kind for key, kind in OPENPI_REQUEST.items() if "image" not in key}
-    with (
-        websockets(openpi(lambda request, number: chunk(5), only)) as server,
-        playing("openpi", server.url, cameras="none,none", image_size="32x48") as policy,
-    ):
-        assert (policy.wants.cameras, policy.wants.image_size) == ((), (32, 48))
-        policy.act(seen(images={}))
 
 
 def test_what_another_server_than_safevla_serve_says_of_images_is_not_followed():

@@ -328,8 +328,3 @@ def test_an_address_that_is_taken_is_an_error(monkeypatch):
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
         assert cli.run_command_line(["serve", "--policy", "noop", "--port", port]) == 2
-
-
-def test_it_listens_on_ipv6_too():
-    with served(Looks, bind="::1") as url:
-        act(url, **LARGE)

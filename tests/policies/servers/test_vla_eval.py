@@ -104,25 +104,6 @@ def checked(said, *, dialect="vla-eval-libero", chosen=False):
     return spoken
 
 
-@pytest.mark.parametrize(
-    ("said", "dialect"),
-    [
-        ({}, "vla-eval-libero"),
-        (greeting(seed=0), "openvla-libero"),
-        (greeting(send_state=True, send_wrist_image=True, quat_no_antipodal=True), "vla-eval-libero"),
-        (greeting("raw"), "vla-eval-libero"),
-        (greeting("binary_close_01"), "vla-eval-robocasa"),
-        ({"observation_params": None, "action_spec": {}}, "vla-eval-libero"),
-        (
-            {"action_spec": {"position": {"format": "absolute_xyz"}}, **{"observation_params": {"absolute_action": 1}}},
-            "vla-eval-libero",
-        ),
-    ],
-)
-def test_what_the_dialect_does_is_granted(said, dialect):
-    checked(said, dialect=dialect)
-
-
 @pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize(
     ("said", "dialect", "words"),
