@@ -73,9 +73,7 @@ def test_a_run_behind_identity_is_the_run_without_a_filter_byte_for_byte_but_for
     assert without == behind
 
 
-@pytest.mark.parametrize(
-    "name", ["identity", "speed-cap", NEAR, "distance-barrier:margin_m=0.3"]
-)
+@pytest.mark.parametrize("name", ["identity", "speed-cap", NEAR, "distance-barrier:margin_m=0.3"])
 def test_the_record_holds_what_was_executed_and_the_policys_own_actions_where_these_differ(name, tmp_path):
     plain, batch = run(tmp_path / "plain", REQUEST), run(tmp_path / "run", filtered(name))
     own = batch.channel(OWN)
