@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,18 +55,8 @@ _PROJECTIONS, _TOUCHING_M = 30, 1e-9
 _FORM = "Write python:module:Class, or python:module:Class:KEY=VALUE, of a class with filter(observation, ...)."
 
 
-class ActionFilter(Protocol):
-    """A filter; the attributes and `reset` of `FilterBase` are optional."""
-
-    def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        """Return the action to execute, [A], within the host's bounds; `action` itself to leave it.
-
-        `monitor.margins` are those of the newest record over their limits: 0 at the limit, negative beyond it.
-        """
-
-
 class FilterBase:
-    """What a filter may say of itself, with the values that one without it has."""
+    """What a filter does, and may say of itself; one that is not derived from it needs `filter` alone."""
 
     privileged: ClassVar[bool] = False
     """It reads `observation.privileged`; records and outputs mark its policy as privileged."""
@@ -78,14 +68,18 @@ class FilterBase:
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode; `seed` is the environment's."""
 
+    def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
+        """Return the action to execute, [A], within the host's bounds; `action` itself to leave it.
+
+        `monitor.margins` are those of the newest record over their limits: 0 at the limit, negative beyond it.
+        """
+        return action
+
 
 class Identity(FilterBase):
     """Leaves every action as it is."""
 
     reads_margins = False
-
-    def filter(self, observation: Observation, action: Action, monitor: object) -> Action:
-        return action
 
 
 class _OfMotion(FilterBase):
@@ -105,7 +99,7 @@ class SpeedCap(_OfMotion):
     reads_margins = False
     share: float = 0.5
 
-    def filter(self, observation: Observation, action: Action, monitor: object) -> Action:
+    def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         moves = self._still == 0
         largest = float(np.abs(action[moves]).max(initial=0.0))
         return np.where(moves, action * (self.share / largest), action) if largest > self.share else action
@@ -137,7 +131,7 @@ class DistanceBarrier(_OfMotion):
     gain: float = 0.3
     unit_m: float = 0.05
 
-    def filter(self, observation: Observation, action: Action, monitor: object) -> Action:
+    def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         truth = observation.privileged
         if truth is None:
             raise PolicyError("distance-barrier needs the poses of bodies, which this host does not give")
@@ -237,14 +231,9 @@ class FilteredEnv:
     """An environment behind a filter: what it is asked to do goes through the filter first."""
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
-        """Wrap an environment.
+        """Wrap a host's environment, with the filter's `name` for errors; `monitor` gives the filter its margins.
 
-        Args:
-            env: the host's.
-            name: of the filter, in errors.
-            action_filter: an `ActionFilter`.
-            monitor: gives the filter its margins; None for a filter that reads none.
-            hides: the policy does not want simulator state that only the filter reads.
+        `hides` says that the policy does not want simulator state that only the filter reads.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides = env, name, action_filter, monitor, hides

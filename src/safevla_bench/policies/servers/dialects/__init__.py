@@ -6,6 +6,7 @@ belongs to. It holds no state and no connection, so that every transport can use
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -213,9 +214,8 @@ def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
 
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
     try:
-        if np.iscomplexobj(np.asarray(value)):
-            raise TypeError("complex numbers")
-        return np.asarray(value, dtype=np.float64)
+        given = np.asarray(value)
+        return given.astype(np.float64, casting="safe" if given.dtype.kind == "c" else "unsafe")
     except (TypeError, ValueError):
         raise ReplyError(f"{where!r} of the reply is no array of numbers") from None
 
@@ -290,12 +290,11 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
 
 
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
-    height, times, width = text.partition("x")
-    sides = (height, width if times else height)
-    if not all(side.isdecimal() and 0 < int(side) <= LARGEST for side in sides):
+    sides = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
+    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+    if not all(0 < side <= LARGEST for side in size):
         remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
-    size = (int(sides[0]), int(sides[1]))
     inference = structs.replace(dialect.inference, image_size=size)
     return replace(dialect, inference=inference, wants=replace(dialect.wants, image_size=size))
 
@@ -305,13 +304,12 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
-        raise PolicyError(
-            problem, remedy=f"Name as many, `{NONE}` for one that is not sent: cameras={','.join(defaults)}."
-        )
+        raise PolicyError(problem, remedy=f"Name as many, or `{NONE}`: cameras={','.join(defaults)}.")
     replacements = dict(zip(defaults, cameras, strict=True))
-    fields_sent = [entry for entry in dialect.fields if replacements.get(entry.camera or "") != NONE]
     fields = tuple(
-        structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry for entry in fields_sent
+        structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry
+        for entry in dialect.fields
+        if replacements.get(entry.camera or "") != NONE
     )
     wants = replace(dialect.wants, cameras=tuple(entry for entry in cameras if entry != NONE))
     return replace(dialect, fields=fields, wants=wants)
