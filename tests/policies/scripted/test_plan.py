@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.interface.policy import Boxes
-from safevla_bench.policies.scripted import plan, strokes
+from safevla_bench.policies.scripted import CLOSED_M, plan, plan_stroke
 from safevla_bench.policies.scripted.plan import (
     CAREFUL,
     FixtureGoal,
@@ -84,7 +84,7 @@ def test_the_bar_of_a_knob_is_what_stands_highest(kitchen):
 
 
 def test_the_knob_is_pushed_round_its_axis_counter_clockwise(kitchen):
-    waypoints = strokes.plan_stroke(kitchen(), FixtureGoal("turnon", "stove_1"), 0.0, CAREFUL)
+    waypoints = plan_stroke(kitchen(), FixtureGoal("turnon", "stove_1"), 0.0, CAREFUL)
     places = np.array([waypoint.place_m for waypoint in waypoints[1:]])
     np.testing.assert_allclose(np.diff(np.linalg.norm(places[:, :2], axis=1)), 0, atol=1e-9)
     assert (np.diff(np.unwrap(np.arctan2(places[:, 1], places[:, 0]))) > 0).all()
@@ -93,15 +93,15 @@ def test_the_knob_is_pushed_round_its_axis_counter_clockwise(kitchen):
 
 def test_a_drawer_is_pushed_against_the_way_it_opens_and_past_shut(kitchen):
     scene = kitchen()
-    waypoints = strokes.plan_stroke(scene, FixtureGoal("close", "cabinet_1_bottom_region"), 0.0, CAREFUL)
+    waypoints = plan_stroke(scene, FixtureGoal("close", "cabinet_1_bottom_region"), 0.0, CAREFUL)
     travel = max(waypoint.place_m[1] for waypoint in waypoints) - waypoints[1].place_m[1]
     assert travel > plan.find_drawer(scene, "cabinet_1_bottom_region").out_m
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("open", 0.15, 0.2), ("ajar", 0.11, 0.15)])
 def test_a_drawer_is_pulled_by_its_handle_with_closed_fingers(kitchen, kind, least, most):
-    waypoints = strokes.plan_stroke(kitchen(), FixtureGoal(kind, "cabinet_1_top_region"), 0.0, CAREFUL)
-    pulled = [waypoint for waypoint in waypoints if waypoint.aperture_m == strokes.CLOSED_M]
+    waypoints = plan_stroke(kitchen(), FixtureGoal(kind, "cabinet_1_top_region"), 0.0, CAREFUL)
+    pulled = [waypoint for waypoint in waypoints if waypoint.aperture_m == CLOSED_M]
     assert least < pulled[0].place_m[1] - pulled[-1].place_m[1] < most
 
 
@@ -109,7 +109,7 @@ def test_a_drawer_is_pulled_by_its_handle_with_closed_fingers(kitchen, kind, lea
     "goal", [FixtureGoal("open", "table_region"), FixtureGoal("turnon", "cup"), FixtureGoal("close", "bowl")]
 )
 def test_what_the_scene_does_not_show_has_no_stroke(kitchen, goal):
-    assert strokes.plan_stroke(kitchen(), goal, 0.0, CAREFUL) == ()
+    assert plan_stroke(kitchen(), goal, 0.0, CAREFUL) == ()
 
 
 def test_what_must_be_open_or_on_comes_first_and_closing_last(kitchen):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from safevla_bench.policies import make_policy
+from safevla_bench.policies.scripted import LEVEL_RAD, follow_waypoints, plan_stroke
 from safevla_bench.policies.scripted.geometry import CLOSE, Rotation, lean_angle, to_rotation
 from safevla_bench.policies.scripted.placement import CLOSED_M, UNIT_RAD, Arm
 from safevla_bench.policies.scripted.plan import CAREFUL, FixtureGoal
-from safevla_bench.policies.scripted.strokes import LEVEL_RAD, follow_waypoints, plan_stroke
 
 BOXES = {
     "cabinet_1_base": ([0, 0.3, 0.1], [0.12, 0.1, 0.1]),
