@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from safevla_bench.interface.policy import Boxes
-from safevla_bench.policies.scripted import CLOSED_M, plan, plan_stroke
+from safevla_bench.policies.scripted import plan, plan_stroke
+from safevla_bench.policies.scripted.placement import CLOSED_M
 from safevla_bench.policies.scripted.plan import (
     CAREFUL,
     FixtureGoal,

@@ -19,39 +19,18 @@ import numpy as np
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Action, Observation, Privileged, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.scripted import geometry, kitchen
+from safevla_bench.policies.scripted import geometry, kitchen, placement, plan
 from safevla_bench.policies.scripted.geometry import Floats, nearest_yaw
-from safevla_bench.policies.scripted.placement import (
-    ARM_M,
-    CLOSED_M,
-    OPEN_M,
-    STILL,
-    Arm,
-    HandTarget,
-    Move,
-    is_graspable,
-    place_object,
-)
-from safevla_bench.policies.scripted.plan import (
-    STYLES,
-    Door,
-    Drawer,
-    FixtureGoal,
-    Knob,
-    Style,
-    Subgoal,
-    find_fixture,
-    remaining_subgoals,
-    rotate_planar,
-)
+from safevla_bench.policies.scripted.placement import Arm, HandTarget, Move
+from safevla_bench.policies.scripted.plan import Door, Drawer, FixtureGoal, Knob, Style, Subgoal, rotate_planar
 
 
 def make(arg: str | None) -> ScriptedPolicy:
     """Return the policy in the style that follows the colon; `PolicyError` without a style, or for an unknown one."""
-    if arg is None or arg not in STYLES:
+    if arg is None or arg not in plan.STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
-        raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
-    return ScriptedPolicy(STYLES[arg], kitchen.STYLES[arg])
+        raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in plan.STYLES)}.")
+    return ScriptedPolicy(plan.STYLES[arg], kitchen.STYLES[arg])
 
 
 class ScriptedPolicy:
@@ -62,7 +41,7 @@ class ScriptedPolicy:
     def __init__(self, style: Style, mobile_style: kitchen.MobileStyle) -> None:
         self.style, self.mobile_style = style, mobile_style
         self._script: Move | None = None
-        self._still: tuple[float, ...] = STILL
+        self._still: tuple[float, ...] = placement.STILL
 
     def reset(self, task: Task, seed: int) -> None:
         self._script, self._still = None, task.still
@@ -95,14 +74,14 @@ def follow_goal(seen: Observation, style: Style) -> Move:
     tried: Subgoal | None = None
     attempt = 0
     while True:
-        for subgoal in remaining_subgoals(arm.scene):
+        for subgoal in plan.remaining_subgoals(arm.scene):
             if isinstance(subgoal, FixtureGoal):
                 waypoints = plan_stroke(arm.scene, subgoal, nearest_yaw(arm.seen.eef_quat_wxyz), style)
                 if not waypoints:
                     continue
                 yield from follow_waypoints(arm, waypoints)
-            elif is_graspable(arm.scene, subgoal.body):
-                attempt = yield from place_object(arm, subgoal, attempt + 1 if subgoal == tried else 0)
+            elif placement.is_graspable(arm.scene, subgoal.body):
+                attempt = yield from placement.place_object(arm, subgoal, attempt + 1 if subgoal == tried else 0)
             else:
                 continue
             tried = subgoal
@@ -151,17 +130,17 @@ def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tu
     bar = knob.bar.hull()
     width = bar.reach_m[0] + bar.reach_m[0, geometry.OPPOSITE]
     across = geometry.DIRECTIONS[int(np.argmin(width))]
-    side = across if across @ rotate_planar(ARM_M - knob.axis_m, -np.pi / 2) > 0 else -across
+    side = across if across @ rotate_planar(placement.ARM_M - knob.axis_m, -np.pi / 2) > 0 else -across
     long = rotate_planar(side, -np.pi / 2)
     end_m, half = float(bar.reach_m[0, geometry.nearest_direction(long)] - long @ knob.axis_m), float(width.min()) / 2
     yaw = geometry.yaw_to_open_along(long, yaw_rad)
     start = knob.axis_m + _KNOB_REACH * end_m * long - (half + _FINGER_M + _ROOM_M) * side
-    rig, around = geometry.hand_prisms(yaw, CLOSED_M), geometry.obstacles_except(scene)
+    rig, around = geometry.hand_prisms(yaw, placement.CLOSED_M), geometry.obstacles_except(scene)
     height = float(geometry.lowest_heights(rig, start[None, :2], around, 0.0, 0.003)[0])
     angles = np.arange(0.0, _ON_RAD, 2 * _STEP_RAD)
     arm = start - knob.axis_m
     places = [np.array([*(knob.axis_m + rotate_planar(arm, angle)), height]) for angle in angles]
-    round_ = [HandTarget(*goal, CLOSED_M, style.final) for goal in zip(places, yaw + angles, strict=True)]
+    round_ = [HandTarget(*goal, placement.CLOSED_M, style.final) for goal in zip(places, yaw + angles, strict=True)]
     return (_hover_above(round_[0], style), *round_)
 
 
@@ -178,7 +157,7 @@ def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tu
     count = 2 + int(abs(door.shut_rad) / _STEP_RAD)
     angles = np.linspace(0.0, door.shut_rad + past, count)
     places = [np.array([*(door.hinge_m + rotate_planar(start - door.hinge_m, angle)), height]) for angle in angles]
-    round_ = [HandTarget(place, yaw, CLOSED_M, style.final) for place in places]
+    round_ = [HandTarget(place, yaw, placement.CLOSED_M, style.final) for place in places]
     return (_hover_above(round_[0], style), *round_)
 
 
@@ -192,7 +171,7 @@ def push_drawer(drawer: Drawer, yaw_rad: float, style: Style) -> tuple[HandTarge
     off = handle - [*(0.02 * inward), 0.0]
     end = handle + [*((drawer.out_m + _PAST_M) * inward), 0.0]
     lean = _lean_vector(inward, LEAN_RAD)
-    start = HandTarget(off, yaw, CLOSED_M, style.final, lean)
+    start = HandTarget(off, yaw, placement.CLOSED_M, style.final, lean)
     return (
         replace(start, place_m=off + [0.0, 0.0, _HIGH_M], speed=style.cruise),
         start,
@@ -208,9 +187,9 @@ def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> t
     hold = np.array([*middle, float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     back = np.array([*(_BACK_M * drawer.outward), 0.0])
     pull = np.array([*((out_m - drawer.out_m) * drawer.outward), 0.0])
-    ahead = HandTarget(hold + back, yaw, OPEN_M, style.cruise, _lean_vector(inward, LEVEL_RAD))
+    ahead = HandTarget(hold + back, yaw, placement.OPEN_M, style.cruise, _lean_vector(inward, LEVEL_RAD))
     taken = replace(ahead, place_m=hold, speed=style.final)
-    held = replace(taken, aperture_m=CLOSED_M)
+    held = replace(taken, aperture_m=placement.CLOSED_M)
     pulled = replace(held, place_m=hold + pull, speed=max(style.final, 0.6 * style.cruise))
     return (
         replace(ahead, place_m=hold + back + [0.0, 0.0, _HIGH_M]),
@@ -233,7 +212,7 @@ def _hover_above(target: HandTarget, style: Style) -> HandTarget:
 
 def plan_stroke(scene: Privileged, goal: FixtureGoal, yaw_rad: float, style: Style) -> tuple[HandTarget, ...]:
     """Return the waypoints to a fixture's goal; () if the scene does not show the fixture, or the kind is unknown."""
-    match find_fixture(scene, goal):
+    match plan.find_fixture(scene, goal):
         case Knob() as knob:
             return turn_knob(scene, knob, yaw_rad, style)
         case Door() as door:
@@ -249,7 +228,7 @@ def plan_stroke(scene: Privileged, goal: FixtureGoal, yaw_rad: float, style: Sty
 def follow_waypoints(arm: Arm, waypoints: tuple[HandTarget, ...]) -> Move:
     """Go over everything to the first waypoint, from there to each, and up from the last, whatever the orientation."""
     first, last = waypoints[0], waypoints[-1]
-    rig, everything = geometry.hand_prisms(first.yaw_rad, OPEN_M), geometry.obstacles_except(arm.scene)
+    rig, everything = geometry.hand_prisms(first.yaw_rad, placement.OPEN_M), geometry.obstacles_except(arm.scene)
     path = arm.plan_path(rig, first.place_m, everything)
     yield from arm.reach(first, _FIRST_TIMEOUT_STEPS, _AT_M, turn_rad=_FACING_RAD, path=path)
     for waypoint in waypoints[1:]:
