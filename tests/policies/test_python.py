@@ -162,14 +162,6 @@ def test_a_chunk_is_carried_out_action_by_action(replan, asked, first):
     assert (policy.made.asked, [round(float(value), 6) for value in seen]) == (asked, first)
 
 
-def test_an_episode_begins_with_a_new_chunk():
-    policy = adopt_object("chunks", Chunks())
-    policy.act(None)
-    policy.reset(None, 0)
-    assert policy.looks_next
-    assert policy.act(None)[0] == 0
-
-
 def test_an_empty_chunk_is_an_invalid_action():
     with pytest.raises(InvalidActionError, match="without an action"):
         adopt_object("empty", SimpleNamespace(act=lambda observation: np.zeros((0, 7)))).act(None)

@@ -313,10 +313,6 @@ def test_what_a_damaged_record_says_of_its_start_is_not_obeyed(count):
     assert (read_earlier_resets({"earlier_resets": 3}), read_wait_steps({"wait_steps": 0})) == (3, 0)
 
 
-def test_a_replay_that_cannot_be_compared_may_have_diverged():
-    assert has_diverged({"compared": 0}, succeeded=True)
-
-
 def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded, play):
     every = {"episodes": "recorded", "tasks": None}
     starts = [(header.task_id, header.init_state_index) for header in play(recorded, **every, policy="random").headers]
@@ -353,14 +349,6 @@ def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(firs
         "unit": "rad",
         "first_step": 1,
     }
-
-
-def test_planning_names_the_recorded_episode_of_each(recorded):
-    prepared = prepare_run(request_of(recorded, episodes=2, policy="noop"))
-    assert [planned.start.recorded.episode for planned in prepared.episodes] == [
-        "noop: noop/fake/task_0/ep_000",
-        "noop: noop/fake/task_0/ep_001",
-    ]
 
 
 def test_a_run_folder_s_settling_steps_and_seed_are_taken_from_it(tmp_path, recorded):

@@ -234,12 +234,6 @@ def test_a_handle_is_the_longest_bar_of_what_is_called_so_else_of_all_that_moves
     assert handle_box(scene, "plain").half_m.max() == 0.4
 
 
-def test_a_handle_s_name_counts_only_beyond_that_of_the_body_that_moves():
-    pieces = {"handle_drawer": boxes(([0, 0, 0], [0.3, 0.2, 0.1])), "front": boxes(([0, 0, 0], [0.4, 0.01, 0.1]))}
-    scene = kitchen(pieces, joints={"slide": joint("slide", bodies=("handle_drawer", "front"))})
-    assert handle_box(scene, "slide").half_m.max() == 0.4
-
-
 def cup(half_m: float) -> tuple[MobileRobot, np.ndarray]:
     """A ring of four walls with a floor, and a robot that faces it along x."""
     walls = [([0, half_m, 0], [half_m, 0.004, 0.05]), ([half_m, 0, 0], [0.004, half_m, 0.05])]

@@ -53,6 +53,7 @@ def test_a_long_greeting_is_cut_and_can_still_be_told_from_another():
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=12,
 )
 
 

@@ -302,8 +302,3 @@ def test_a_reply_over_zeromq_that_is_too_large_never_arrives(monkeypatch):
 
     with replying(answer) as url, pytest.raises(ServerLostError, match=r"no answer for 0\.5 s"):
         meet(url, "gr00t", answer_s=SOON)
-
-
-def test_a_zeromq_server_of_another_protocol_is_no_answer():
-    with raw(another_protocol) as address, pytest.raises(ServerUnreachableError, match="no answer to a ping"):
-        meet(f"tcp://{address}", "gr00t", connect_s=SOON)

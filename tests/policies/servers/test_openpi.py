@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, raw, seen, websockets
+from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, seen, websockets
 from safevla_bench.errors import (
     InvalidActionError,
     PolicyError,
@@ -135,21 +135,6 @@ def test_a_number_that_is_not_finite_matters_only_if_it_is_acted_on():
     assert np.isnan(acted[7][2])
     with pytest.raises(InvalidActionError, match="number 2 of the action is nan"):
         check_action(acted[7], 7)
-
-
-@pytest.mark.parametrize("noise", [b"", b"SSH-2.0-OpenSSH_9\r\n", bytes(range(256)) * 1000, b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_what_is_not_a_websocket_server_is_an_error_of_ours_and_never_a_traceback(noise):
-    with (
-        raw(lambda connection, over: connection.sendall(noise)) as address,
-        pytest.raises((ServerUnreachableError, ServerRefusedError)),
-    ):
-        ask(f"ws://{address}")
-
-
-@pytest.mark.parametrize("reply", [b"\xc1", b"\x01", b"\x81\xa1a"])
-def test_a_reply_that_cannot_be_read_is_an_error_of_ours(reply):
-    with answering(reply) as server, pytest.raises(PolicyError, match=r"read|map"):
-        ask(server.url)
 
 
 def test_a_reply_over_the_limit_is_refused_and_the_limit_named(monkeypatch):

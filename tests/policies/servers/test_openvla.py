@@ -211,13 +211,6 @@ def test_no_server_is_unreachable_within_the_time():
         connect(url, connect_timeout_s="0.3")
 
 
-def test_the_second_of_two_servers_is_asked_where_the_first_is_gone():
-    with http_server(lambda *asked: (200, b"")) as gone:
-        dead = gone.url
-    with served(lambda request, number: ACTION) as url:
-        assert asked(f"{dead},{url}").shape == (1, 7)
-
-
 # Servers that mean ill
 
 
@@ -238,17 +231,12 @@ def stranger(connection, over):
     connection.sendall(b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f")
 
 
-def too_many_headers(connection, over):
-    connection.recv(4096)
-    connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"X-More: a\r\n" * 1000 + b"\r\n")
-
-
 def a_long_header(connection, over):
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 200 OK\r\nX-More: " + b"a" * 100_000)
 
 
-@pytest.mark.parametrize("talk", [byte_by_byte, body_byte_by_byte, silent, stranger, too_many_headers, a_long_header])
+@pytest.mark.parametrize("talk", [byte_by_byte, body_byte_by_byte, silent, stranger, a_long_header])
 def test_an_answer_without_end_or_sense_is_unreachable_within_the_time(talk):
     with raw(talk) as address, pytest.raises(ServerUnreachableError):
         connect(address, connect_timeout_s="0.5")

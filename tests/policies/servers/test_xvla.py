@@ -16,7 +16,6 @@ from policies.servers.stub_servers import TASK, http_server, playing, seen
 from safevla_bench.errors import ServerRefusedError
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION
 from safevla_bench.policies.servers.codecs import XVLA
-from safevla_bench.policies.servers.dialects import load_dialect
 from safevla_bench.policies.servers.transforms import read_ee6d
 
 ROWS = np.zeros((4, 20))
@@ -83,10 +82,6 @@ def test_a_whole_chunk_is_carried_out_and_its_last_pose_goes_with_the_next_reque
     first, second, anew = (request["proprio"] for request in requests)
     np.testing.assert_array_equal(second, [*ROWS[-1, :9], *[0] * 11])
     np.testing.assert_array_equal(anew, first)
-
-
-def test_actions_are_poses_in_the_world():
-    assert load_dialect("xvla-libero").wants.absolute
 
 
 def test_numbers_that_are_not_finite_stay_so():
