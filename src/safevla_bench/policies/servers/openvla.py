@@ -138,7 +138,8 @@ class OpenvlaModel(HttpModel):
         """Return the server's reply; an action or a list of them is its `actions`. Raises as `ChunkModel.query`."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
-            problem = f"the server {self.address} answers {reply[:200]!r}: its model raised"
+            text = f"answers {reply[:200]!r}: its model raised"
+            problem = servers.server_error(self.address, text, self._endpoint.key).problem
             remedy = (
                 "Its own log holds the traceback. Where its model has no such statistics, pass --policy-arg unnorm_key="
                 f"NAME of its dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}."
