@@ -6,7 +6,7 @@ import pytest
 
 from policies.servers.stub_servers import chunk, openpi, websockets
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.policies.servers.client import REQUESTS
+from safevla_bench.policies.servers import REQUESTS
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.sources.runs.folder import Repeats, read_facts
 from safevla_bench.sources.runs.parts import episode_rows

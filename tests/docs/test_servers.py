@@ -13,8 +13,7 @@ import pytest
 from policies.servers.stub_servers import TASK, seen
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import GROUP, make_policy
-from safevla_bench.policies.servers import entries
-from safevla_bench.policies.servers.client import KINDS
+from safevla_bench.policies.servers import KINDS, entries
 
 DOCS = Path(__file__).parents[2] / "docs"
 SERVERS, PROTOCOLS = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("servers", "protocols"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 
 
@@ -29,23 +27,9 @@ def test_random_repeats_for_the_same_seed_and_only_then(task):
     assert not np.array_equal(drawn(task, 3), drawn(task, 4))
 
 
-def test_random_starts_over_at_each_reset(task):
-    random = make_policy("random")
-    random.reset(task, 3)
-    first = random.act(None)
-    random.act(None)
-    random.reset(task, 3)
-    np.testing.assert_array_equal(random.act(None), first)
-
-
 def test_random_fills_the_whole_range_of_every_number(task):
     actions = drawn(task, 0, 2000)
     assert actions.shape == (2000, 7)
     assert (np.abs(actions) <= 1).all()
     assert (actions.min(axis=0) < -0.98).all()
     assert (actions.max(axis=0) > 0.98).all()
-
-
-@pytest.mark.parametrize("spec", ["noop", "random"])
-def test_neither_asks_for_anything_to_be_rendered_or_revealed(spec):
-    assert make_policy(spec).wants == Wants()

@@ -63,10 +63,6 @@ def test_the_rest_of_a_chunk_is_carried_out_while_the_next_is_made_and_actions_f
     ]  # fmt: skip
 
 
-def test_a_delay_that_is_longer_than_a_chunk_leaves_one_action_of_each():
-    assert play(Counts(2), Delay(4), 12) == ["-"] * 4 + ["1+0", "1+1", "=", "=", "5+1", "=", "=", "="]
-
-
 @pytest.mark.parametrize(("text", "steps"), [("0", 0), ("3", 3), ("120ms", 2), ("130ms", 3), ("24ms", 0)])
 def test_a_delay_is_the_nearest_number_of_control_steps(text, steps):
     assert Delay.parse(text).count_steps(DT_S, took_s=9.0) == steps

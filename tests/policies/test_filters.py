@@ -12,7 +12,6 @@ from scipy.optimize import lsq_linear
 from scipy.spatial.transform import Rotation
 
 from folders import contents
-from safevla_bench import archive
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Boxes, Wants
@@ -21,15 +20,21 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate
 from safevla_bench.jobs.evaluation.rollouts import freeze_request, roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.policies.coupling import Coupler, Coupling
-from safevla_bench.policies.filters import FILTERS, FilteredEnv, make_filter, measure_gaps, split_filter
+from safevla_bench.policies.coupling import (
+    Coupler,
+    Coupling,
+    FilteredEnv,
+    make_filter,
+    measure_gaps,
+    split_filter,
+)
 from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.trajectory.marks import PRIVILEGED, mark_flags
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("random",), max_steps=15)
-OWN = "policy_action"
+OWN, NEAR = "policy_action", "stop-near-limit:share=0.9"
 
 
 def filtered(name: str, **changes: object) -> Request:
@@ -68,7 +73,7 @@ def test_a_run_behind_identity_is_the_run_without_a_filter_byte_for_byte_but_for
     assert without == behind
 
 
-@pytest.mark.parametrize("name", [*FILTERS, "stop-near-limit:share=0.9", "distance-barrier:margin_m=0.3"])
+@pytest.mark.parametrize("name", ["identity", "speed-cap", NEAR, "distance-barrier:margin_m=0.3"])
 def test_the_record_holds_what_was_executed_and_the_policys_own_actions_where_these_differ(name, tmp_path):
     plain, batch = run(tmp_path / "plain", REQUEST), run(tmp_path / "run", filtered(name))
     own = batch.channel(OWN)
@@ -77,15 +82,7 @@ def test_the_record_holds_what_was_executed_and_the_policys_own_actions_where_th
         assert bool(own.present[e]) == (not np.array_equal(executed, plain.action.episode_rows(e)))
         if own.present[e]:  # `random` draws whatever it sees
             assert np.array_equal(own.episode_rows(e), plain.action.episode_rows(e))
-    assert bool(own.present.any()) == (name not in ("identity", "stop-near-limit", "distance-barrier"))
-
-
-@pytest.mark.parametrize("form", [".jsonl", ".parquet", ".npz"])
-def test_the_policys_own_actions_survive_each_form_of_an_archive(form, tmp_path):
-    batch = run(tmp_path / "run", filtered("speed-cap", episodes=1, tasks=(0,)))
-    archive.write_archive(tmp_path / f"a{form}", batch)
-    again = archive.open_archive(tmp_path / f"a{form}").channel(OWN).episode_rows(0)
-    assert again.tobytes() == batch.channel(OWN).episode_rows(0).tobytes()
+    assert bool(own.present.any()) == (name != "identity")
 
 
 def test_speed_cap_keeps_the_direction_of_motion_and_the_gripper():
@@ -202,10 +199,10 @@ def test_a_registration_holds_the_filter_and_the_delay():
     ("name", "told"),
     [
         ("slow", "there is no filter 'slow'"),
-        ("identity:share=1", "the filter identity has no 'share'"),
-        ("speed-cap:limit=1", "the filter speed-cap has no 'limit'"),
-        ("speed-cap:share=-1", "is not a number above 0"),
-        ("python:numpy:pi", "is a float"),
+        ("identity:share=1", "the filter identity does not take share=1"),
+        ("speed-cap:limit=1", "the filter speed-cap does not take limit=1"),
+        ("speed-cap:share=-1", "does not take share=-1"),
+        ("python:numpy:pi", "not callable"),
         ("python:numpy", "not module:factory"),
     ],
 )

@@ -133,9 +133,9 @@ class Policy:
 """
 
 
-@pytest.mark.parametrize("first", [4, *(pytest.param(k, marks=pytest.mark.long) for k in (6, 8, 11, 16))])
+@pytest.mark.parametrize("first", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch, first):
-    """Open at rest, about to close, closing, nearly closed and closed: its target is no part of a state."""
+    """Open at rest, and closing: its target is no part of a state."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "closing.py").write_text(CLOSES)
     whole = rolled(tmp_path / "whole", "python:closing:Policy", max_steps=24)
@@ -154,19 +154,16 @@ def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path,
     env.reset(EpisodeSeed(0, 7, 0))
     root = next(iter(env._env.env.fixtures_dict.values())).root_body
     env.close()
-    file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, 0, model.format(root))
-    for number, policy_file in enumerate((file, demonstration(tmp_path / "b.hdf5", recorded, 6))):
-        again = rolled(tmp_path / str(number), f"replay:{policy_file}")
-        stage = libero.stage(task, again)
-        try:
-            bodies, places = again.body_pos_m.episode_poses(0)
-            for record_number in (0, again.lengths[0] - 1):
-                shown = stage.render(record_number, stage.aim(record_number, (), (60, 80)), (60, 80)).body_pos_m
-                for column, body in enumerate(bodies):
-                    there = shown[again.body_label(int(body))]
-                    np.testing.assert_allclose(there, places[record_number, column], atol=1e-5)
-        finally:
-            stage.close()
+    file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, 6, model.format(root))
+    again = rolled(tmp_path / "again", f"replay:{file}")
+    stage, last = libero.stage(task, again), again.lengths[0] - 1
+    try:
+        shown = stage.render(last, stage.aim(last, (), (60, 80)), (60, 80)).body_pos_m
+    finally:
+        stage.close()
+    bodies, places = again.body_pos_m.episode_poses(0)
+    for column, body in enumerate(bodies):
+        np.testing.assert_allclose(shown[again.body_label(int(body))], places[last, column], atol=1e-5)
 
 
 def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):

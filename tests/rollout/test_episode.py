@@ -17,7 +17,7 @@ from safevla_bench.hosts.fake.host import FakeEnv, FakeHost
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel
 from safevla_bench.policies.servers.dialects import choose_dialect
 from safevla_bench.rollout import episode
 from safevla_bench.rollout.episode import EnvRunner, run_episode, run_serially

@@ -17,8 +17,7 @@ from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.python import adopt_object
-from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import REQUESTS
+from safevla_bench.policies.servers import REQUESTS, endpoint
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import Repeats, read_facts
@@ -279,8 +278,8 @@ def test_a_run_s_file_chooses_nothing_of_a_client_but_what_a_server_may_ask_for(
 
 
 def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_policies_before_it(tmp_path, monkeypatch):
-    waited, find = [], connection.find_server
-    monkeypatch.setattr(connection, "find_server", lambda *given: waited.append(1) or find(*given))
+    waited, find = [], endpoint.find_server
+    monkeypatch.setattr(endpoint, "find_server", lambda *given: waited.append(1) or find(*given))
     alone = unasked("ws://127.0.0.1:1", arguments={"connect_timeout_s": "0.2"})
     with pytest.raises(ServerUnreachableError):
         roll_out(alone, tmp_path / "alone")

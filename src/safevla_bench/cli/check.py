@@ -19,7 +19,7 @@ from safevla_bench.jobs.doctor.machine import Diagnosis, Level
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import CheckVerdict, RulesetFiles, Verification
-from safevla_bench.policies.servers.client import KINDS
+from safevla_bench.policies.servers import KINDS
 
 
 @options.command("verify")

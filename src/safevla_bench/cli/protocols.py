@@ -11,7 +11,7 @@ from safevla_bench.cli.options import command, flag, option, print_columns, prin
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
-from safevla_bench.policies.servers import client, dialects, endpoint, entries, serve
+from safevla_bench.policies.servers import dialects, endpoint, entries, require_library, serve
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.text import count_noun
 
@@ -230,7 +230,7 @@ def serve_command(
 
     A connection is an episode. Policies that see the simulator's own state cannot be served.
     """
-    client.require_library("websockets", "openpi")
+    require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
     name = own_name or spec
     policy_settings = policy_arguments(arguments, name)

@@ -37,8 +37,8 @@ from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import split_name
-from safevla_bench.policies.filters import FILTERS
-from safevla_bench.policies.servers.client import KINDS
+from safevla_bench.policies.coupling import FILTERS
+from safevla_bench.policies.servers import KINDS
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.rollout.ray import RayCluster

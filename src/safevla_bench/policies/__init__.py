@@ -16,8 +16,7 @@ from typing import cast
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Policy
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call
-from safevla_bench.policies.servers import entries
-from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy
+from safevla_bench.policies.servers import KINDS, ChunkedPolicy, entries
 from safevla_bench.policies.servers.endpoint import KEY
 
 GROUP = "safevla_bench.policies"

@@ -6,7 +6,7 @@ from the simulator's environment as `openpi:` (docs/servers.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -15,10 +15,11 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from safevla_bench.errors import PolicyError, truncate_text
+from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.python import blame_foreign
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel
 from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_dialect
 from safevla_bench.policies.servers.transforms import LEAST_SINE
 
@@ -93,12 +94,8 @@ def make(
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
-    if n_action_steps is not None and (not n_action_steps.isdecimal() or not int(n_action_steps)):
-        raise PolicyError(
-            f"n_action_steps={n_action_steps} is not a number of steps", remedy="Write n_action_steps=10."
-        )
     spoken = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
-    steps = None if n_action_steps is None else int(n_action_steps)
+    steps = None if n_action_steps is None else int(n_action_steps) if n_action_steps.isdecimal() else 0
     return ChunkedPolicy(_load_policy(arg, device, spoken, steps), None)
 
 
@@ -123,20 +120,19 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
     except ImportError as error:
         remedy = "Use an environment with lerobot and safevla-bench, and serve it from there: docs/servers.md."
         raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
-    try:
+    remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
+    with blame_foreign(f"LeRobot cannot load {path}", remedy):
         config = PreTrainedConfig.from_pretrained(path)
         config.device = device
-        _set_action_steps(config, n_action_steps)
-        _check_images(getattr(config, "image_features", None) or {}, dialect)
+        if n_action_steps is not None:
+            most = getattr(config, "chunk_size", 0)
+            if not 0 < n_action_steps <= most:
+                problem = f"the saved policy cannot carry out {n_action_steps} actions of a chunk"
+                raise PolicyError(problem, remedy=f"Pass n_action_steps={most} or fewer, or leave it out.")
+            config.n_action_steps = n_action_steps
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         on_device = {"device_processor": {"device": device}}
         before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
-    except (KeyboardInterrupt, PolicyError):
-        raise
-    except BaseException as error:  # LeRobot and what it loads raise anything; it is the policy's, or its versions'
-        problem = f"LeRobot cannot load {path}: {type(error).__name__}: {truncate_text(str(error), 500)}"
-        remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
-        raise PolicyError(problem, remedy=remedy) from error
 
     def to_numpy(action: Any) -> Any:
         return after(action).detach().cpu().numpy()
@@ -155,30 +151,3 @@ def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.fl
     sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
     turn = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > LEAST_SINE else torch.zeros(3)
     return np.asarray(turn.numpy(), dtype=np.float32)
-
-
-def _set_action_steps(config: Any, steps: int | None) -> None:
-    """Set in `config` how many actions of a chunk are carried out, as `--policy.n_action_steps` does."""
-    if steps is None:
-        return
-    most = getattr(config, "chunk_size", steps)
-    if not hasattr(config, "n_action_steps") or steps > most:
-        problem = f"the saved policy cannot carry out {steps} actions of a chunk"
-        raise PolicyError(problem, remedy=f"Pass n_action_steps={most} or fewer, or leave it out.")
-    config.n_action_steps = steps
-
-
-def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
-    """Raise `PolicyError` unless one of the sets of names, trained and shown, holds the other.
-
-    LeRobot's own rule: validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31.
-    """
-    wanted = {name.removeprefix(_IMAGES) for name in trained}
-    shown = {str(field.path[0]).removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
-    if wanted <= set(shown) or set(shown) <= wanted:
-        return
-    problem = f"the saved policy takes the images {', '.join(sorted(wanted))}, and would be shown {', '.join(shown)}"
-    pairs = zip(shown, sorted(wanted), strict=False)
-    example = ",".join(f"{old}:{new}" for old, new in pairs)
-    shows = ", ".join(f"{name} is {camera}" for name, camera in shown.items())
-    raise PolicyError(problem, remedy=f"Pass their names, such as --policy-arg rename={example} ({shows}).")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from metaworld.policies.policy import Policy as Script
 
 EXPERT = "expert"
+_USE = "Use it with --host metaworld, after a reset."
 STATE = "state"
 """Meta-World's own observation in `Observation.extra`, [39]."""
 
@@ -35,15 +36,13 @@ class ExpertPolicy:
     def reset(self, task: Task, seed: int) -> None:
         """Take the task's script; raises `PolicyError` if Meta-World has none for it."""
         if task.name not in self._scripts:
-            problem = f"Meta-World has no script for {task.benchmark} {task.task_id}"
-            raise PolicyError(problem, remedy="Use it with --host metaworld.")
+            raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_USE)
         self._script = self._scripts[task.name]()
 
     def act(self, observation: Observation) -> Action:
         """Return the script's action, [4]; `PolicyError` without a reset, or without Meta-World's own observation."""
         if self._script is None or STATE not in observation.extra:
-            remedy = "Use it with --host metaworld, after a reset."
-            raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=remedy)
+            raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=_USE)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the environment clips actions, at most steps
             action = self._script.get_action(observation.extra[STATE].copy())

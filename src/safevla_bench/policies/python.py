@@ -9,14 +9,14 @@ first.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
 import sys
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -34,6 +34,7 @@ from safevla_bench.interface.policy import (
     Wants,
 )
 from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import ChunkQueue
 from safevla_bench.policies.servers.endpoint import Greeting
 from safevla_bench.policies.servers.transforms import flip_image, to_axis_angle
 
@@ -44,19 +45,17 @@ ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "
 degrees (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
-_MEND = "Mend it there."
 _LOG = logging.getLogger(__name__)
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 
 
-class InProcessPolicy:
+class InProcessPolicy(ChunkQueue):
     """A user's object as a policy; methods that it lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
         """Wrap the user's object, which `owner` names in errors; `PolicyError` for wrong `wants` or `orientation`."""
-        self.made = policy
-        self._owner = owner
-        self._left: deque[Action] = deque()
+        super().__init__()
+        self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", Wants())
         if not isinstance(self.wants, Wants):
@@ -81,10 +80,10 @@ class InProcessPolicy:
     @property
     def looks_next(self) -> bool:
         """True if the next action asks the object, and the object, if it says so, looks at the observation."""
-        return not self._left and bool(getattr(self.made, "looks_next", True))
+        return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
-        self._left.clear()
+        self.left.clear()
         if hasattr(self.made, "reset"):
             self.made.reset(task, seed)
 
@@ -94,8 +93,8 @@ class InProcessPolicy:
         The images are shown as `orientation` says. A chunk [H, A] is carried out action by action, the first `replan`
         of it if the object has that. Raises `InvalidActionError` for a chunk without an action.
         """
-        if self._left:
-            return self._left.popleft()
+        if self.left:
+            return self.left.popleft()
         action: Action = self.made.act(orient_images(observation, self.orientation))
         try:
             is_chunk = np.ndim(action) == 2
@@ -103,15 +102,10 @@ class InProcessPolicy:
             is_chunk = False
         if not is_chunk:
             return action
-        chunk = list(action)[: getattr(self.made, "replan", None)]
-        if not chunk:
+        self.left.extend(list(action)[: getattr(self.made, "replan", None)])
+        if not self.left:
             raise InvalidActionError("a chunk without an action", remedy="Give [H, A], H actions of A numbers.")
-        self._left.extend(chunk)
-        return self._left.popleft()
-
-    def take_rest(self) -> list[Action]:
-        """Return the actions of the chunk that are left, and forget them."""
-        return [self._left.popleft() for _ in range(len(self._left))]
+        return self.left.popleft()
 
     def close(self) -> None:
         """Close the object, if it has a `close`; an error in that is logged, since no episode depends on it."""
@@ -122,9 +116,8 @@ class InProcessPolicy:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a user's object may raise anything
-            _LOG.warning(
-                "close() of the policy of %s fails: %s; what it did is kept", self._owner, _describe_foreign(error)
-            )
+            cause = _describe_foreign(error)
+            _LOG.warning("close() of the policy of %s fails: %s; what it did is kept", self._owner, cause)
 
 
 def orient_images(observation: Observation, orientation: str) -> Observation:
@@ -168,8 +161,18 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
         raise PolicyError(f"'python' got {arg!r}, not module:factory", remedy=form)
-    owner = f"python:{arg}"
-    made = _call_factory(owner, _resolve_name(_import_module(module_name), name), arguments, method, form)
+    owner, folder = f"python:{arg}", os.getcwd()
+    sys.path[:0] = [folder] if folder not in sys.path else []
+    searched = f"Modules are looked for in {folder} and where this Python looks: {sys.executable}."
+    with blame_foreign(f"the module {module_name!r} cannot be imported", searched):
+        module = importlib.import_module(module_name)
+    public = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")
+    with blame_foreign(f"{owner} cannot be found", f"It has {public or 'nothing to call'}."):
+        factory = attrgetter(name)(module)
+    made = factory
+    if isinstance(factory, type) or not hasattr(factory, method) or arguments:
+        with blame_foreign(f"{owner} fails", "Mend it there; a factory is called, with each --policy-arg as text."):
+            made = factory(**arguments)
     if not callable(getattr(made, method, None)):
         raise PolicyError(f"{owner} gives a {type(made).__name__} without {method}(observation)", remedy=form)
     return made
@@ -189,68 +192,15 @@ def adopt_object(name: str, policy: object) -> Policy:
     return policy if knows_more and isinstance(policy, Policy) else InProcessPolicy(name, policy)
 
 
-def _import_module(name: str) -> object:
-    """Import a module by name and return it; the current folder goes to the front of `sys.path`, for good."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+@contextmanager
+def blame_foreign(what: str, remedy: str) -> Iterator[None]:
+    """Raise `PolicyError`, with the place of the cause, for whatever foreign code raises."""
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _foreign_error(f"the module {name!r} needs a module that is not here", error) from error
-        remedy = f"Modules are looked for in {folder} and where this Python looks: {sys.executable}."
-        raise PolicyError(f"there is no module {error.name!r}", remedy=remedy) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module may raise anything while it is imported
-        raise _foreign_error(f"the module {name!r} fails to import", error) from error
-
-
-def _resolve_name(module: object, name: str) -> object:
-    value = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            public = [key for key, item in vars(module).items() if callable(item) and key[0] != "_"]
-            problem = f"the module {getattr(module, '__name__', '?')!r} has no {name!r}"
-            raise PolicyError(problem, remedy=f"It has {', '.join(public) or 'nothing to call'}.")
-        value = getattr(value, part)
-    return value
-
-
-def _call_factory(owner: str, factory: object, arguments: Mapping[str, str], method: str, form: str) -> object:
-    """Return what the factory makes of the arguments; an object with `method` that is not a class stays as it is."""
-    if hasattr(factory, method) and not isinstance(factory, type):
-        if arguments:
-            problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"
-            raise PolicyError(problem, remedy="Name a function or a class to pass them to.")
-        return factory
-    if not callable(factory):
-        raise PolicyError(f"{owner} is a {type(factory).__name__}, nothing that can be called", remedy=form)
-    _check_arguments(owner, factory, arguments)
-    try:
-        return factory(**arguments)
+        yield
     except (KeyboardInterrupt, PolicyError):
         raise
-    except BaseException as error:  # a factory may raise anything
-        hint = "Mend it there; each --policy-arg is given as text." if arguments else _MEND
-        raise _foreign_error(f"{owner} fails", error, hint) from error
-
-
-def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # some built-in callables have none
-        return
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        takes = ", ".join(signature.parameters) or "no arguments"
-        raise PolicyError(f"{owner}: {error}", remedy=f"It takes: {takes}. Pass them as --policy-arg.") from None
-
-
-def _foreign_error(what: str, error: BaseException, remedy: str = _MEND) -> PolicyError:
-    return PolicyError(f"{what}: {_describe_foreign(error)}", remedy=remedy)
+    except BaseException as error:  # a module or a factory may raise anything
+        raise PolicyError(f"{what}: {_describe_foreign(error)}", remedy=remedy) from error
 
 
 def _describe_foreign(error: BaseException) -> str:

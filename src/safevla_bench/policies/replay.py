@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
 from safevla_bench.files import sha256_of
@@ -61,8 +62,6 @@ class Replay:
             "sha256": recording_digest(path),
             "episodes": len(takes),
         }
-        self._start: EpisodeSeed | None = None
-        self._step = 0
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
@@ -100,22 +99,18 @@ class Replay:
 
     def cue(self, start: EpisodeSeed) -> None:
         """Choose the recorded episode that the next `reset` begins."""
-        self._start = start
+        assert start.recorded is not None
+        key = (start.recorded.source, start.recorded.episode)
+        self._start, self._take = start, next(take for take in self._takes if (take.source, take.name) == key)
 
     def reset(self, task: Task, seed: int) -> None:
         """Go back to the first action; which episode is played was said by `cue`."""
-        self._step, self._observations = 0, []
+        self._observations = []
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A]; `PolicyError` if there was no `cue`, or all actions are played."""
-        take = self._current_take()
-        if self._step >= len(take.actions):
-            problem = f"{take.name} of {take.source} has {len(take.actions)} actions, and all are played"
-            remedy = "End the episode after as many steps (`recorded.steps` of the start that `match` returns)."
-            raise PolicyError(problem, remedy=remedy)
+        """Return the next recorded action, [A]; an episode ends with them (`recorded.steps` of its start)."""
+        action: Action = self._take.actions[len(self._observations)].copy()
         self._observations.append(replace(observation, images={}))
-        action: Action = take.actions[self._step].copy()
-        self._step += 1
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
@@ -123,14 +118,12 @@ class Replay:
 
         Where it left the recording, it has the mark `DIVERGED` too.
         """
-        take, start = self._current_take(), self._start
-        assert start is not None
-        observed = [*self._observations[1:], last]
+        take, observed = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
-            **_describe_start(start, take),
+            **_describe_start(self._start, take),
             **measure_divergence(take, played, coordinates, observed),
         }
         mark = {DIVERGED: True} if has_diverged(comparison, succeeded=played.headers[0].success) else {}
@@ -142,30 +135,26 @@ class Replay:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _current_take(self) -> RecordedActions:
-        if self._start is None or self._start.recorded is None:
-            problem = "the replay was asked before it was told which recorded episode to play"
-            raise PolicyError(problem, remedy="Call cue first, with the start that `match` returns.")
-        key = (self._start.recorded.source, self._start.recorded.episode)
-        return next(take for take in self._takes if (take.source, take.name) == key)
-
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
         fitting = [take for take in self._takes if take.is_of_task(task)]
-        if not fitting:
-            tasks = list(dict.fromkeys(take.task_label for take in self._takes))
-            more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
-            problem = f"the recording has no episode of {task.benchmark} {task.task_id} ({task.name})"
-            raise PolicyError(problem, remedy=f"The recording holds {', '.join(tasks[:_SHOWN])}{more}.")
         indexed = [take for take in fitting if take.init_state_index is not None]
-        if indexed:
-            fitting = [take for take in indexed if take.init_state_index == index]
-            if len(fitting) == 1:
-                return fitting[0]
-            raise _choice_error(f"{task.benchmark} {task.task_id} from initial state {index}", indexed, fitting)
-        if index < len(fitting):
-            return fitting[index]
-        problem = f"{len(fitting)} recorded episodes are of {task.benchmark} {task.task_id}, more are asked for"
-        raise PolicyError(problem, remedy=f"Pass --episodes {len(fitting)} or fewer.")
+        chosen = [take for take in indexed if take.init_state_index == index] if indexed else fitting[index : index + 1]
+        if len(chosen) == 1:
+            return chosen[0]
+        problem = f"{len(chosen) or 'no'} recorded episodes are of {task.benchmark} {task.task_id}, number {index}"
+        held = (
+            take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
+            for take in self._takes
+        )
+        shown = [*dict.fromkeys(held)]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        names = ", ".join(dict.fromkeys(str(take.policy) for take in chosen))
+        remedy = (
+            f"Say whose: --policy-arg policy=NAME, one of {names}."
+            if chosen
+            else f"It holds {', '.join(shown[:_SHOWN])}{more}."
+        )
+        raise PolicyError(problem, remedy=remedy)
 
 
 class ActionReplay:
@@ -193,16 +182,6 @@ class ActionReplay:
         """Nothing to free."""
 
 
-def _choice_error(where: str, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]) -> PolicyError:
-    if several:
-        policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))
-        problem = f"{len(several)} recorded episodes are of {where}"
-        return PolicyError(problem, remedy=f"Say whose: --policy-arg policy=NAME, one of {policies}.")
-    indices = ", ".join(str(index) for index in sorted({take.init_state_index or 0 for take in indexed}))
-    problem = f"the recording has no episode of {where}"
-    return PolicyError(problem, remedy=f"Recorded of this task: initial states {indices}.")
-
-
 def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
     """Return the policy that plays the recording at a path.
 
@@ -218,12 +197,9 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
     try:
         takes = foreign.read_recorded_actions(path)
         readable = _read_run(path) if takes is None else takes
-    except (RecordError, RunError) as error:
-        raise PolicyError(f"replay:{arg} cannot be read: {error}") from error
-    except CollectedError as error:  # its own remedy is of judging
-        problems = "\n".join(map(str, error.errors))
-        remedy = "Mend them, or replay a copy without them: safevla convert --set invalid=skip."
-        raise PolicyError(f"replay:{arg} cannot be read: {problems}", remedy=remedy) from error
+    except (RecordError, RunError, CollectedError) as error:
+        remedy = "Mend it, or replay a copy without what is damaged: safevla convert --set invalid=skip."
+        raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=error.remedy or remedy) from error
     chosen = [take for take in readable if policy in (None, take.policy)]
     if readable and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in readable))
@@ -338,32 +314,22 @@ def measure_divergence(
 def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
     bodies, places = played.body_pos_m.episode_poses(0)
     now = {played.body_label(int(body)): places[:, column] for column, body in enumerate(bodies)}
-    pairs = {name: _cut_alike(take.positions_m[name], now[name]) for name in now if name in take.positions_m}
-    if not pairs:
-        return {"compared": 0}
+    pairs = {name: (take.positions_m[name], now[name]) for name in now if name in take.positions_m}
+    count = min((len(side) for pair in pairs.values() for side in pair), default=0)
+    pairs = {name: (was[:count], replayed[:count]) for name, (was, replayed) in pairs.items()}
     distances = {f"{name} position": ("position", _row_distance(*pair)) for name, pair in pairs.items()}
-    exact = all(bool((was == replayed).all()) for was, replayed in pairs.values())
-    return _summarize(len(next(iter(distances.values()))[1]), distances, exact=exact)
-
-
-def _cut_alike(first: Floats, second: Floats) -> tuple[Floats, Floats]:
-    count = min(len(first), len(second))
-    return first[:count], second[:count]
+    return _summarize(count, distances, exact=all(np.array_equal(*pair) for pair in pairs.values()))
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
     """Return the fields from the proprioception after each action: row k of `recorded`, [n, 8], is step k + 1."""
     count = min(len(recorded), len(observed))
-    if not count:
-        return {"compared": 0}
     was = recorded[:count]
     eef, fingers, turned = (
         np.array([getattr(observation, name) for observation in observed[:count]])
         for name in ("eef_pos_m", "gripper_qpos", "eef_quat_wxyz")
     )
-    size = np.linalg.norm(was[:, 3:6], axis=1, keepdims=True)
-    axis = was[:, 3:6] / np.where(size > 0, size, 1.0)
-    angle = _quaternion_angle(np.concatenate([np.cos(size / 2), axis * np.sin(size / 2)], axis=1), turned)
+    angle = _quaternion_angle(np.roll(Rotation.from_rotvec(was[:, 3:6]).as_quat(), 1, axis=1), turned)
     same = np.column_stack([eef, fingers]).astype(np.float32) == was[:, [0, 1, 2, 6, 7]].astype(np.float32)
     distances = {
         "end effector position": ("position", _row_distance(was[:, :3], eef)),
@@ -385,6 +351,8 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
 
 
 def _summarize(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
+    if not count:
+        return {"compared": 0}
     divergence = {}
     for name, (kind, distance) in distances.items():
         beyond = np.flatnonzero(distance > TOLERANCE)

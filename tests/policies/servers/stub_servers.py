@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from websockets.sync.server import serve
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers.client import ChunkedPolicy
+from safevla_bench.policies.servers import ChunkedPolicy
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL, Codec
 
 TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)
@@ -284,20 +283,15 @@ def http_server(answer: Callable[[str, str, bytes], Page]) -> closing[HttpServer
     return closing(HttpServer(answer))
 
 
-def operation(name: str) -> bytes:
-    """What FastAPI says of a function of that name at POST /act."""
-    return json.dumps({"paths": {"/act": {"post": {"operationId": f"{name}_act_post"}}}}).encode()
-
-
 def openvla(
-    answer: Callable[[dict, int], object], wanted: object = OPENVLA_REQUEST, name: str = "predict_action"
+    answer: Callable[[dict, int], object], wanted: object = OPENVLA_REQUEST
 ) -> Callable[[str, str, bytes], Page]:
-    """Answers as the server of OpenVLA does, or by the other name and request that of OFT; its errors are texts."""
+    """Answers as the server of OpenVLA does, or by the other request that of OFT; its errors are texts."""
     count = iter(range(10**6))
 
     def respond(method: str, path: str, body: bytes) -> Page:
         if (method, path) == ("GET", "/openapi.json"):
-            return 200, operation(name)
+            return 200, b"{}"
         if (method, path) != ("POST", "/act"):
             return 404, b'{"detail":"Not Found"}'
         request = OPENVLA.unpack(body)

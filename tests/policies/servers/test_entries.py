@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,9 +15,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import dialects, entries, transforms
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
-from safevla_bench.policies.servers.dialects import Dialect
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects, entries, transforms
 from safevla_bench.report.published import PAPER, load_published
 
 STILL = (0.0,) * 6 + (-1.0,)
@@ -87,17 +84,6 @@ def test_what_an_entry_says_has_a_source_or_is_named_unknown(entry):
     assert entry.is_runnable or entry.auxiliary
 
 
-def test_a_robocasa_entry_runs_on_the_split_that_its_project_evaluates_on():
-    """RoboCasa's three checkpoints: pretrain, RLDX-1's own evaluation: target; LIBERO has no split."""
-    splits = {entry.name: entry.host_arguments.get("split") for entry in MAIN}
-    assert {name: split for name, split in splits.items() if split} == {
-        "pi0@robocasa-365": "pretrain",
-        "pi0.5@robocasa-365": "pretrain",
-        "gr00t-n1.5@robocasa-365": "pretrain",
-        "rldx-1@robocasa-365": "target",
-    }
-
-
 @pytest.mark.parametrize("entry", MAIN, ids=lambda entry: entry.name)
 def test_an_entry_waits_as_its_benchmark_s_own_evaluators_do(entry):
     """LIBERO's ten settling steps; none beyond the kitchen's own in RoboCasa; never until things are at rest."""
@@ -115,47 +101,6 @@ def test_the_server_answers_what_the_entry_asks(served):
     assert len(server.seen) == 2
     for sent in server.seen:
         assert refusal(entry.name, sent) is None
-
-
-def changes(request):
-    """Every way to spoil one field, by what is done to it."""
-    for path, value in leaves(request):
-        yield f"remove {path}", path, None, None
-        yield f"rename {path}", path, f"{path[-1]}_", value
-        spoilt = value.astype(np.float16) if isinstance(value, np.ndarray) else 5
-        yield f"retype {path}", path, path[-1], spoilt
-        other = value[np.newaxis] if isinstance(value, np.ndarray) else [value] if isinstance(value, str) else value[0]
-        yield f"reshape {path}", path, path[-1], other
-
-
-def spoilt(request, path, key, value):
-    inner = {name: dict(part) if isinstance(part, dict) else part for name, part in request.items()}
-    place = inner
-    for name in path[:-1]:
-        place = place[name]
-    del place[path[-1]]
-    if key is not None:
-        place[key] = value
-    return inner
-
-
-def test_removing_renaming_retyping_or_reshaping_any_field_is_refused(served, monkeypatch):
-    entry, server, policy = served
-    asked = observation(policy.dialect)
-    request = policy.dialect.build_request(asked)
-    tried = list(changes(request))
-    assert len(tried) == 4 * len(EXPECTED[entry.name])
-    for what, path, key, value in tried:
-        sent = spoilt(request, path, key, value)
-        monkeypatch.setattr(Dialect, "build_request", lambda *_, sent=sent: sent)
-        policy.reset(task(entry), 0)
-        with pytest.raises(PolicyError, match=rf"failed: .*{re.escape(path[-1])}"):
-            policy.act(asked)
-        assert (what, server.seen) == (what, [])
-    monkeypatch.undo()
-    policy.reset(task(entry), 0)
-    policy.act(asked)
-    assert len(server.seen) == 1
 
 
 def test_images_and_states_are_in_their_places(served):
@@ -192,7 +137,7 @@ def test_the_grippers_of_the_replies_become_the_host_s():
 
 def test_parts_of_a_reply_that_differ_in_steps_cannot_be_read():
     answer = reply("gr00t-n1.7@libero")
-    with pytest.raises(ReplyError, match=r"differ in steps: action.x 16, .*action.gripper 3"):
+    with pytest.raises(ReplyError, match=r"differ in steps: .*16, 3"):
         dialects.load_dialect("gr00t-libero").read_actions({**answer, "action.gripper": np.ones((1, 3, 1))})
 
 
@@ -261,7 +206,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(name, arguments, p
 def test_every_dialect_and_release_is_there():
     for name in dialects.dialect_names():
         dialect = dialects.load_dialect(name)
-        assert protocols.load_protocol(dialect.release).inference is not None
+        assert protocols.load_protocol(dialect.file.release).inference is not None
         assert dialects.dialect_values(dialect)["name"] == name
     with pytest.raises(PolicyError, match=r"(?s)no dialect 'openpy'.*openpi-libero"):
         dialects.load_dialect("openpy")

@@ -132,29 +132,18 @@ def test_a_server_without_the_wrapper_is_asked_once_flat_and_then_nested(refusal
     assert server.calls.count("get_action") == 3, "the second episode knows the form"
 
 
-KITCHEN = gr00t_modalities(
-    video=["robot0_eye_in_hand"],
-    state=["gripper_qpos"],
-    language=["annotation.human.task_description"],
-    action=["end_effector_position", "end_effector_rotation", "gripper_close", "base_motion", "control_mode"],
-)
-
-
 @pytest.mark.parametrize(
-    ("described", "words", "remedy"),
+    ("described", "words"),
     [
-        (gr00t_modalities(video=["ego"]), r"takes video\.ego, which the dialect 'gr00t-libero'", "No dialect"),
-        (gr00t_modalities(frames=4), "takes 4 frames of video", "No dialect"),
-        (gr00t_modalities(action=["left_arm"]), r"gives action\.left_arm, .* reads action\.x", "No dialect"),
-        (gr00t_modalities(language=["task"]), "takes task, which", "No dialect"),
-        (KITCHEN, "takes video.robot0_eye_in_hand", "dialect=gr00t-robocasa"),
+        (gr00t_modalities(video=["ego"]), r"takes video\.ego, which the dialect 'gr00t-libero'"),
+        (gr00t_modalities(frames=4), "takes 4 frames of video"),
+        (gr00t_modalities(action=["left_arm"]), r"gives action\.left_arm, .* reads action\.x"),
+        (gr00t_modalities(language=["task"]), "takes task, which"),
     ],
 )
-def test_a_model_of_other_keys_or_frames_is_refused_before_an_action(described, words, remedy):
-    with gr00t(strict_but(get_modality_config=described)) as server:
-        with pytest.raises(ServerRefusedError, match=words) as caught:
-            client("gr00t", server.url).reset(TASK, 0)
-        assert remedy in caught.value.remedy
+def test_a_model_of_other_keys_or_frames_is_refused_before_an_action(described, words):
+    with gr00t(strict_but(get_modality_config=described)) as server, pytest.raises(ServerRefusedError, match=words):
+        client("gr00t", server.url).reset(TASK, 0)
     assert "get_action" not in server.calls
 
 
@@ -163,15 +152,6 @@ def test_n1_5_describes_its_modalities_as_json_text_with_whole_keys():
     config = {"video": {"__ModalityConfig_class__": True, "as_json": text}, "state": "unreadable"}
     assert parse_modalities(config) == {"video": Modality(("video.image", "video.wrist_image"), 1)}
     assert parse_modalities(None) == {}
-
-
-def test_a_server_that_dies_in_a_call_is_noticed_at_once_not_after_the_time_for_an_answer():
-    with (
-        gr00t(strict_but(get_action=b"")) as server,
-        playing("gr00t", server.url, timeout_s="600") as policy,
-        pytest.raises(ServerLostError, match="closed the connection"),
-    ):
-        policy.act(seen())
 
 
 def test_a_server_of_n1_5_gets_the_observation_alone_and_answers_with_the_action_alone():
@@ -197,11 +177,12 @@ def test_its_modalities_are_kept_and_a_server_that_gives_none_is_asked_all_the_s
     assert policy.greeting == {"get_action": "observation and options", **kept}
 
 
-def test_a_server_that_cannot_read_messagepack_is_refused():
-    with gr00t(lambda endpoint, data: b"ERROR") as server:
-        with pytest.raises(ServerRefusedError, match="cannot read what it was sent") as caught:
-            client("gr00t", server.url).reset(TASK, 0)
-        assert "pickle" in caught.value.remedy
+def test_a_server_that_pickles_is_refused():
+    with (
+        gr00t(lambda endpoint, data: b"ERROR") as server,
+        pytest.raises(ServerRefusedError, match="cannot be read"),
+    ):
+        client("gr00t", server.url).reset(TASK, 0)
 
 
 def test_a_server_with_a_memory_has_it_reset_by_the_first_request_of_an_episode_alone():

@@ -19,13 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from websockets.sync.client import ClientConnection
 
-from policies.servers.stub_servers import chunk, drip, gr00t_action, openpi, playing, raw, seen, vla_eval, websockets
+from policies.servers.stub_servers import chunk, drip, openpi, playing, raw, seen, vla_eval, websockets
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
-from safevla_bench.policies.servers import connection as websocket
+from safevla_bench.policies.servers import endpoint
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, has_more_values
-from safevla_bench.policies.servers.connection import MAX_CHARACTERS, MAX_LINE_CHARACTERS
+from safevla_bench.policies.servers.endpoint import MAX_CHARACTERS, MAX_LINE_CHARACTERS
 
 MIB = 2**20
 SOON, PATIENT = "0.5", "60"
@@ -78,24 +77,12 @@ def silence(connection, over):
     over.wait()
 
 
-def slow_headers(connection, over):
-    drip(connection, over, SWITCHING + b"X-More: a\r\n" * 100)
-
-
-def compression_that_nobody_asked_for(connection, over):
-    shaken(connection, "Sec-WebSocket-Extensions: permessage-deflate")
-    over.wait()
-
-
 SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n"
 HANDSHAKES = {
     "headers without end": endless(SWITCHING, b"X-More: " + b"a" * 1000 + b"\r\n"),
-    "a header without end": endless(SWITCHING + b"X-More: ", b"a" * MIB),
     "a refusal without end": endless(b"HTTP/1.1 404 Not Found\r\n\r\n", b"a" * MIB),
     "another protocol": another_protocol,
     "silence": silence,
-    "slow headers": slow_headers,
-    "compression that nobody asked for": compression_that_nobody_asked_for,
 }
 
 
@@ -118,11 +105,11 @@ def test_a_redirect_is_not_followed_and_takes_no_key_elsewhere(monkeypatch):
 
         with (
             websockets(lambda connection: None, process_request=sent_on) as peer,
-            pytest.raises(PolicyError, match=r"sends elsewhere \(HTTP 302\)") as caught,
+            pytest.raises(PolicyError, match=r"not as such a policy server does \(HTTP 302\)") as caught,
         ):
             meet(peer.url)
         assert elsewhere.headers == []
-    assert "address of the policy server itself" in caught.value.remedy
+    assert "address and the port of the policy server" in caught.value.remedy
 
 
 # Messages over a websocket
@@ -167,10 +154,10 @@ HUGE = b"\x82\x7f" + struct.pack("!Q", 2**62)
     ("talk", "answer_s", "words"),
     [
         (a_byte_at_a_time, SOON, r"no answer for 0\.5 s"),
-        (pieces_without_end, SOON, r"too many pieces|closed the connection|no answer"),
+        (pieces_without_end, SOON, r"is too large|closed the connection|no answer"),
         (pings_without_end, SOON, r"no answer for 0\.5 s|closed the connection"),
         (after_handshake(BOMB), PATIENT, "closed the connection"),
-        (after_handshake(HUGE), PATIENT, "more than 64 MiB"),
+        (after_handshake(HUGE), PATIENT, "too large: 64 MiB"),
         (after_handshake(frame(b"\xff", 0x81)), PATIENT, "closed the connection"),
         (after_handshake(b"\xff" * 100), PATIENT, "closed the connection"),
     ],
@@ -182,33 +169,6 @@ def test_frames_that_never_make_a_message_end_in_time_and_memory(talk, answer_s,
         meet(address, answer_s=answer_s)
     assert caught.value.remedy
     assert peak_mib() - before < 150
-
-
-def test_the_socket_of_a_silent_server_is_shut_down_before_the_closing_handshake(monkeypatch):
-    """The handshake would wait for whatever the server does not read, such as the answers to its pings."""
-    order = []
-    shut_down, close = socket.socket.shutdown, ClientConnection.close
-
-    def note_shutdown(plain, how):
-        order.append("socket")
-        shut_down(plain, how)
-
-    def note_close(client, *reason):
-        order.append("handshake")
-        close(client, *reason)
-
-    def silent(connection, over):
-        shaken(connection)
-        over.wait()
-
-    with raw(silent) as address:
-        monkeypatch.setattr(socket.socket, "shutdown", note_shutdown)
-        monkeypatch.setattr(ClientConnection, "close", note_close)
-        with pytest.raises(PolicyError, match="no answer for"):
-            meet(address, answer_s="0.1")
-        monkeypatch.undo()
-    assert order[0] == "socket"
-    assert "handshake" in order
 
 
 def peak_mib() -> float:
@@ -269,7 +229,6 @@ def test_of_a_traceback_of_megabytes_the_end_is_told():
             meet(peer.url, kind)
         lines = str(caught.value).splitlines()
         assert len(lines[0]) < MAX_LINE_CHARACTERS + 100
-        assert "characters before)" in lines[1]
         assert len(str(caught.value)) < 2 * MAX_CHARACTERS
 
 
@@ -335,25 +294,11 @@ def test_a_reply_over_zeromq_that_is_none_is_refused(parts, words):
     assert len(str(caught.value)) < 2 * MAX_CHARACTERS
 
 
-def test_a_reply_over_zeromq_that_is_too_large_never_arrives_and_the_limit_is_told(monkeypatch):
-    monkeypatch.setattr(websocket, "MAX_REPLY_BYTES", MIB)
+def test_a_reply_over_zeromq_that_is_too_large_never_arrives(monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_REPLY_BYTES", MIB)
 
     def answer(request):
         return whole({"action": np.zeros(MIB)}) if request["endpoint"] == "get_action" else whole({})
 
-    with replying(answer) as url, pytest.raises(ServerLostError, match=r"closed the connection") as caught:
-        meet(url, "gr00t", answer_s="600")
-    assert "more than 1 MiB" in caught.value.remedy
-
-
-def test_a_zeromq_server_of_another_protocol_is_no_answer():
-    with raw(another_protocol) as address, pytest.raises(ServerUnreachableError, match="no answer to a ping"):
-        meet(f"tcp://{address}", "gr00t", connect_s=SOON)
-
-
-def test_a_good_reply_over_zeromq_is_still_taken():
-    def answer(request):
-        return whole(gr00t_action(16)) if request["endpoint"] == "get_action" else whole({})
-
-    with replying(answer) as url:
-        meet(url, "gr00t")
+    with replying(answer) as url, pytest.raises(ServerLostError, match=r"no answer for 0\.5 s"):
+        meet(url, "gr00t", answer_s=SOON)

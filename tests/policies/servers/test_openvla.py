@@ -20,16 +20,13 @@ from policies.servers.stub_servers import (
     client,
     drip,
     http_server,
-    openpi,
-    operation,
     playing,
     raw,
     seen,
-    websockets,
 )
 from policies.servers.stub_servers import openvla as openvla_pages
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.policies.servers import openvla
+from safevla_bench.policies.servers import endpoint
 from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
 from safevla_bench.policies.servers.dialects import load_dialect
 from safevla_bench.policies.servers.transforms import crop_center
@@ -61,8 +58,8 @@ def connect(url: str, **arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def served(answer, wanted=OPENVLA_REQUEST, name="predict_action"):
-    with http_server(openvla_pages(answer, wanted, name)) as server:
+def served(answer, wanted=OPENVLA_REQUEST):
+    with http_server(openvla_pages(answer, wanted)) as server:
         yield server.url
 
 
@@ -79,12 +76,6 @@ def test_a_reply_is_read_from_the_bytes_that_upstream_s_server_sends():
     chunk = OPENVLA.unpack(FRAMES["openvla-oft"]["reply"].encode())
     np.testing.assert_array_equal(chunk, CHUNK)
     assert {row.dtype.str for row in chunk} == {"<f4"}
-
-
-@pytest.mark.parametrize(("kind", "function"), [("openvla", "predict_action"), ("openvla-oft", "get_server_action")])
-def test_upstream_s_description_names_the_function_that_tells_the_servers_apart(kind, function):
-    assert openvla.parse_operation(FRAMES[kind]["openapi"].encode()) == function
-    assert function in openvla.DIALECTS
 
 
 def test_upstream_s_real_pages_play_an_episode_s_actions():
@@ -139,7 +130,7 @@ def test_openvla_is_sent_a_cropped_image_and_the_suite_s_statistics_and_asked_at
 
 def test_oft_is_sent_images_that_its_server_crops_and_the_state_and_its_chunk_is_carried_out():
     got = []
-    with served(lambda request, number: got.append(request) or CHUNK, OFT_REQUEST, "get_server_action") as url:
+    with served(lambda request, number: got.append(request) or CHUNK, OFT_REQUEST) as url:
         asked(url, 9, dialect=OFT)
     assert len(got) == 2, "eight actions of each reply"
     np.testing.assert_array_equal(got[0]["full_image"], load_dialect(OFT).view(seen().images["agentview"]))
@@ -169,34 +160,11 @@ def test_a_list_of_plain_numbers_is_read_as_other_servers_of_this_kind_send_it()
 # A wrong server
 
 
-@pytest.mark.parametrize(
-    ("dialect", "function", "fitting"),
-    [("openvla-rest-libero", "get_server_action", OFT), (OFT, "predict_action", "openvla-rest-libero")],
-)
-def test_the_other_server_is_refused_before_it_is_asked_and_its_dialect_named(dialect, function, fitting):
-    with (
-        served(lambda request, number: pytest.fail("asked"), name=function) as url,
-        pytest.raises(ServerRefusedError, match=function) as caught,
-    ):
-        connect(url, dialect=dialect)
-    assert caught.value.remedy == f"Pass --policy-arg dialect={fitting}."
-
-
-def test_a_server_that_describes_nothing_is_asked():
-    pages = openvla_pages(lambda request, number: ACTION)
-    with (
-        http_server(lambda *asked: pages(*asked) if asked[0] == "POST" else (404, b"")) as server,
-        playing("openvla", server.url) as policy,
-    ):
-        assert policy.act(seen()).shape == (7,)
-        assert policy.greeting == {}
-
-
 def test_upstream_s_error_stops_the_run_at_the_first_reply_and_names_the_statistics():
     with served(lambda request, number: "error") as url, pytest.raises(ServerRefusedError) as caught:
         asked(url)
     assert "answers 'error'" in caught.value.problem
-    assert "unnorm_key=libero_spatial_no_noops" in caught.value.remedy
+    assert "libero_spatial_no_noops" in caught.value.remedy
     with (
         served(lambda request, number: "error" if number else ACTION) as url,
         pytest.raises(PolicyError) as caught,
@@ -211,20 +179,11 @@ def test_a_chunk_at_openvla_s_address_says_what_came():
     assert "it holds 'action' float64 [7]" in caught.value.problem
 
 
-def test_a_websocket_server_is_refused_with_the_words_to_ask_it():
-    with (
-        websockets(openpi(lambda request, number: pytest.fail("asked"))) as peer,
-        pytest.raises(ServerRefusedError, match="speaks websockets") as caught,
-    ):
-        connect(peer.url.replace("ws://", "http://"))
-    assert f"openpi:{peer.url}" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("page", "kind", "words"),
     [
         ((401, b""), ServerRefusedError, "wants a key"),
-        ((307, b""), ServerRefusedError, "sends elsewhere"),
+        ((307, b""), ServerRefusedError, r"not as such a policy server does \(HTTP 307\)"),
         ((503, b""), ServerUnreachableError, "HTTP 503"),
     ],
 )
@@ -235,11 +194,11 @@ def test_an_answer_at_the_door_is_refused_or_waited_for(page, kind, words):
 
 @pytest.mark.parametrize(
     ("page", "words"),
-    [((404, b"no"), "HTTP 404: no"), ((422, b'{"detail": 1}'), "HTTP 422"), ((413, b""), "a message as large as ours")],
+    [((404, b"no"), "HTTP 404: no"), ((422, b'{"detail": 1}'), "HTTP 422"), ((413, b""), "is too large")],
 )
 def test_an_answer_that_is_no_reply_says_its_status(page, words):
     with (
-        http_server(lambda method, *_: (200, operation("predict_action")) if method == "GET" else page) as server,
+        http_server(lambda method, *_: (200, b"{}") if method == "GET" else page) as server,
         pytest.raises(PolicyError, match=words),
     ):
         asked(server.url)
@@ -248,15 +207,8 @@ def test_an_answer_that_is_no_reply_says_its_status(page, words):
 def test_no_server_is_unreachable_within_the_time():
     with http_server(lambda *asked: (200, b"")) as server:
         url = server.url
-    with pytest.raises(ServerUnreachableError, match="refused the connection"):
+    with pytest.raises(ServerUnreachableError, match="connection refused"):
         connect(url, connect_timeout_s="0.3")
-
-
-def test_the_second_of_two_servers_is_asked_where_the_first_is_gone():
-    with http_server(lambda *asked: (200, b"")) as gone:
-        dead = gone.url
-    with served(lambda request, number: ACTION) as url:
-        assert asked(f"{dead},{url}").shape == (1, 7)
 
 
 # Servers that mean ill
@@ -279,17 +231,12 @@ def stranger(connection, over):
     connection.sendall(b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f")
 
 
-def too_many_headers(connection, over):
-    connection.recv(4096)
-    connection.sendall(b"HTTP/1.1 200 OK\r\n" + b"X-More: a\r\n" * 1000 + b"\r\n")
-
-
 def a_long_header(connection, over):
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 200 OK\r\nX-More: " + b"a" * 100_000)
 
 
-@pytest.mark.parametrize("talk", [byte_by_byte, body_byte_by_byte, silent, stranger, too_many_headers, a_long_header])
+@pytest.mark.parametrize("talk", [byte_by_byte, body_byte_by_byte, silent, stranger, a_long_header])
 def test_an_answer_without_end_or_sense_is_unreachable_within_the_time(talk):
     with raw(talk) as address, pytest.raises(ServerUnreachableError):
         connect(address, connect_timeout_s="0.5")
@@ -303,7 +250,7 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
         if next(calls):
             talk(connection, over)
         connection.recv(4096)
-        body = operation("predict_action")
+        body = b"{}"
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
     with raw(turn) as address, pytest.raises(ServerLostError, match=r"gave no answer for 0\.3 s"):
@@ -311,10 +258,10 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
 
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
-    monkeypatch.setattr(openvla, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(endpoint, "MAX_REPLY_BYTES", 10_000)
     with (
         served(lambda request, number: "x" * 20_000) as url,
-        pytest.raises(PolicyError, match="an answer of more than"),
+        pytest.raises(PolicyError, match="is too large"),
     ):
         asked(url)
 

@@ -13,10 +13,8 @@ from PIL import Image as PillowImage
 from policies.servers.stub_servers import (
     TASK,
     VLA_EVAL_REQUEST,
-    chunk,
     client,
     demand,
-    openpi,
     playing,
     seen,
     vla_eval,
@@ -104,25 +102,6 @@ def checked(said, *, dialect="vla-eval-libero", chosen=False):
     spoken = adapt_dialect(dialects.load_dialect(dialect), wishes)
     check_requirements(wishes, said.get("action_spec") or {}, spoken, chosen=chosen)
     return spoken
-
-
-@pytest.mark.parametrize(
-    ("said", "dialect"),
-    [
-        ({}, "vla-eval-libero"),
-        (greeting(seed=0), "openvla-libero"),
-        (greeting(send_state=True, send_wrist_image=True, quat_no_antipodal=True), "vla-eval-libero"),
-        (greeting("raw"), "vla-eval-libero"),
-        (greeting("binary_close_01"), "vla-eval-robocasa"),
-        ({"observation_params": None, "action_spec": {}}, "vla-eval-libero"),
-        (
-            {"action_spec": {"position": {"format": "absolute_xyz"}}, **{"observation_params": {"absolute_action": 1}}},
-            "vla-eval-libero",
-        ),
-    ],
-)
-def test_what_the_dialect_does_is_granted(said, dialect):
-    checked(said, dialect=dialect)
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -247,9 +226,3 @@ def test_a_server_is_refused_before_an_episode_is_announced():
     with websockets(asking(greeting("continuous_01"), log)) as server, pytest.raises(ServerRefusedError):
         client("vla-eval", server.url).reset(TASK, 0)
     assert log == []
-
-
-def test_an_openpi_server_is_refused_with_the_words_to_ask_it():
-    with websockets(openpi(lambda request, number: chunk(5))) as server, pytest.raises(ServerRefusedError) as caught:
-        client("vla-eval", server.url).reset(TASK, 0)
-    assert f"openpi:{server.url}" in caught.value.remedy

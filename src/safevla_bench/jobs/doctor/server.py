@@ -23,13 +23,13 @@ from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_ch
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, Oddity, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy
-from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import (
+from safevla_bench.policies.servers import (
     KINDS,
     REQUESTS,
     ChunkedPolicy,
     ChunkModel,
     ClientKind,
+    dialects,
     find_others,
     make_observation,
 )
@@ -157,7 +157,7 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
             start = time.perf_counter()
             reply = model.query(observation)
             seconds.append(time.perf_counter() - start)
-            replies.append(dialects.read_reply(model.dialect, reply))
+            replies.append(model.dialect.read_actions(reply))
         start = time.perf_counter()
         request = model.dialect.build_request(observation)
         preparation_s = time.perf_counter() - start
@@ -205,7 +205,7 @@ def describe_repeats(replies: Sequence[Numbers]) -> str:
 
 def _same_keys(dialect: Dialect) -> list[str]:
     def keys(rival: Dialect) -> object:
-        return {field.path for field in rival.fields}, [part.path for part in rival.parts]
+        return {field.path for field in rival.fields}, [part.path for part in rival.file.reply]
 
     rivals = dialects.dialects_of(dialects.load_dialect_file(dialect.name).transport)
     return [name for name in rivals if name != dialect.name and keys(dialects.load_dialect(name)) == keys(dialect)]
@@ -234,7 +234,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute:
         return
-    host, is_raw = _host(dialect.name), dict(dialect.switches).get(GRIPPER) == "raw"
+    host, is_raw = _host(dialect.name), dialect.switches.get(GRIPPER) == "raw"
     if host not in WIDTHS:
         return
     odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, grips=is_raw))}

@@ -27,7 +27,7 @@ from safevla_bench.judging.registration import (
     format_start,
 )
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.policies.servers.client import KINDS, ChunkedPolicy, ask_repeatedly
+from safevla_bench.policies.servers import KINDS, ChunkedPolicy, ask_repeatedly
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors

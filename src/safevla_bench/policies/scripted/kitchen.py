@@ -1,6 +1,8 @@
-"""Scripts for a mobile manipulator in RoboCasa's kitchens: go, press a button, put an object, close or open a door.
+"""Scripts for PandaOmron in RoboCasa's kitchens: go, press a button, put an object, open a drawer.
 
-They see privileged state, have the two styles of the scripts for an arm, and read no specification and no threshold.
+They see privileged state, and read no specification and no threshold. Moves are generators: each yields actions [12]
+and is sent observations, and ends where it arrived, or after a number of steps: something is then in its way. Styles,
+careful and hasty, differ in clearances and speeds alone.
 """
 
 from __future__ import annotations
@@ -11,10 +13,183 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface.policy import Joint, Observation, Privileged
-from safevla_bench.policies.scripted.arm import Move
-from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, Floats, box_axes, box_center, to_rotation
-from safevla_bench.policies.scripted.mobile import MobileRobot, MobileStyle, yaw_direction
+from safevla_bench.interface.policy import Observation, Privileged
+from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, Floats, box_axes, box_center, read_scene, to_rotation
+from safevla_bench.policies.scripted.placement import Move
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MobileStyle:
+    """Clearances in metres; speeds as a share of the largest command of the base or the arm."""
+
+    room_m: float  # how far the base backs away from a counter before it turns or drives along it
+    over_m: float  # height over the highest thing near at which an object is carried
+    release_m: float  # height over the support at which an object is let go
+    drive: float  # speed of the base
+    push: float  # speed of the base while the hand pushes something
+    cruise: float  # speed of the hand in the air
+    touch: float  # speed of the hand towards what it is to touch
+    dwell_steps: int  # steps given to the fingers to close or to open
+
+
+CAREFUL = MobileStyle(
+    room_m=0.5, over_m=0.12, release_m=0.02, drive=0.7, push=0.6, cruise=0.6, touch=0.2, dwell_steps=15
+)
+HASTY = MobileStyle(room_m=0.05, over_m=0.02, release_m=0.06, drive=1.0, push=1.0, cruise=1.0, touch=1.0, dwell_steps=8)
+
+STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
+
+
+_BASE_MODE, _ARM_MODE = 1.0, -1.0
+_DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
+_UNIT_RAD = 0.5
+"""Rotation of the hand that an action of 1 commands."""
+_TURN_SHARE = 0.3
+"""Of the speed of a motion: the wrist is weak."""
+_FACING_RAD = 0.05
+_ARRIVED_M = 0.04
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006
+"""A hand that came less far in so many steps, at full speed, has met something."""
+_STUCK_STEPS, _STUCK_M = 20, 0.004
+"""So has a base; the turn counts as far as its radians say."""
+
+
+class MobileRobot:
+    """The robot as its last observation `seen` shows it; a move begins there and keeps it up to date."""
+
+    def __init__(self, seen: Observation, style: MobileStyle) -> None:
+        self.seen, self.style = seen, style
+
+    @property
+    def scene(self) -> Privileged:
+        """The privileged state."""
+        return read_scene(self.seen)
+
+    @property
+    def place_m(self) -> Floats:
+        """The horizontal position of the base in the world frame, [2]."""
+        assert self.seen.base_pos_m is not None
+        return self.seen.base_pos_m[:2]
+
+    @property
+    def yaw(self) -> float:
+        """The yaw of the base in the world frame, rad."""
+        assert self.seen.base_quat_wxyz is not None
+        return float(to_rotation(self.seen.base_quat_wxyz).as_euler("xyz")[2])
+
+    @property
+    def front(self) -> Floats:
+        """The unit vector ahead of the base, [3]."""
+        return np.array([*yaw_direction(self.yaw), 0.0])
+
+    @property
+    def hand_m(self) -> Floats:
+        """The position of the hand in the world frame, [3]."""
+        return self.seen.eef_pos_m
+
+    def face(self, forward: Floats, across: Floats) -> Rotation:
+        """Return the orientation of a hand that points along `forward` [3], a unit vector.
+
+        Its fingers open along `across` [3], unit and at right angles, or along its opposite, whichever is nearer now.
+        """
+        facings = [
+            Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
+            for side in (across, -across)
+        ]
+        hand = to_rotation(self.seen.eef_quat_wxyz)
+        return min(facings, key=lambda facing: float((facing * hand.inv()).magnitude()))
+
+    def drive(
+        self,
+        place_m: Floats,
+        yaw_rad: float | None = None,
+        grip: float = OPEN,
+        *,
+        speed: float | None = None,
+        max_steps: int = 150,
+        insist: bool = False,
+    ) -> Move:
+        """Drive the base to `place_m` [2] and turn it to `yaw_rad`, as it is for None, the arm held as it is.
+
+        `speed` is a share of the largest command; None = the style's. The move ends within 4 cm and 0.05 rad, after
+        `max_steps`, or if something stops the base, unless `insist`: it may slip past.
+        """
+        aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive if speed is None else speed
+        before = [(self.place_m, self.yaw)]
+        for _ in range(max_steps):
+            yaw, offset = self.yaw, place_m - self.place_m
+            turn = (aim - yaw + np.pi) % (2 * np.pi) - np.pi
+            if np.linalg.norm(offset) < _ARRIVED_M and abs(turn) < _FACING_RAD:
+                break
+            if not insist and len(before) > _STUCK_STEPS:
+                then_m, then_yaw = before[-_STUCK_STEPS]
+                if np.linalg.norm(self.place_m - then_m) < _STUCK_M and abs(yaw - then_yaw) < _STUCK_M:
+                    break
+            before.append((self.place_m, yaw))
+            along = np.array([offset @ yaw_direction(yaw), offset @ yaw_direction(yaw + np.pi / 2)])
+            wheels = [*_limit_length(along * _DRIVE_GAIN, most), np.clip(_YAW_GAIN * turn, -most, most)]
+            self.seen = yield np.array([0.0] * 6 + [grip, *wheels, 0.0, _BASE_MODE])
+
+    def back_off(self, by_m: float, grip: float = OPEN, *, insist: bool = False) -> Move:
+        """Drive straight back by `by_m`."""
+        return self.drive(self.place_m - by_m * self.front[:2], grip=grip, insist=insist)
+
+    def reach(
+        self,
+        place_m: Floats,
+        grip: float,
+        turn: Rotation | None = None,
+        *,
+        speed: float | None = None,
+        near_m: float = 0.012,
+        max_steps: int = 60,
+    ) -> Move:
+        """Move the hand to `place_m` [3] in the world, turned to `turn` (None = no turn).
+
+        The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed` steps, or if something stops the hand.
+        """
+        most = self.style.cruise if speed is None else speed
+        before = [self.hand_m] * _STOPPED_STEPS
+        for step in range(round(max_steps / max(most, 0.1))):
+            turn_rad = np.linalg.norm(self._remaining_turn(turn))
+            if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
+                break
+            resting = np.linalg.norm(self.hand_m - before[-_STOPPED_STEPS]) < _STOPPED_M * most
+            if step > 2 * _STOPPED_STEPS and resting and turn_rad < 4 * _FACING_RAD:
+                break
+            before.append(self.hand_m)
+            yield from self.step_hand(place_m, grip, turn, most)
+
+    def hold_still(self, grip: float) -> Move:
+        """Keep hand and base still for as long as the style gives the fingers, with the command `grip` to them."""
+        for _ in range(self.style.dwell_steps):
+            yield from self.step_hand(self.hand_m, grip, None, 0.0)
+
+    def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
+        """Move the hand towards `place_m` [3] for one step."""
+        move = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
+        rotation = _limit_length(_TURN_GAIN * self._remaining_turn(turn) / _UNIT_RAD, _TURN_SHARE * speed)
+        to_base = Rotation.from_euler("z", -self.yaw)
+        arm = [*to_base.apply(move), *to_base.apply(rotation)]
+        self.seen = yield np.array([*arm, grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
+
+    def _remaining_turn(self, facing: Rotation | None) -> Floats:
+        if facing is None:
+            return np.zeros(3)
+        return np.asarray((facing * to_rotation(self.seen.eef_quat_wxyz).inv()).as_rotvec())
+
+
+def yaw_direction(yaw_rad: float) -> Floats:
+    """Return the horizontal unit vector of a yaw, [2]."""
+    return np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
+
+
+def _limit_length(vector: Floats, length: float) -> Floats:
+    return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-9))
+
+
+# Scripts
+
 
 _UP = np.array([0.0, 0.0, 1.0])
 _LEVEL = np.array([1.0, 1.0, 0.0])
@@ -26,18 +201,8 @@ _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.0
 _STRAIGHT_M = 0.005
 # Putting: the length of the arm, how far the base leaves, the height over an object, and how deep fingers go around it.
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
-_ARM_ASIDE_M, _LIFT_M = 0.3, 0.1
 _WIDE_M = 0.078
 """Objects this wide do not fit between the fingers."""
-# Closing: a door that is ajar, half the height of an upright one, and the steps of the swing.
-_CLOSED_RAD, _UPRIGHT_M, _SWEEP_RAD = 0.1, 0.2, 0.2
-# The hand on a door: the share of its half width, half a hand, and where the hand is before and aside of the base.
-_TO_EDGE, _HAND_M, _AHEAD_M, _ASIDE_M = 0.8, 0.03, 0.5, 0.3
-_BACK_M, _ROUND_M = 0.7, 0.12
-# Shelving: half the greatest thickness and half the least depth of a board; how far the base stands before the shelf,
-# backs away to turn the hand, and to leave; and how far behind the edge the object comes.
-_FLAT_M, _DEEP_M = 0.03, 0.1
-_SHELF_REACH_M, _SHELF_ROOM_M, _LEAVE_M, _IN_M = 0.70, 0.30, 0.40, 0.02
 
 
 def go_to_site(robot: MobileRobot) -> Move:
@@ -66,51 +231,15 @@ def press_button(robot: MobileRobot) -> Move:
 
 
 def put_object(robot: MobileRobot) -> Move:
-    """Bring the object into a movable container or a cabinet, and leave; nothing if the goal's first row differs.
-
-    A cabinet is a fixture of two or more shelf boards. Its doors are taken to be open, unchecked.
-    """
-    scene = robot.scene
-    verb, name, place = scene.goal[0]
-    is_container = place in scene.movable
-    if not is_container and not (verb == "in" and len(find_shelves(scene, place)) > 1):
+    """Bring the object into a movable container, and leave; nothing if the goal's first row is another."""
+    _, name, place = robot.scene.goal[0]
+    if place not in robot.scene.movable:
         return
-    yield from _stand_before(robot, box_center(scene, name), OPEN, 0.0 if is_container else _ARM_ASIDE_M)
+    yield from _stand_before(robot, box_center(robot.scene, name), OPEN)
     down = _face_down(robot, name)
     yield from _grasp_object(robot, name, down)
-    if is_container:
-        yield from _carry_object(robot, name, place, down)
-        yield from robot.back_off(_LET_GO_M)
-    else:
-        yield from robot.reach(robot.hand_m + _LIFT_M * _UP, CLOSE, down)
-        yield from _place_on_shelf(robot, name, place)
-
-
-def find_shelves(scene: Privileged, fixture: str) -> list[OrientedBox]:
-    """Return the thin, deep, level boards of a fixture from low to high; [] if none of its pieces is one."""
-    boxes = [bar for name in scene.pieces if name.startswith(fixture) for bar in body_boxes(scene, name)]
-    flat = [bar for bar in boxes if bar.extent_along(_UP) < _FLAT_M and np.sort(bar.half_m)[1] > _DEEP_M]
-    return sorted(flat, key=lambda bar: float(bar.center_m[2]))
-
-
-def _place_on_shelf(robot: MobileRobot, name: str, fixture: str) -> Move:
-    """Bring the held object in between the doors, hand level, let go on the lowest board, and back out."""
-    yaw, front = robot.yaw, robot.front
-    floor, roof = find_shelves(robot.scene, fixture)[:2]
-    size = float(robot.scene.half_extents_m[name].max())
-    edge = floor.center_m - floor.extent_along(front) * front
-    low = floor.center_m[2] + floor.extent_along(_UP) + size + robot.style.release_m
-    high = min(low, float(roof.center_m[2] + floor.center_m[2]) / 2)
-    goal = np.array([*(edge + (_IN_M + size) * front)[:2], high])
-    level = robot.face(front, np.cross(_UP, front))
-    stand = (goal - _SHELF_REACH_M * front)[:2]
-    yield from robot.back_off(_SHELF_ROOM_M, CLOSE)
-    yield from robot.drive(stand - _SHELF_ROOM_M * front[:2], yaw, CLOSE)
-    yield from robot.reach(goal - _SHELF_ROOM_M * front, CLOSE, level, max_steps=90)
-    yield from robot.drive(stand, yaw, CLOSE)
-    yield from robot.reach(goal, CLOSE, level, speed=max(robot.style.touch, _LEAST_TOUCH))
-    yield from robot.hold_still(OPEN)
-    yield from robot.drive(robot.place_m - _LEAVE_M * front[:2], yaw)
+    yield from _carry_object(robot, name, place, down)
+    yield from robot.back_off(_LET_GO_M)
 
 
 def _face_down(robot: MobileRobot, name: str) -> Rotation:
@@ -157,54 +286,11 @@ def _carry_object(robot: MobileRobot, name: str, place: str, down: Rotation) -> 
     yield from robot.reach(np.array([*robot.hand_m[:2], high]), OPEN)
 
 
-def close_doors(robot: MobileRobot) -> Move:
-    """Close upright doors, one after another: go round each, lay the hand on its outside, and drive along its arc."""
-    scene = robot.scene
-    for joint, angle in scene.joint_pos.items():
-        door = joint.removesuffix("_joint")
-        is_door = joint in scene.sites_m and door in scene.body_pos_m
-        if is_door and angle > _CLOSED_RAD and _half_height(scene, door) > _UPRIGHT_M:
-            yield from _swing_door(robot, door)
-
-
-def _swing_door(robot: MobileRobot, door: str) -> Move:
-    scene, yaw, ahead = robot.scene, robot.yaw, robot.front[:2]
-    hinge = scene.sites_m[f"{door}_joint"][:2]
-    hand, inward, turn = _outside_contact(scene, door, hinge)
-    room = _BACK_M * ahead
-    # The hand far out on the side of the door, so that the base, on the other, stays clear of it.
-    aside = robot.place_m - room + _AHEAD_M * ahead - _ASIDE_M * inward
-    yield from robot.drive(robot.place_m - room, yaw, CLOSE)
-    yield from robot.reach(np.array([*aside, robot.hand_m[2]]), CLOSE)
-    offset = robot.hand_m[:2] - robot.place_m
-    away = hinge + hand - _ROUND_M * inward
-    back = (robot.place_m + offset - away) @ ahead * ahead
-    yield from robot.drive(away + back - offset, yaw, CLOSE)
-    yield from robot.drive(away - offset, yaw, CLOSE)
-    for swept in np.arange(0.0, scene.joint_pos[f"{door}_joint"] + _SWEEP_RAD, _SWEEP_RAD):
-        cos, sin = np.cos(swept), turn * np.sin(swept)
-        place = hinge + np.array([cos * hand[0] - sin * hand[1], sin * hand[0] + cos * hand[1]])
-        yield from robot.drive(place - offset, yaw, CLOSE, speed=robot.style.push, max_steps=30)
-    yield from robot.drive(robot.place_m - room, yaw, CLOSE)
-
-
-def _outside_contact(scene: Privileged, door: str, hinge: Floats) -> tuple[Floats, Floats, float]:
-    middle, axes, half = box_center(scene, door)[:2], box_axes(scene, door)[:2, :2], scene.half_extents_m[door][:2]
-    body = box_center(scene, f"{scene.goal[0][1]}_main")[:2]
-    wide = int(half[1] > half[0])
-    along = axes[:, wide] * np.sign(axes[:, wide] @ (middle - hinge))
-    inward = axes[:, 1 - wide] * np.sign(axes[:, 1 - wide] @ (body - hinge))
-    hand = middle + _TO_EDGE * half[wide] * along - (half[1 - wide] + _HAND_M) * inward - hinge
-    return hand, inward, float(np.sign(along[0] * inward[1] - along[1] * inward[0]))
-
-
-def _stand_before(robot: MobileRobot, point: Floats, grip: float, aside_m: float = 0.0) -> Move:
+def _stand_before(robot: MobileRobot, point: Floats, grip: float) -> Move:
     ahead, leftward = robot.front[:2], yaw_direction(robot.yaw + np.pi / 2)
     off = point[:2] - robot.place_m
     along = min(float(off @ ahead) - _ARM_M, 0.0)
-    aside = float(off @ leftward)
-    place = robot.place_m + (aside - np.clip(aside, -aside_m, aside_m)) * leftward + along * ahead
-    return robot.drive(place, grip=grip)
+    return robot.drive(robot.place_m + float(off @ leftward) * leftward + along * ahead, grip=grip)
 
 
 def _half_height(scene: Privileged, name: str) -> float:
@@ -215,10 +301,17 @@ def _top_height(scene: Privileged, name: str) -> float:
     return float(box_center(scene, name)[2]) + _half_height(scene, name)
 
 
-# Handles of drawers and doors, and the script that opens them: by the handle, or from the inside if ajar
+# Handles of drawers
 
 
 _HANDLE = "handle"
+# How far the base stands from an upright handle and from a lying one, which hang lower; how far it backs away; and how
+# much the hand dips towards the latter, which it could not reach level.
+_REACH_M, _REACH_LOW_M, _ROOM_M, _DIP = 0.65, 0.82, 0.15, 0.3
+_UPRIGHT = 0.5
+# The hand stops before the handle, then takes it a little behind its middle; the base follows the course in steps, a
+# little past the end.
+_BEFORE_M, _BEHIND_M, _STEP, _OVER = 0.10, 0.005, 0.05, 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,52 +352,19 @@ def handle_box(scene: Privileged, joint: str) -> OrientedBox:
     return max((bar for name in names for bar in body_boxes(scene, name)), key=lambda bar: float(bar.half_m.max()))
 
 
-def move_point(joint: Joint, point_m: Floats, by: float) -> Floats:
-    """Return a point [3] that the joint moves after its position changed by `by`, rad or m."""
-    if joint.kind == "slide":
-        return np.asarray(point_m + by * joint.axis)
-    return np.asarray(joint.anchor_m + Rotation.from_rotvec(by * joint.axis).apply(point_m - joint.anchor_m))
-
-
-def motion_direction(joint: Joint, point_m: Floats) -> Floats:
-    """Return the unit vector [3] along which a point moves as the joint's position grows."""
-    way = joint.axis if joint.kind == "slide" else np.cross(joint.axis, point_m - joint.anchor_m)
-    return np.asarray(way / max(float(np.linalg.norm(way)), 1e-9))
-
-
-def open_position(joint: Joint) -> float:
-    """Return the joint's position, rad or m, at the end farther from 0, where RoboCasa has fixtures open."""
-    return max(joint.low, joint.high, key=abs)
-
-
-# How far the base stands from an upright handle and from a lying one, which hang lower; how far it backs away; and how
-# much the hand dips towards the latter, which it could not reach level.
-_REACH_M, _REACH_LOW_M, _ROOM_M, _DIP = 0.65, 0.82, 0.15, 0.3
-_UPRIGHT = 0.5
-# The hand stops before the handle, then takes it a little behind its middle; the base follows the course in steps.
-_BEFORE_M, _BEHIND_M, _STEP = 0.10, 0.005, 0.05
-# Pulling goes on past the end, a door only until it is ajar; then it is pushed, beside its middle, from the inside.
-_OVER, _AJAR_RAD, _INSIDE_M, _AGAINST_M, _SHARE, _EDGE, _ROUND = 1.05, 0.6, 0.07, 0.02, 0.8, 0.9, 1.3
-_LEAD_RAD, _OPEN_RAD, _PUSH_STEPS = 0.3, 0.03, 300
-_AT_M = 0.6
-
-
-def open_fixture(robot: MobileRobot) -> Move:
-    """Open all that the goal's fixture can open, one joint after another; nothing if the scene shows no joints."""
+def open_drawers(robot: MobileRobot) -> Move:
+    """Pull open all drawers of the goal's fixture, one after another; nothing if the scene shows none."""
     for name, joint in robot.scene.joints.items():
-        to, is_door, closed = open_position(joint), joint.kind == "hinge", handle_box(robot.scene, name)
-        pull = np.sign(to) * _AJAR_RAD if is_door else _OVER * to - robot.scene.joint_pos[name]
-        yield from _pull_handle(robot, name, pull)
-        way = np.sign(to) * motion_direction(robot.scene.joints[name], robot.hand_m)
-        yield from robot.drive(robot.place_m + _ROOM_M * way[:2])
-        if is_door and abs(robot.scene.joint_pos[name]) > _AJAR_RAD / 2:
-            yield from _push_open(robot, name, closed)
+        if joint.kind == "slide":
+            end = max(joint.low, joint.high, key=abs)  # where RoboCasa has fixtures open
+            yield from _pull_handle(robot, name, _OVER * end - robot.scene.joint_pos[name])
+            yield from robot.drive(robot.place_m + _ROOM_M * (np.sign(end) * joint.axis)[:2])
 
 
 def _pull_handle(robot: MobileRobot, name: str, by: float) -> Move:
-    """Take the handle, move it by `by` (rad or m) along the joint's course, and let go."""
+    """Take the handle, move it by `by` m along the drawer's course, and let go."""
     style, joint, bar, yaw = robot.style, robot.scene.joints[name], handle_box(robot.scene, name), robot.yaw
-    way = motion_direction(joint, bar.center_m) * np.sign(by)
+    way = joint.axis * np.sign(by)
     upright = abs(bar.long_axis[2]) > _UPRIGHT
     stand = bar.center_m[:2] - (_REACH_M if upright else _REACH_LOW_M) * robot.front[:2]
     yield from _approach_stand(robot, stand)
@@ -315,53 +375,18 @@ def _pull_handle(robot: MobileRobot, name: str, by: float) -> Move:
     into = into / np.linalg.norm(into)
     turn = robot.face(into, np.cross(into, bar.long_axis))
     yield from robot.reach(bar.center_m + 2 * _BEFORE_M * way, OPEN, turn)
-    yield from robot.drive(_straight_ahead(robot, stand), yaw)
+    ahead = robot.front[:2]
+    yield from robot.drive(robot.place_m + float((stand - robot.place_m) @ ahead) * ahead, yaw)
     yield from robot.reach(bar.center_m + _BEFORE_M * way, OPEN, turn)
     inside = bar.center_m - _BEHIND_M * way
     yield from robot.reach(inside, OPEN, turn, speed=max(style.touch, _LEAST_TOUCH), near_m=_BEHIND_M)
     yield from robot.hold_still(CLOSE)
     start, end = robot.place_m, robot.scene.joint_pos[name] + by
     for done in np.linspace(0.0, by, max(2, round(abs(by) / _STEP))):
-        place = start + (move_point(joint, bar.center_m, done) - bar.center_m)[:2]
-        yield from robot.drive(place, yaw, CLOSE, speed=style.push, max_steps=20)
-    if joint.kind == "slide":
-        last = move_point(joint, robot.hand_m, end - robot.scene.joint_pos[name])
-        yield from robot.reach(last, CLOSE, turn, speed=style.touch)
+        yield from robot.drive(start + (done * joint.axis)[:2], yaw, CLOSE, speed=style.push, max_steps=20)
+    last = robot.hand_m + (end - robot.scene.joint_pos[name]) * joint.axis
+    yield from robot.reach(last, CLOSE, turn, speed=style.touch)
     yield from robot.hold_still(OPEN)
-
-
-def _push_open(robot: MobileRobot, name: str, closed: OrientedBox) -> Move:
-    """Go round the edge of a door that is ajar, and push it from the inside with closed fingers."""
-    yaw, to, front = robot.yaw, open_position(robot.scene.joints[name]), robot.front
-    # With the fingers one over the other the hand is narrow enough to go in beside the door.
-    turn = robot.face(front, _UP)
-    for share, inside_m in ((_ROUND, -_BEFORE_M / 2), (_ROUND, _INSIDE_M), (_EDGE, _INSIDE_M)):
-        place = point_on_door(robot.scene, name, closed, robot.scene.joint_pos[name], share, inside_m)
-        yield from robot.reach(place, CLOSE, turn)
-        if inside_m < 0:
-            stand = point_on_door(robot.scene, name, closed, to / 2, _SHARE, _INSIDE_M) - _AT_M * front
-            yield from robot.drive(_straight_ahead(robot, stand[:2]), yaw, CLOSE)
-    for _ in range(round(_PUSH_STEPS / robot.style.push)):
-        angle = robot.scene.joint_pos[name]
-        if abs(to - angle) < _OPEN_RAD:
-            break
-        inside = point_on_door(robot.scene, name, closed, angle + np.sign(to) * _LEAD_RAD, _SHARE, _AGAINST_M)
-        yield from robot.step_hand(inside, CLOSE, turn, robot.style.push)
-    yield from robot.drive(robot.place_m - 3 * _ROOM_M * front[:2], yaw, CLOSE)
-
-
-def point_on_door(
-    scene: Privileged, name: str, closed: OrientedBox, angle: float, share: float, inside_m: float
-) -> Floats:
-    """Return a point [3] at the handle's height with the door at an angle, rad; `closed` is the handle as it is at 0.
-
-    The point lies `share` of the way from hinge to handle, and `inside_m` from the door's plane towards what it closes.
-    """
-    joint = scene.joints[name]
-    arm = (closed.center_m - joint.anchor_m) * _LEVEL
-    inward = -motion_direction(joint, closed.center_m) * np.sign(open_position(joint))
-    hinge = np.array([*joint.anchor_m[:2], closed.center_m[2]])
-    return move_point(joint, hinge + share * arm + inside_m * inward, angle)
 
 
 def _approach_stand(robot: MobileRobot, stand: Floats) -> Move:
@@ -372,18 +397,12 @@ def _approach_stand(robot: MobileRobot, stand: Floats) -> Move:
     yield from robot.drive(stand - _ROOM_M * ahead, yaw)
 
 
-def _straight_ahead(robot: MobileRobot, stand: Floats) -> Floats:
-    ahead = robot.front[:2]
-    return np.asarray(robot.place_m + float((stand - robot.place_m) @ ahead) * ahead)
-
-
 SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {
     "at": go_to_site,
     "turn_on": press_button,
     "in": put_object,
     "on": put_object,
-    "close": close_doors,
-    "open": open_fixture,
+    "open": open_drawers,
 }
 
 

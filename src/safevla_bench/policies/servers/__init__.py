@@ -1,1 +1,332 @@
-"""Policies behind servers: connections, codecs, dialects, and the clients that use them."""
+"""The kinds of policy servers, and their clients: policies that carry out the chunks of actions of a model."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Task
+from safevla_bench.plugins import install_command
+from safevla_bench.policies.servers import dialects
+from safevla_bench.policies.servers.dialects import Dialect, Reply
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_endpoint
+from safevla_bench.sources.runs.folder import Repeats
+
+_SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
+REQUESTS = 5
+"""Of the same observation, to see if a server answers the same twice; it may compile its model for the first."""
+_READINGS = {"agent_pos": 4, "joint_pos": 7}
+"""Numbers of a host's own readings that dialects send."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKind:
+    """One kind of policy server, `KIND:URL[,URL...]` as a policy."""
+
+    name: str
+    about: str
+    wire: str
+    dialect: str
+    """The dialect of a client that is given none."""
+    schemes: tuple[str, ...] = ("ws", "wss")
+    """Of an address; the first if it names none."""
+    port: int = 8000
+    library: str = "websockets"
+    extra: str = "openpi"
+    replans: bool = True
+    """Whether the client carries out a part of each chunk, and takes the argument `replan`."""
+    arguments: tuple[str, ...] = ()
+    """Of its client, beyond those of every client."""
+
+    @property
+    def example(self) -> str:
+        """The policy with an address of a server."""
+        return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
+
+
+_KINDS = (
+    ClientKind(
+        "openpi",
+        "openpi's websocket server, and whatever speaks its protocol",
+        "websocket, MessagePack",
+        "openpi-libero",
+        arguments=("unnorm_key",),
+    ),
+    ClientKind(
+        "vla-eval",
+        "a model server of vla-evaluation-harness, which plays chunks itself",
+        "websocket, MessagePack of vla-evaluation-harness",
+        "vla-eval-libero",
+        replans=False,
+        arguments=("images",),
+    ),
+    ClientKind(
+        "gr00t",
+        "GR00T's ZeroMQ server: N1.5, and N1.6 and later",
+        "ZeroMQ, MessagePack",
+        "gr00t-libero",
+        schemes=("tcp",),
+        port=5555,
+        library="zmq",
+        extra="gr00t",
+    ),
+    ClientKind(
+        "openvla",
+        "OpenVLA's or OpenVLA-OFT's own server, vla-scripts/deploy.py",
+        "HTTP, JSON of json_numpy",
+        "openvla-rest-libero",
+        schemes=("http", "https"),
+        library="http",
+        extra="",
+        arguments=("unnorm_key",),
+    ),
+    ClientKind(
+        "xpolicylab",
+        "a policy server of XPolicyLab, by its websocket protocol",
+        "websocket, MessagePack of msgpack_numpy",
+        "xpolicylab-libero",
+        port=19000,
+    ),
+    ClientKind(
+        "xvla",
+        "X-VLA's own server, deploy.py",
+        "HTTP, JSON with texts of json_numpy",
+        "xvla-libero",
+        schemes=("http", "https"),
+        port=8010,
+        library="http",
+        extra="",
+    ),
+)
+KINDS: Mapping[str, ClientKind] = {kind.name: kind for kind in _KINDS}
+
+
+class ChunkModel(ABC):
+    """A model that is asked in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
+
+    has_answered = False
+    """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect, self.wants = dialect, dialect.wants
+        self.greeting: Greeting = {}
+        """The server's description of itself, sanitized for a record."""
+        self.env_seed: int | None = None
+        """The simulator's seed that the server asks for, if any."""
+
+    def connect(self, task: Task) -> None:
+        """Reach the server and see that the dialect fits it, as `begin` does, before an environment is made."""
+        self.begin(task, 0)
+
+    def ask_arguments(self) -> Mapping[str, str]:
+        """Return the arguments of its client that a server asks for; {} for a server that asks for none.
+
+        The connection is closed again. Raises `ServerLostError` if none answers.
+        """
+        return {}
+
+    @abstractmethod
+    def begin(self, task: Task, seed: int) -> None:
+        """Reach the server and begin an episode; sets `greeting`.
+
+        Raises:
+            ServerUnreachableError: no server answers.
+            ServerLostError: a server answers and then goes or stays silent.
+            ServerRefusedError: what answers is of another kind, or wants another key or dialect.
+        """
+
+    @abstractmethod
+    def query(self, observation: Observation) -> Reply:
+        """Return the model's reply to an observation, as it came.
+
+        Raises `ServerLostError` if the server goes or stays silent, and `PolicyError` if it fails, its reply cannot be
+        read, or the observation is not what the dialect sends.
+        """
+
+    def infer(self, observation: Observation) -> NDArray[np.float64]:
+        """Return actions, [H, A]; raises what `query` raises, and `ReplyError` for actions that cannot be read."""
+        return self.dialect.read_actions(self.query(observation))
+
+    def close(self) -> None:  # noqa: B027  (not every model holds something)
+        """Close the connection, if there is one."""
+
+
+class ChunkQueue:
+    """The actions of a chunk that are left, of a policy that computes several at a time."""
+
+    def __init__(self) -> None:
+        self.left: deque[Action] = deque()
+
+    @property
+    def looks_next(self) -> bool:
+        """True if the next action is computed, from an observation."""
+        return not self.left
+
+    def take_rest(self) -> list[Action]:
+        """Return the actions of the chunk that are left, and forget them."""
+        rest, self.left = list(self.left), deque()
+        return rest
+
+
+class ChunkedPolicy(ChunkQueue):
+    """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again.
+
+    `calls_s` holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for
+    the run's description; `clip` says that actions out of the host's range are clipped, as its own project does.
+    """
+
+    def __init__(self, model: ChunkModel, replan: int | None) -> None:
+        """Wrap a model; `replan` None carries out all actions of each chunk. Nothing is connected yet."""
+        super().__init__()
+        self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
+        self.clip = model.dialect.inference.clip
+        self.calls_s: list[float] = []
+        self.model, self._replan = model, replan
+
+    @property
+    def greeting(self) -> Greeting:
+        """The description that the model's server gives of itself; {} before it is reached, and without a server."""
+        return self.model.greeting
+
+    @property
+    def env_seed(self) -> int | None:
+        """The simulator's seed that the model's server asks for, if any."""
+        return self.model.env_seed
+
+    def connect(self, task: Task) -> None:
+        """Reach the model's server, if it has one, and set `wants` to what it asks for; raises as the model does."""
+        self.model.connect(task)
+        self.wants = self.model.wants
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Begin an episode of the model, and forget the last chunk and its times."""
+        self.left.clear()
+        self.calls_s = []
+        self.model.begin(task, seed)
+        self.wants = self.model.wants
+
+    def act(self, observation: Observation) -> Action:
+        """Return the next action of the chunk, [A]; if none is left, the first of another chunk.
+
+        Raises:
+            InvalidActionError: the model gave no [H, A] array.
+            ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
+            PolicyError: a later reply cannot be read or holds too few; and what `ChunkModel.query` raises.
+        """
+        if not self.left:
+            self.left.extend(self._infer_chunk(observation))
+        return self.left.popleft()
+
+    def close(self) -> None:
+        self.model.close()
+
+    def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
+        start = time.perf_counter()
+        try:
+            chunk = self.model.infer(observation)
+        except ReplyError as error:
+            if self.model.has_answered:
+                raise
+            raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
+        self.calls_s.append(time.perf_counter() - start)
+        if chunk.ndim != 2 or not len(chunk):
+            remedy = "It must give [H, A], H actions of A numbers."
+            raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
+        if self._replan is not None and len(chunk) < self._replan:
+            problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} are to be carried out"
+            kind = PolicyError if self.model.has_answered else ServerRefusedError
+            raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
+        self.model.has_answered = True
+        return chunk[: self._replan]
+
+
+def parse_replan(text: str | None, default: int | None) -> int | None:
+    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`.
+
+    Raises `PolicyError` for a text that is not a number from 1.
+    """
+    if text is None:
+        return default
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise PolicyError(f"replan={text} is not a number of steps", remedy="Write replan=5, or replan=all.")
+    return int(text)
+
+
+def client_factory(
+    name: str, make_model: Callable[[Endpoint, Dialect, Mapping[str, str]], ChunkModel]
+) -> Callable[..., ChunkedPolicy]:
+    """Return the factory of a kind of client, whose keyword parameters, all text, are the policy's arguments.
+
+    `make_model` gets the endpoint, the dialect, and all arguments that were given. What the factory returns has
+    connected to nothing yet; it raises `PolicyError` for a wrong argument, or if the library is not installed.
+    """
+    kind = KINDS[name]
+
+    def make(arg: str | None, **arguments: str | None) -> ChunkedPolicy:
+        given = {key: value for key, value in arguments.items() if value is not None}
+        require_library(kind.library, kind.extra)
+        endpoint = parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
+        dialect = dialects.choose_dialect(
+            given.get("dialect", kind.dialect), kind.name, given.get("cameras"), given.get("image_size")
+        )
+        replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None
+        return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
+
+    names = (*(("replan",) if kind.replans else ()), *_SHARED, *kind.arguments)
+    parameters = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names)
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("arg", inspect.Parameter.POSITIONAL_ONLY), *parameters]
+    )
+    return make
+
+
+def require_library(library: str, extra: str) -> None:
+    """Raise `PolicyError` if the library that a client needs is not installed."""
+    if find_spec(library) is None:
+        remedy = f"Install it: {install_command(extra)}"
+        raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
+
+
+def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
+    """Return how many of the repeated requests had another answer; raises as `connect` and `ChunkModel.infer` do.
+
+    Each begins an episode, as a run does, so that a server that plays chunks itself or remembers is asked alike.
+    """
+    policy.connect(task)
+    replies = []
+    for _ in range(REQUESTS):
+        policy.model.begin(task, 0)
+        replies.append(policy.model.infer(make_observation(policy.model.wants, task.instruction)))
+    return Repeats(asked=len(replies) - 1, other=len(find_others(replies)))
+
+
+def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Return the replies [H, A] that differ from the first."""
+    return [reply for reply in replies if not np.array_equal(reply, replies[0], equal_nan=True)]
+
+
+def make_observation(wants: Wants, instruction: str) -> Observation:
+    """Return an observation of no real scene, the same at each call: grey images, and a hand above a table."""
+    pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
+    return Observation(
+        instruction=instruction,
+        eef_pos_m=np.array([-0.2, 0.0, 1.17]),
+        eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
+        gripper_qpos=np.array([0.039, -0.039]),
+        images=dict.fromkeys(wants.cameras, pixels),
+        base_pos_m=np.array([-0.8, 0.0, 0.7]),
+        base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
+        extra={name: np.zeros(_READINGS[name]) for name in wants.extra if name in _READINGS},
+    )

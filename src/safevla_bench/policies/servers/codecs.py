@@ -45,22 +45,22 @@ _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}")
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
 
 # How MessagePack writes the kind and the length of a value.
-_BIN, _EXT, _STR, _ARRAY, _MAP = range(5)
-_LENGTHS: Mapping[int, tuple[int, int]] = {
-    **{0xC4 + k: (_BIN, 1 << k) for k in range(3)},
-    **{0xC7 + k: (_EXT, 1 << k) for k in range(3)},
-    **{0xD9 + k: (_STR, 1 << k) for k in range(3)},
-    **{0xDC + k: (_ARRAY, 2 << k) for k in range(2)},
-    **{0xDE + k: (_MAP, 2 << k) for k in range(2)},
+_SIZES: Mapping[int, tuple[int, int, int]] = {
+    **{first: (1, 0, 0) for first in range(0x100)},  # one byte alone, such as a small number
+    **{0x80 + k: (1, 0, 2 * k) for k in range(16)},
+    **{0x90 + k: (1, 0, k) for k in range(16)},
+    **{0xA0 + k: (1 + k, 0, 0) for k in range(32)},
+    **{0xC4 + k: (1, 1 << k, 0) for k in range(3)},  # bytes
+    **{0xC7 + k: (2, 1 << k, 0) for k in range(3)},  # extensions
+    **{0xCA: (5, 0, 0), 0xCB: (9, 0, 0)},
+    **{0xCC + k: (1 + (1 << k % 4), 0, 0) for k in range(8)},
+    **{0xD4 + k: (2 + (1 << k), 0, 0) for k in range(5)},
+    **{0xD9 + k: (1, 1 << k, 0) for k in range(3)},  # texts
+    **{0xDC + k: (1, 2 << k, 1) for k in range(2)},
+    **{0xDE + k: (1, 2 << k, 2) for k in range(2)},
 }
-"""First byte of a value with its length after it: the kind, and the bytes of the length."""
-_FIXED: Mapping[int, int] = {
-    **{0xCA: 4, 0xCB: 8},
-    **{0xCC + k: 1 << k for k in range(4)},
-    **{0xD0 + k: 1 << k for k in range(4)},
-    **{0xD4 + k: 1 + (1 << k) for k in range(5)},
-}
-"""First byte of a value of one length: the bytes after it."""
+"""By a value's first byte: its bytes, the bytes of the length that follows it, and how many values are in it; with a
+length, how many for each unit of it, and 0 = the units are bytes."""
 
 Array = NDArray[Any]
 Wire = Mapping[Any, Any]
@@ -93,19 +93,10 @@ class Codec:
         else:
             has_more = has_more_values(MAX_VALUES, message)
         if has_more:
-            remedy = "Send arrays as arrays: a reply holds one chunk of actions."
-            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=remedy)
+            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
         try:
             return self._restore_arrays((msgspec.json if self.is_json else msgspec.msgpack).decode(message))
-        except (
-            msgspec.MsgspecError,
-            RecursionError,
-            ValueError,
-            TypeError,
-            KeyError,
-            OverflowError,
-            EOFError,
-        ) as error:
+        except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, OverflowError) as error:
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise PolicyError(f"a message that cannot be read: {reason}", remedy=_REMEDY) from None
 
@@ -155,63 +146,51 @@ def has_more_values(most: int, message: bytes) -> bool:
     at, seen, announced = 0, 0, 1
     while seen < announced <= most and at < len(message):
         seen += 1
-        skipped, inside = _value_extent(message, at)
-        at += skipped
+        size, width, inside = _SIZES[message[at]]
+        if width:
+            length = int.from_bytes(message[at + 1 : at + 1 + width], "big")
+            size, inside = size + width + (0 if inside else length), inside * length
+        at += size
         announced += inside
     return announced > most
 
 
-def _value_extent(message: bytes, at: int) -> tuple[int, int]:
-    """Return the bytes of the MessagePack value at `at` without those inside it, and how many values are inside it."""
-    first = message[at]
-    if first < 0x80 or first >= 0xE0:
-        return 1, 0
-    if first < 0x90:
-        return 1, 2 * (first & 0x0F)
-    if first < 0xA0:
-        return 1, first & 0x0F
-    if first < 0xC0:
-        return 1 + (first & 0x1F), 0
-    if first not in _LENGTHS:
-        return 1 + _FIXED.get(first, 0), 0
-    kind, width = _LENGTHS[first]
-    length = int.from_bytes(message[at + 1 : at + 1 + width], "big")
-    if kind in (_ARRAY, _MAP):
-        return 1 + width, length * (2 if kind == _MAP else 1)
-    return 1 + width + length + (kind == _EXT), 0
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """The map that an array becomes: `{mark: True, ...}` with the keys of bytes, dtype and shape, in this order."""
+
+    mark: str | bytes
+    data: str | bytes = "data"
+    dtype: str | bytes = "dtype"
+    shape: str | bytes = "shape"
+    scalar: str | bytes | None = None
+    """The mark of a NumPy scalar, which has no shape; None = it is sent as a plain number."""
+
+    def encode(self, value: Array | np.generic) -> object:
+        if isinstance(value, np.generic):
+            if self.scalar is None:
+                return value.item()
+            return {self.scalar: True, self.data: value.item(), self.dtype: value.dtype.str}
+        return {self.mark: True, self.data: value.tobytes(), self.dtype: value.dtype.str, self.shape: value.shape}
+
+    def decode(self, wire: Wire) -> object:
+        """Return the array or the scalar of a map that has a mark; any other map as it is."""
+        if self.mark in wire:
+            return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
+        return _parse_dtype(wire[self.dtype]).type(wire[self.data]) if self.scalar in wire else wire
 
 
-def _encode_openpi(value: Array | np.generic) -> object:
-    if isinstance(value, np.generic):
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
-    return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
-
-
-def _decode_openpi(wire: Wire) -> object:
-    if b"__ndarray__" in wire:
-        return _build_array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
-    if b"__npgeneric__" in wire:
-        return _parse_dtype(wire[b"dtype"]).type(wire[b"data"])
-    return wire
-
-
-def _encode_vla_eval(value: Array | np.generic) -> object:
-    if isinstance(value, np.generic):
-        return value.item()
-    return {"__ndarray__": True, "data": value.tobytes(), "dtype": value.dtype.str, "shape": value.shape}
+_OPENPI = ArrayForm(b"__ndarray__", b"data", b"dtype", b"shape", b"__npgeneric__")
+_VLA_EVAL = ArrayForm("__ndarray__")
 
 
 def _encode_vla_eval_png(value: Array | np.generic) -> object:
     """Return the harness's map of an image as PNG, which it decodes to the same pixels, and of other values as ever."""
     if not (isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3):
-        return _encode_vla_eval(value)
+        return _VLA_EVAL.encode(value)
     buffer = io.BytesIO()
     PillowImage.fromarray(value).save(buffer, format="PNG")
     return {"__image__": True, "format": "png", "data": buffer.getvalue(), "shape": value.shape}
-
-
-def _decode_vla_eval(wire: Wire) -> object:
-    return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
 
 
 def _encode_gr00t(value: Array | np.generic) -> object:
@@ -223,10 +202,10 @@ def _encode_gr00t(value: Array | np.generic) -> object:
 
 
 def _encode_msgpack_numpy(value: Array | np.generic) -> object:
+    tail = {b"data": value.tobytes()}
     if isinstance(value, np.generic):
-        return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
-    data = value.tobytes()
-    return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, b"data": data}
+        return {b"nd": False, b"type": value.dtype.str, **tail}
+    return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, **tail}
 
 
 def _decode_gr00t(wire: Wire) -> object:
@@ -237,9 +216,7 @@ def _decode_gr00t(wire: Wire) -> object:
     if "__ndarray_class__" not in wire:
         return wire
     content = wire["as_npy"]
-    if not isinstance(content, bytes):
-        raise TypeError("an array without bytes")
-    header = parse_array_header(content)
+    header = parse_array_header(content) if isinstance(content, bytes) else None
     if header is None:
         raise ValueError("an array file that is no plain array of NumPy, version 1.0")
     array = _build_array(content[header.end :], header.dtype.str, list(header.shape))
@@ -258,9 +235,9 @@ def _decode_json_numpy(wire: Wire) -> object:
     return array if wire["shape"] else array[()]
 
 
-OPENPI = Codec(_encode_openpi, _decode_openpi)
-VLA_EVAL = Codec(_encode_vla_eval, _decode_vla_eval)
-VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _decode_vla_eval)
+OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)
+VLA_EVAL = Codec(_VLA_EVAL.encode, _VLA_EVAL.decode)
+VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _VLA_EVAL.decode)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)
 """Of GR00T's tags up to n1.7-release, and of RLDX-1."""
 GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)

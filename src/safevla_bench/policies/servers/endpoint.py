@@ -1,4 +1,4 @@
-"""Policy servers: addresses, timeouts and keys, from arguments and environment, and what they say of themselves.
+"""Policy servers: their addresses, times and keys, the first that answers, its errors, and what it says of itself.
 
 A key is never an argument, since arguments are recorded. Descriptions of servers go into a run's record, bounded and
 without secrets, to distinguish checkpoints; nothing is judged by them.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import Place, PolicyError
+from safevla_bench.errors import Place, PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
 KEY = "SAFEVLA_API_KEY"
@@ -25,6 +28,12 @@ KEY = "SAFEVLA_API_KEY"
 WORKER = "SAFEVLA_WORKER"
 """The environment variable that holds the number of a worker process: each begins at another of several servers."""
 CONNECT_S, ANSWER_S = 10.0, 120.0
+MAX_REPLY_BYTES = 64 * 2**20
+"""The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
+"""Characters that are kept of a server's error message, and of its last line."""
+PAUSE_S = 0.2
+"""Between two attempts to reach a server, and the least time that one is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +66,25 @@ def parse_endpoint(
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the servers of `URL[,URL...]`, beginning with this worker's; the scheme and the port may be left out.
 
-    Raises `PolicyError` for other texts, and for an address with a user, a query or a fragment.
+    Raises `PolicyError`, without the text, for what is not an address, or has a user, a query or a fragment.
     """
-    if not arg:
-        example = f"{policy}:{schemes[0]}://127.0.0.1:{port}"
-        raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=f"Write {example}.")
-    servers = tuple(_parse_address(text.strip(), policy, schemes, port) for text in arg.split(","))
+    try:
+        servers = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
+    except ValueError:  # the text is not repeated: what stands there may be a secret
+        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, several with commas between them; a key belongs into {KEY}."
+        raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     first = int(os.environ.get(WORKER, "0")) % len(servers)
-    return servers[first:] + servers[:first]
+    return (*servers[first:], *servers[:first])
 
 
-def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) -> str:
-    try:
-        split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
-    except ValueError:
-        split = SplitResult("", "", "", "", "")
-    if split.username is not None or split.query or split.fragment:
-        # The text is not repeated: what stands there may be a secret.
-        problem = f"an address of policy {policy!r} holds more than a server: a user, a query or a fragment"
-        raise PolicyError(problem, remedy=f"Put a key into the environment variable {KEY}, or pass key_file=FILE.")
-    if split.scheme not in schemes or not split.hostname or not _parse_port(split, port):
-        remedy = f"Write {schemes[0]}://HOST:PORT, several with commas between them."
-        raise PolicyError(f"policy {policy!r}: {text!r} is not the address of a server", remedy=remedy)
+def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
+    split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
+    number = port if split.port is None else split.port
+    holds_more = split.username is not None or split.query or split.fragment
+    if holds_more or split.scheme not in schemes or not split.hostname or not number:
+        raise ValueError
     host = f"[{split.hostname}]" if ":" in split.hostname else split.hostname
-    return f"{split.scheme}://{host}:{_parse_port(split, port)}{split.path.rstrip('/')}"
-
-
-def _parse_port(split: SplitResult, default: int) -> int | None:
-    try:
-        return default if split.port is None else split.port or None
-    except ValueError:
-        return None
+    return f"{split.scheme}://{host}:{number}{split.path.rstrip('/')}"
 
 
 def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:
@@ -120,9 +117,80 @@ def read_key(key_file: str | None = None) -> str | None:
     return secret
 
 
-def redact_key(text: str, secret: str | None) -> str:
-    """Return a server's text with every occurrence of the key hidden; the text itself for no key."""
-    return text.replace(secret, HIDDEN) if secret else text
+# The first that answers, and its errors
+
+
+def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
+    """Return the first server of the list that answers; the list is tried again and again for the time to connect.
+
+    `attempt` tries an address until a monotonic time and returns None, or the reason why it does not answer. Raises
+    `ServerUnreachableError` if none answers, and what `attempt` raises.
+    """
+    until = time.monotonic() + endpoint.connect_s
+    while True:
+        problems = []
+        for address in endpoint.addresses:
+            problem = attempt(address, until)
+            if problem is None:
+                return address
+            problems.append(f"{address}: {problem}")
+        if time.monotonic() + PAUSE_S >= until:
+            remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
+            answers = f"no policy server answers within {endpoint.connect_s:g} s ({'; '.join(problems)})"
+            raise ServerUnreachableError(answers, remedy=remedy)
+        time.sleep(PAUSE_S)
+
+
+@contextmanager
+def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
+    """Close the connection and raise `ServerRefusedError` for a `PolicyError` that would return in every episode."""
+    try:
+        yield
+    except ServerLostError:
+        raise
+    except PolicyError as error:
+        close()
+        raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return why a connection failed, in some words."""
+    return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)[:200] or repr(error)
+
+
+def lost_error(address: str, event: str) -> ServerLostError:
+    """Return the error for a server that is silent or gone."""
+    remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
+    return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
+
+
+def silent_error(address: str, seconds: float) -> ServerLostError:
+    """Return the error for a server that answers nothing within `seconds`."""
+    return lost_error(address, f"gave no answer for {seconds:.3g} s")
+
+
+def status_error(address: str, status: int, key: str | None) -> PolicyError:
+    """Return the error for an HTTP status below 500 that is not an answer to what was asked."""
+    if status in (401, 403):
+        problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
+        return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
+    problem = f"{address} answers, but not as such a policy server does (HTTP {status})"
+    return PolicyError(problem, remedy="Give the kind, the address and the port of the policy server itself.")
+
+
+def size_error(address: str) -> PolicyError:
+    """Return the error for a message that is too large for the server or for us."""
+    problem = f"a message to or from {address} is too large: {MAX_REPLY_BYTES // 2**20} MiB are taken at most"
+    return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise the server's limit.")
+
+
+def server_error(address: str, text: str, key: str | None) -> PolicyError:
+    """Return the error for a server's failure: its last line first, then all of it, or the end of it."""
+    shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
+    last = shown.rpartition("\n")[2].strip()[:MAX_LINE_CHARACTERS] or "no reason given"
+    details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
+    problem = f"the policy server {address} failed: {last}{details}"
+    return PolicyError(problem, remedy="Mend it there; what was sent is in docs/servers.md.")
 
 
 # What servers say of themselves
@@ -131,7 +199,7 @@ def redact_key(text: str, secret: str | None) -> str:
 Greeting = Mapping[str, object]
 MAX_BYTES = 4096
 """Of the greeting as JSON; of a longer one those entries are kept that fit, and the digest of all."""
-_ENTRIES, _LETTERS, _DEPTH = 64, 200, 5
+_LETTERS, _DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
@@ -141,44 +209,37 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     """
     if not isinstance(greeting, Mapping):
         return {}
-    plain = _sanitize_map(greeting, secret, 0)
+    plain = _sanitize_map(greeting, secret, 1)
     encoded = msgspec.json.encode(plain)
-    return plain if len(encoded) <= MAX_BYTES else _drop_entries(plain, encoded)
-
-
-def _drop_entries(plain: Mapping[str, object], encoded: bytes) -> dict[str, object]:
-    entries: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
-    for key, value in plain.items():
-        if len(msgspec.json.encode({**entries, key: value})) <= MAX_BYTES:
-            entries[key] = value
-    return entries
+    if len(encoded) <= MAX_BYTES:
+        return plain
+    kept: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
+    for name, value in plain.items():
+        if len(msgspec.json.encode({**kept, name: value})) <= MAX_BYTES:
+            kept[name] = value
+    return kept
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    items = ((_sanitize_text(str(key), secret), value) for key, value in list(mapping.items())[:_ENTRIES])
-    return {key: HIDDEN if is_secret_name(key) else _sanitize_value(value, secret, depth + 1) for key, value in items}
+    items = ((_sanitize_text(str(key), secret), value) for key, value in mapping.items())
+    return {key: HIDDEN if is_secret_name(key) else _sanitize_value(value, secret, depth) for key, value in items}
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
-    if value is None or isinstance(value, bool | int):
-        return value if value is None or abs(value) < 2**63 else str(value)[:_LETTERS]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
-    if isinstance(value, np.generic):
-        return _sanitize_value(value.item(), secret, depth)
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
-        return _sanitize_text(str(value), secret)
-    if depth == _DEPTH:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, Mapping | list | tuple) and depth == _DEPTH:
         return "..."
-    if isinstance(value, Mapping):
-        return _sanitize_map(value, secret, depth)
-    return [_sanitize_value(item, secret, depth + 1) for item in value[:_ENTRIES]]
+    if isinstance(plain, Mapping):
+        return _sanitize_map(plain, secret, depth + 1)
+    if isinstance(plain, list | tuple):
+        return [_sanitize_value(item, secret, depth + 1) for item in plain]
+    if plain is None or (isinstance(plain, int | float) and abs(plain) < 2**63):  # neither infinite nor NaN
+        return plain
+    return _sanitize_text(str(plain), secret)
 
 
 def _sanitize_text(text: str, secret: str | None) -> str:
-    shown = redact_secrets(redact_key(text, secret))
+    shown = redact_secrets(text.replace(secret, HIDDEN) if secret else text)
     return shown if len(shown) <= _LETTERS else f"{shown[:_LETTERS]}..."

@@ -16,8 +16,7 @@ import msgspec
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, Policy
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 from safevla_bench.policies.servers.dialects import Reply
 
 UNKNOWN = "unknown"
@@ -116,15 +115,6 @@ class EntryModel(ChunkModel):
         super().__init__(self._now.dialect)
         self.entry, self._models = entry, models
 
-    @property
-    def has_answered(self) -> bool:
-        """Whether a reply of the suite's server could be used."""
-        return self._now.has_answered
-
-    @has_answered.setter
-    def has_answered(self, value: bool) -> None:
-        self._now.has_answered = value
-
     def model_for(self, suite: str) -> ChunkModel:
         """Return the suite's model; `PolicyError` if it has none."""
         if suite not in self._models:
@@ -133,14 +123,17 @@ class EntryModel(ChunkModel):
         return self._models[suite]
 
     def connect(self, task: Task) -> None:
-        self._now = self.model_for(task.benchmark)
-        self._now.connect(task)
+        self._turn_to(task).connect(task)
         self._adopt_model()
 
     def begin(self, task: Task, seed: int) -> None:
-        self._now = self.model_for(task.benchmark)
-        self._now.begin(task, seed)
+        self._turn_to(task).begin(task, seed)
         self._adopt_model()
+
+    def _turn_to(self, task: Task) -> ChunkModel:
+        before, self._now = self._now, self.model_for(task.benchmark)
+        self.has_answered = self.has_answered and before is self._now
+        return self._now
 
     def _adopt_model(self) -> None:
         self.dialect, self.wants = self._now.dialect, self._now.wants

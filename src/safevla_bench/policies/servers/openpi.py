@@ -8,39 +8,171 @@ deployment/model_server/tools/websocket_policy_server.py).
 
 from __future__ import annotations
 
+import logging
+import socket
+import time
+from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
 from safevla_bench.errors import PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import client_factory
-from safevla_bench.policies.servers.dialects import (
-    NONE,
-    Dialect,
-    Reply,
-    RequestEntry,
-    dialects_of,
-    load_dialect_file,
-)
-from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, sanitize_greeting
+from safevla_bench.interface.task import Task
+from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
+from safevla_bench.policies.servers import endpoint as servers
+from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
+from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+_TOO_BIG = 1009  # the websocket protocol's code
+_LOG = logging.getLogger(__name__)
+_LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 
 
-class OpenpiModel(connection.WebsocketModel):
+class WebsocketModel(ChunkModel):
+    """A model behind a websocket; a connection, without compression or proxy, is an episode, and answers are maps."""
+
+    kind = "openpi"
+    codec = OPENPI
+
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        super().__init__(dialect)
+        self.address, self.key = endpoint.addresses[0], endpoint.key
+        self._endpoint = endpoint
+        self._connection: ClientConnection | None = None
+        self._held = ExitStack()
+        self._is_fresh = False
+        """Whether the connection was made by `connect` and no episode has used it."""
+
+    def connect(self, task: Task) -> None:
+        self._is_fresh = False  # a lost server leaves it so
+        self._connect()
+        self._is_fresh = True
+
+    def begin(self, task: Task, seed: int) -> None:
+        """Begin an episode on the connection of a `connect` just before, else anew: a server may have been restarted.
+
+        Raises what `ChunkModel.begin` raises.
+        """
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if not (is_fresh and self._connection):
+            self._connect()
+
+    def _connect(self) -> None:
+        with servers.guard_handshake(self.close):
+            self.close()
+            self.address = servers.find_server(self._endpoint, self._try_connect)
+            self._greet()
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """Exchange greetings over a new connection; sets `greeting`."""
+
+    def send(self, message: object) -> None:
+        """Send a message; raises `ServerLostError` if the server is gone, `PolicyError` if it is too large for it."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._require_connection().send(self.codec.pack(message))
+        except (ConnectionClosed, OSError) as error:
+            raise self._closed_error(error) from None
+
+    def receive_map(self) -> dict[str, object]:
+        """Return the next message.
+
+        Raises `ServerLostError` if the server closes or gives no answer in time, and `PolicyError` for a text, the
+        server's traceback, and for what is not a map, too large, or before an episode.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            frame = self._require_connection().recv(timeout=self._endpoint.answer_s)
+        except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
+            self._hang_up()
+            raise servers.silent_error(self.address, self._endpoint.answer_s) from None
+        except (ConnectionClosed, OSError) as error:
+            raise self._closed_error(error) from None
+        if isinstance(frame, str):
+            self.close()
+            raise self.server_error(frame)
+        message = self.codec.unpack(frame)
+        if not isinstance(message, dict):
+            problem = f"the server {self.address} sent a {type(message).__name__} where a map belongs"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+        return message
+
+    def server_error(self, reason: object) -> PolicyError:
+        """Return the error for the server's own reason, its text or a map with its `message`."""
+        text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
+        return servers.server_error(self.address, str(text), self.key)
+
+    def close(self) -> None:
+        self._connection = None
+        self._held.close()
+
+    def _require_connection(self) -> ClientConnection:
+        if self._connection is None:
+            raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
+        return self._connection
+
+    def _try_connect(self, address: str, until: float) -> str | None:
+        """Connect to one server by a monotonic time; return None, or the reason why it could not be reached."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        split = urlsplit(address)
+        left_s = max(until - time.monotonic(), servers.PAUSE_S)
+        try:
+            opened = connect(
+                address,
+                sock=socket.create_connection((split.hostname or "", split.port or 0), left_s),  # no redirect then
+                additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
+                compression=None,
+                proxy=None,
+                open_timeout=left_s,
+                close_timeout=1.0,
+                ping_interval=None,  # a server that compiles its model answers no pings
+                max_size=servers.MAX_REPLY_BYTES,
+                logger=_LOG,
+            )
+            self._connection = self._held.enter_context(opened)
+        except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
+            # A stranger's noise breaks an assertion in websockets 17; a redirect is a ValueError by newer versions.
+            answer = error.__cause__ if isinstance(error, ValueError) else error
+            status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
+            if status is None or status >= 500:  # something in front of a server that is not up
+                return servers.describe_cause(error)
+            raise servers.status_error(address, status, self.key) from None
+        return None
+
+    def _closed_error(self, error: Exception) -> PolicyError:
+        """Close the connection and return the error: a message was too large for a side, or the server is gone."""
+        self._hang_up()
+        if _TOO_BIG in (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd")):
+            return servers.size_error(self.address)
+        return servers.lost_error(self.address, f"closed the connection ({servers.describe_cause(error)})")
+
+    def _hang_up(self) -> None:
+        """Close the connection to a server that may not answer the closing handshake."""
+        if self._connection is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
+        self.close()
+
+
+class OpenpiModel(WebsocketModel):
     """A model behind an openpi server; `unnorm_key` names the statistics by which starVLA's server scales actions."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        """Raise `PolicyError` for an `unnorm_key` of another server than starVLA's."""
-        unnorm_key = arguments.get("unnorm_key")
-        if unnorm_key is not None:
-            if not load_dialect_file(dialect.name).greets:
-                problem = f"unnorm_key is for starVLA's servers, and {dialect.name!r} is the dialect of others"
-                raise PolicyError(problem, remedy="Pass --policy-arg dialect=starvla-libero, or leave it out.")
-            dialect = replace(dialect, fields=(*dialect.fields, RequestEntry(("unnorm_key",), fixed=unnorm_key)))
-        super().__init__(endpoint, dialect, arguments)
+        key = arguments.get("unnorm_key")
+        super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
         with suppress(ServerRefusedError):  # also for what it asks for
@@ -51,20 +183,16 @@ class OpenpiModel(connection.WebsocketModel):
         return served.arguments(self.dialect) if served else asked
 
     def query(self, observation: Observation) -> Reply:
-        reply = self.ask(self.dialect.build_request(observation))
+        self.send(self.dialect.build_request(observation))
+        reply = self.receive_map()
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
         return reply
 
     def _greet(self) -> None:
-        self.greeting = sanitize_greeting(self.receive_map(), self._socket.key)
+        self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
         if served := _parse_served(self.greeting):
             served.require_images(self.dialect)
-        files = {name: load_dialect_file(name).greets for name in dialects_of("openpi")}
-        fitting = [name for name, env in files.items() if env and env == self.greeting.get("env")]
-        if fitting and self.dialect.name not in fitting:
-            problem = f"the server {self._socket.address} is a {files[fitting[0]]}, not one of {self.dialect.name!r}"
-            raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={' or '.join(fitting)}.")
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
@@ -79,23 +207,18 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return what it asks for as the client's arguments; the cameras if they have a place in the dialect."""
         keys = _image_keys(dialect)
-        fits = {*self.cameras} <= {*keys}
-        cameras = {"cameras": ",".join(self.cameras.get(key, NONE) for key in keys)} if fits else {}
-        size = {"image_size": self._format_size()} if self.cameras else {}
-        return {**cameras, **size, **({"replan": self.replan} if self.replan else {})}
+        cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
+        size = self._format_size() if self.cameras else ""
+        asked = {"cameras": cameras, "image_size": size, "replan": self.replan or ""}
+        return {name: value for name, value in asked.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
         """Raise `PolicyError` for an image that is not sent, or is of another size."""
-        missing = [key for key in self.cameras if key not in _image_keys(dialect)]
-        if missing:
-            problem = f"the served policy wants {missing[0]!r} ({self.cameras[missing[0]]}), which is not sent"
-            raise PolicyError(
-                problem, remedy="Leave --policy-arg cameras and dialect out: the server says what it wants."
-            )
-        if self.cameras and self.image_size != dialect.view.size:
-            size = self._format_size()
-            problem = f"the served policy wants images of {size} pixels"
-            raise PolicyError(problem, remedy=f"Leave --policy-arg image_size out, or pass image_size={size}.")
+        missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _image_keys(dialect)]
+        if missing or (self.cameras and self.image_size != dialect.inference.image_size):
+            wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
+            remedy = "Leave --policy-arg cameras, image_size and dialect out: the server says what it wants."
+            raise PolicyError(f"the served policy wants {wanted}, which is not sent", remedy=remedy)
 
     def _format_size(self) -> str:
         return "x".join(map(str, dict.fromkeys(self.image_size)))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import Place, PolicyError
 from safevla_bench.interface.policy import ChunkingPolicy, Observation, Policy, Wants
@@ -62,17 +63,13 @@ class ServedPolicy:
         """Make the policy `copies` times; `PolicyError` if it wants privileged state or more cameras than are sent."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
-        first = make()
-        self._free.put(first)
+        self._free.put(first := make())
         self.wants = first.wants
-        if self.wants.privileged:
+        if self.wants.privileged or len(self.wants.cameras) > len(IMAGES):
             self.close()
-            problem = f"policy {name!r} sees the simulator's own state, which no request of openpi's protocol holds"
+            wanted = "the simulator's own state" if self.wants.privileged else f"{len(self.wants.cameras)} cameras"
+            problem = f"policy {name!r} wants {wanted}, which no request of openpi's protocol holds"
             raise PolicyError(problem, remedy=f"Run it beside its simulator: safevla eval --policy {name}.")
-        if len(self.wants.cameras) > len(IMAGES):
-            self.close()
-            problem = f"policy {name!r} wants {len(self.wants.cameras)} cameras, and a request holds {len(IMAGES)}"
-            raise PolicyError(problem, remedy=f"Serve one that wants at most {len(IMAGES)}.")
         for _ in range(copies - 1):
             self._free.put(make())
 
@@ -96,11 +93,9 @@ class ServedPolicy:
 
     def metadata(self) -> dict[str, object]:
         """Return the server's description of itself, with what a client of ours follows if it is not told otherwise."""
-        height, width = self.wants.image_size
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
-        identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed}
-        wishes = {"cameras": cameras, "image_size": [height, width], "replan": "all"}
-        return {**identity, "safevla-bench": __version__, **wishes}
+        identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
+        return {**identity, "cameras": cameras, "image_size": [*self.wants.image_size], "replan": "all"}
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
@@ -162,10 +157,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
 
 def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the quaternion [4] wxyz of a rotation vector [3] in rad, of any length."""
-    angle = float(np.linalg.norm(axis_angle))
-    if angle == 0.0:
-        return np.array([1.0, 0.0, 0.0, 0.0])
-    return np.concatenate([[np.cos(angle / 2)], axis_angle * (np.sin(angle / 2) / angle)])
+    return np.roll(Rotation.from_rotvec(axis_angle).as_quat(), 1)
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
@@ -203,9 +195,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
         return
     except BaseException as error:  # whatever a policy raises is its client's to know
         connection.send(
-            f"{error.problem}. {error.remedy or ''}".strip()
-            if isinstance(error, PolicyError)
-            else traceback.format_exc()
+            f"{error.problem}. {error.remedy or ''}" if isinstance(error, PolicyError) else traceback.format_exc()
         )
         connection.close(1011, "the text before says why")
 

@@ -17,14 +17,14 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from safevla_bench.errors import PolicyError, ServerLostError
+from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import KINDS, client_factory
+from safevla_bench.policies.servers import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, lost_error, sanitize_greeting
+from safevla_bench.policies.servers.openpi import WebsocketModel
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -38,7 +38,7 @@ CODECS = {"raw": VLA_EVAL, "png": VLA_EVAL_PNG}
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
-class VlaEvalModel(connection.WebsocketModel):
+class VlaEvalModel(WebsocketModel):
     """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for.
 
     A user who names the `dialect` knows the conventions of its gripper.
@@ -61,13 +61,11 @@ class VlaEvalModel(connection.WebsocketModel):
 
     def connect(self, task: Task) -> None:
         """Greet the server and adopt what it asks for, before an environment is made."""
-        self._end_episode()
         self._connected = False
         super().connect(task)
         self._connected = True
 
     def begin(self, task: Task, seed: int) -> None:
-        self._end_episode()
         super().begin(task, seed)
         self._send_message("episode_start", {"task": describe_task(task)})
         self._playing = True
@@ -75,16 +73,14 @@ class VlaEvalModel(connection.WebsocketModel):
     def _greet(self) -> None:
         """Greet, and adopt what the server asks for: sets `greeting`, `dialect`, `wants` and `env_seed`."""
         self._seq = 0
-        hello = self._send_message(
-            "hello", {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
-        )
-        greeting = self._receive_answer(hello, "hello")
-        self.greeting = sanitize_greeting(greeting, self._socket.key)
+        said = {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
+        greeting = self._receive_answer(self._send_message("hello", said), "hello")
+        self.greeting = sanitize_greeting(greeting, self.key)
         params = _submap(greeting, "observation_params")
         spoken = adapt_dialect(self._own_dialect, params)
         check_requirements(params, _submap(greeting, "action_spec"), spoken, chosen=self._is_chosen)
         if self._connected and spoken.wants != self.wants:
-            problem = f"the server {self._socket.address} asks for other observations than when the run began"
+            problem = f"the server {self.address} asks for other observations than when the run began"
             raise PolicyError(problem, remedy="It was started anew with another model: resume the run.")
         self.dialect, self.wants = spoken, spoken.wants
         wish = params.get("env_seed")
@@ -95,35 +91,29 @@ class VlaEvalModel(connection.WebsocketModel):
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        self._end_episode()
-        self._socket.close()
-
-    def _end_episode(self) -> None:
+        """End the episode, if one is played, and close the connection, as before every other episode."""
         playing, self._playing = self._playing, False
         if playing:
             with suppress(PolicyError):
                 self._send_message("episode_end", {})
+        super().close()
 
     def _send_message(self, kind: str, payload: object) -> int:
         self._seq += 1
-        message = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
-        self._socket.send(self.codec.pack(message))
+        self.send({"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()})
         return self._seq
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
-            problem = f"the server {self._socket.address} sent no message of vla-evaluation-harness"
-            openpi = f"An openpi server is asked as --policy openpi:{self._socket.address}"
-            raise PolicyError(problem, remedy=f"Is it one of its model servers? {openpi}")
+            problem = f"the server {self.address} sent no message of vla-evaluation-harness"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
         if message.get("type") == "error":
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
-            self._socket.close()
-            got = f"{message.get('type')} {message.get('seq')}"
-            problem = f"the server {self._socket.address} sent {got} where {kind} {seq} was to come"
-            raise ServerLostError(problem, remedy="Two clients may share one connection; start the server again.")
+            super().close()
+            raise lost_error(self.address, f"sent {str(message.get('type'))[:60]} where {kind} {seq} was to come")
         return payload
 
 
@@ -161,22 +151,24 @@ def check_requirements(
     These are entries of the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the
     dialect.
     """
-    for wish, is_sent in (
-        ("send_state", any(field.state for field in dialect.fields)),
-        ("send_wrist_image", len(dialect.wants.cameras) > 1),
-    ):
-        if params.get(wish) and not is_sent:
-            problem = f"the server asks for {wish}, which the dialect {dialect.name!r} does not send"
-            raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={KINDS['vla-eval'].dialect}.")
-    if _submap(action_spec, "position").get("format") == "absolute_xyz" and not dialect.wants.absolute:
-        problem = "the server describes absolute positions, and does not ask for absolute_action"
-        raise PolicyError(problem, remedy="Serve it with absolute_action among its observation_params.")
-    conversion = dict(dialect.switches).get(6, "raw")
+    conversion = dialect.switches.get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")
-    if not chosen and gripper not in GRIPPERS.get(conversion, (gripper,)):
-        problem = f"the server describes its gripper as {gripper}, and this client reads it by {conversion!r}"
-        remedy = "Serve it with another gripper; or name the dialect, if you know its words to be wrong."
-        raise PolicyError(problem, remedy=remedy)
+    position = _submap(action_spec, "position").get("format")
+    shows_state, shows_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
+    unmet = {
+        "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
+        "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
+        "describes absolute positions, and does not ask for absolute_action": (
+            position == "absolute_xyz" and not dialect.wants.absolute
+        ),
+        f"describes its gripper as {gripper}, which is read by {conversion!r}": (
+            not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
+        ),
+    }
+    for problem, holds in unmet.items():
+        if holds:
+            remedy = "Serve it with other parameters, or name the dialect, if it fits: --policy-arg dialect=NAME."
+            raise PolicyError(f"the server {problem} in the dialect {dialect.name!r}", remedy=remedy)
 
 
 def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import client_factory
+from safevla_bench.policies.servers import KINDS, client_factory
 from safevla_bench.policies.servers.codecs import GR00T_MAIN
 from safevla_bench.policies.servers.dialects import Reply
 from safevla_bench.policies.servers.endpoint import sanitize_greeting
+from safevla_bench.policies.servers.openpi import WebsocketModel
 
 ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result"}
 
 
-class XpolicylabModel(connection.WebsocketModel):
+class XpolicylabModel(WebsocketModel):
     """A model behind such a server, which names no checkpoint."""
 
     kind, codec = "xpolicylab", GR00T_MAIN
@@ -31,7 +31,7 @@ class XpolicylabModel(connection.WebsocketModel):
         self._ask("reset", {"trial_id": self._trial})
 
     def _greet(self) -> None:
-        self.greeting = sanitize_greeting(self._ask("hello", {}), self._socket.key)
+        self.greeting = sanitize_greeting(self._ask("hello", {}), self.key)
 
     def query(self, observation: Observation) -> Reply:
         reply = self._ask("infer", {"observation": self.dialect.build_request(observation)})
@@ -41,13 +41,14 @@ class XpolicylabModel(connection.WebsocketModel):
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
         self._number += 1
         frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
-        answer = self.ask({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None})
+        self.send({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None})
+        answer = self.receive_map()
         content = answer.get("payload")
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
         if not isinstance(content, dict) or answer.get("message_type") != ANSWERS[kind]:
-            problem = f"the server {self._socket.address} sent no {ANSWERS[kind]} of XPolicyLab"
-            raise PolicyError(problem, remedy="Is it a policy server of XPolicyLab, started with protocol: ws?")
+            problem = f"the server {self.address} sent no {ANSWERS[kind]} of XPolicyLab"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
         return content
 
 

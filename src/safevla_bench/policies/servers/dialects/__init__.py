@@ -6,7 +6,8 @@ belongs to. It holds no state and no connection, so that every transport can use
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -28,29 +29,6 @@ Request = dict[str, object]
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
 _KEYS, _LETTERS = 12, 60
-
-
-@dataclass(frozen=True, slots=True)
-class CameraView:
-    """The preparation of a camera's image, in this order: flip, JPEG, resize, crop."""
-
-    flip: str
-    jpeg: bool
-    size: tuple[int, int]
-    resize: str
-    crop: float | None
-
-    def __call__(self, image: transforms.Image) -> transforms.Image:
-        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3].
-
-        Raises `PolicyError` for an image of another size if the protocol does not resize.
-        """
-        resized = transforms.flip_image(image, self.flip)
-        if self.jpeg or resized.shape[:2] != self.size:
-            picture = PillowImage.fromarray(resized)
-            shown = transforms.pass_through_jpeg(picture) if self.jpeg else picture
-            resized = transforms.resize_picture(shown, self.size, self.resize)
-        return resized if self.crop is None else transforms.crop_center(resized, self.crop)
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,27 +87,69 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return array
 
 
+class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped.
+
+    `sessions` says that the server keeps a memory by session.
+    """
+
+    about: str
+    release: str
+    """The protocol that says how this dialect shows images and states and what its gripper means."""
+    transport: str
+    hosts: dict[str, Literal["upstream", "ours"]]
+    """The hosts that it fits, the first its own; whether the server's project evaluates there, or the pair is ours."""
+    request: tuple[RequestEntry, ...]
+    reply: tuple[ReplyArray, ...]
+    """Arrays whose columns, one after another, are the host's action."""
+    switches: tuple[int, ...] = (6,)
+    """The action's columns that are converted as the protocol's gripper is."""
+    sessions: bool = False
+    absolute: bool = False
+    """Whether actions are poses in the world and not changes of pose."""
+    server_crops: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One server's request and reply.
+    """One server's request and reply: its file, and the view and the gripper of the file's release.
 
-    `replan` is how many actions of a reply are carried out before the next request; None = all of them.
+    `fields` are the file's request with the states of the release. `replan` is how many actions of a reply are carried
+    out before the next request; None = all of them.
     """
 
     name: str
+    file: DialectFile
+    inference: Inference
     wants: Wants
-    view: CameraView
     fields: tuple[RequestEntry, ...]
-    parts: tuple[ReplyArray, ...]
-    """Arrays whose columns, one after another, are the host's action."""
-    switches: tuple[tuple[int, str], ...]
-    """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
     replan: int | None
-    clip: bool
-    release: str = "unknown"
-    """The protocol that says how this dialect shows images and states and what its gripper means."""
-    sessions: bool = False
-    """Whether the server keeps a memory by session, which the first request of an episode has it reset."""
+
+    @property
+    def crop(self) -> float | None:
+        """The share of an image's surface that is sent; None for all of it."""
+        return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
+
+    @property
+    def switches(self) -> dict[int, str]:
+        """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
+        return dict.fromkeys(self.file.switches, self.inference.gripper)
+
+    def add_fixed(self, name: str, value: str) -> Dialect:
+        """Return the dialect with a further text at the end of each request."""
+        return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
+
+    def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
+        """Return an upright image [H, W, 3] as it is sent: flipped, through a JPEG, resized and cropped.
+
+        Raises `PolicyError` for an image of another size if the protocol does not resize.
+        """
+        shown, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
+        if self.inference.jpeg or shown.shape[:2] != size:
+            picture = PillowImage.fromarray(shown)
+            picture = transforms.pass_through_jpeg(picture) if self.inference.jpeg else picture
+            shown = transforms.resize_picture(picture, size, self.inference.resize)
+        return shown if self.crop is None else transforms.crop_center(shown, self.crop)
 
     def build_request(self, observation: Observation) -> Request:
         """Return the request; `PolicyError` for a state that the host does not show, or an image that does not fit."""
@@ -139,26 +159,28 @@ class Dialect:
         return request
 
     def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
+        if field.fixed is not None:
+            return field.fixed
         if field.camera is not None:
-            view = replace(self.view, flip=field.flip or self.view.flip)
-            image = view(observation.images[field.camera])
-            return image[(np.newaxis,) * field.axes]
+            return self.view(observation.images[field.camera], field.flip)[(np.newaxis,) * field.axes]
         if field.state:
             row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
             return row.astype(field.dtype)[(np.newaxis,) * field.axes]
-        return field.fixed if field.fixed is not None else _nest_text(observation.instruction, field.axes)
+        text: object = observation.instruction
+        for _ in range(field.axes):
+            text = [text]
+        return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
         try:
-            rows = [transforms.FORMS[part.form](part.read_rows(reply)) for part in self.parts]
+            rows = [transforms.FORMS[part.form](part.read_rows(reply)) for part in self.file.reply]
         except ReplyError as error:
             problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
             raise ReplyError(problem, remedy=_REMEDY) from None
         if len({len(row) for row in rows}) > 1:
-            counts = ", ".join(f"{'/'.join(part.path)} {len(row)}" for part, row in zip(self.parts, rows, strict=True))
-            raise ReplyError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
-        return transforms.convert_switches(np.concatenate(rows, axis=1), dict(self.switches))
+            raise ReplyError(f"the parts of the reply differ in steps: {[*map(len, rows)]}", remedy=_REMEDY)
+        return transforms.convert_switches(np.concatenate(rows, axis=1), self.switches)
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
@@ -171,14 +193,8 @@ def _describe_value(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
-        inner = (
-            f"{str(key)[:_LETTERS]} {_describe_value(item) if isinstance(item, np.ndarray) else ''}".strip()
-            for key, item in list(value.items())[:_KEYS]
-        )
-        return f"{{{', '.join(inner)}}}"
-    if isinstance(value, list) and value:
-        return f"{len(value)} x {_describe_value(value[0])}"
-    return type(value).__name__
+        return f"{{{', '.join(describe_entries(value))}}}"
+    return f"{len(value)} x {_describe_value(value[0])}" if isinstance(value, list) and value else type(value).__name__
 
 
 def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
@@ -196,15 +212,10 @@ def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
     _put(inner, rest, value)
 
 
-def _nest_text(text: str, axes: int) -> object:
-    return [_nest_text(text, axes - 1)] if axes else text
-
-
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
     try:
-        if np.iscomplexobj(np.asarray(value)):
-            raise TypeError("complex numbers")
-        return np.asarray(value, dtype=np.float64)
+        given = np.asarray(value)
+        return given.astype(np.float64, casting="safe" if given.dtype.kind == "c" else "unsafe")
     except (TypeError, ValueError):
         raise ReplyError(f"{where!r} of the reply is no array of numbers") from None
 
@@ -217,29 +228,6 @@ ALL = ("all",)
 NONE = "none"
 """In the place of a camera whose image is not sent."""
 LARGEST = 4096
-
-
-class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped.
-
-    `sessions` says that the server keeps a memory by session.
-    """
-
-    about: str
-    release: str
-    transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]
-    """The hosts that it fits, the first its own; whether the server's project evaluates there, or the pair is ours."""
-    request: tuple[RequestEntry, ...]
-    reply: tuple[ReplyArray, ...]
-    switches: tuple[int, ...] = (6,)
-    """The action's columns that are converted as the protocol's gripper is."""
-    sessions: bool = False
-    absolute: bool = False
-    """Whether actions are poses in the world and not changes of pose."""
-    server_crops: bool = False
-    greets: str | None = None
-    """The `env` in the greeting of its server, where that has one."""
 
 
 def dialect_names() -> tuple[str, ...]:
@@ -268,37 +256,22 @@ def load_dialect(name: str) -> Dialect:
     Those belong to a model and its server, whatever protocol says how episodes start and end. Raises `PolicyError` if
     there is no such dialect.
     """
-    content = load_dialect_file(name)
-    inference = load_protocol(content.release).inference
-    assert inference is not None, f"the release {content.release} of the dialect {name} has no inference"
-    fields = tuple(_request_entries(content, inference))
+    file = load_dialect_file(name)
+    inference = load_protocol(file.release).inference
+    assert inference is not None, f"the release {file.release} of the dialect {name} has no inference"
+    fields = tuple(
+        structs.replace(entry, state=inference.state) if entry.state == ALL else entry for entry in file.request
+    )
+    states = [part for entry in fields for part in entry.state]
+    assert all(part in transforms.STATES or part.startswith(transforms.EXTRA) for part in states), states
+    wants = Wants(
+        cameras=tuple(entry.camera for entry in fields if entry.camera),
+        image_size=inference.render,
+        extra=tuple(part.removeprefix(transforms.EXTRA) for part in states if part.startswith(transforms.EXTRA)),
+        absolute=file.absolute,
+    )
     return Dialect(
-        name=name,
-        wants=Wants(
-            cameras=tuple(field.camera for field in content.request if field.camera),
-            image_size=inference.render,
-            extra=tuple(
-                part.removeprefix(transforms.EXTRA)
-                for field in fields
-                for part in field.state
-                if part.startswith(transforms.EXTRA)
-            ),
-            absolute=content.absolute,
-        ),
-        view=CameraView(
-            flip=inference.flip,
-            jpeg=inference.jpeg,
-            size=inference.image_size,
-            resize=inference.resize,
-            crop=None if content.server_crops or inference.crop == 1 else inference.crop,
-        ),
-        fields=fields,
-        parts=content.reply,
-        switches=tuple((column, inference.gripper) for column in content.switches),
-        replan=inference.replan if isinstance(inference.replan, int) else None,
-        clip=inference.clip,
-        release=content.release,
-        sessions=content.sessions,
+        name, file, inference, wants, fields, inference.replan if isinstance(inference.replan, int) else None
     )
 
 
@@ -316,33 +289,14 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
     return chosen if image_size is None else _with_image_size(chosen, image_size)
 
 
-def read_reply(dialect: Dialect, reply: Reply) -> NDArray[np.float64]:
-    """Return a reply's actions, [H, A]; the `ReplyError` for another reply names the dialect that could read it."""
-    try:
-        return dialect.read_actions(reply)
-    except ReplyError as error:
-        rivals = dialects_of(load_dialect_file(dialect.name).transport)
-        fitting = [rival for rival in rivals if _can_read(load_dialect(rival), reply)]
-        remedy = f"{' or '.join(f'--policy-arg dialect={rival}' for rival in fitting)} reads it." if fitting else None
-        raise ReplyError(error.problem, remedy=remedy or error.remedy) from None
-
-
-def _can_read(dialect: Dialect, reply: Reply) -> bool:
-    try:
-        dialect.read_actions(reply)
-    except ReplyError:
-        return False
-    return True
-
-
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
-    height, times, width = text.partition("x")
-    sides = (height, width if times else height)
-    if not all(side.isdecimal() and 0 < int(side) <= LARGEST for side in sides):
+    sides = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
+    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+    if not all(0 < side <= LARGEST for side in size):
         remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
-    size = (int(sides[0]), int(sides[1]))
-    return replace(dialect, view=replace(dialect.view, size=size), wants=replace(dialect.wants, image_size=size))
+    inference = structs.replace(dialect.inference, image_size=size)
+    return replace(dialect, inference=inference, wants=replace(dialect.wants, image_size=size))
 
 
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
@@ -350,43 +304,35 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
-        raise PolicyError(
-            problem, remedy=f"Name as many, `{NONE}` for one that is not sent: cameras={','.join(defaults)}."
-        )
+        raise PolicyError(problem, remedy=f"Name as many, or `{NONE}`: cameras={','.join(defaults)}.")
     replacements = dict(zip(defaults, cameras, strict=True))
-    fields_sent = [entry for entry in dialect.fields if replacements.get(entry.camera or "") != NONE]
     fields = tuple(
-        structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry for entry in fields_sent
+        structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry
+        for entry in dialect.fields
+        if replacements.get(entry.camera or "") != NONE
     )
     wants = replace(dialect.wants, cameras=tuple(entry for entry in cameras if entry != NONE))
     return replace(dialect, fields=fields, wants=wants)
 
 
-def _request_entries(content: DialectFile, inference: Inference) -> Iterator[RequestEntry]:
-    for field in content.request:
-        entry = structs.replace(field, state=inference.state) if field.state == ALL else field
-        assert all(part in transforms.STATES or part.startswith(transforms.EXTRA) for part in entry.state), entry
-        yield entry
-
-
 def dialect_values(dialect: Dialect) -> Mapping[str, object]:
     """Return all values of a dialect, for a run's description."""
-    view = dialect.view
+    shown = dialect.inference
     return {
         "name": dialect.name,
-        "release": dialect.release,
+        "release": dialect.file.release,
         "render": dialect.wants.image_size,
-        "flip": view.flip,
-        "jpeg": view.jpeg,
-        "image_size": view.size,
-        "resize": view.resize,
-        "crop": view.crop,
+        "flip": shown.flip,
+        "jpeg": shown.jpeg,
+        "image_size": shown.image_size,
+        "resize": shown.resize,
+        "crop": dialect.crop,
         "request": {field.place: _describe_entry(field) for field in dialect.fields},
-        "reply": {"/".join(part.path): part.width for part in dialect.parts},
-        "switches": {str(column): how for column, how in dialect.switches},
+        "reply": {"/".join(part.path): part.width for part in dialect.file.reply},
+        "switches": {str(column): how for column, how in dialect.switches.items()},
         "replan": dialect.replan,
-        "clip": dialect.clip,
-        **({"sessions": True} if dialect.sessions else {}),
+        "clip": shown.clip,
+        **({"sessions": True} if dialect.file.sessions else {}),
     }
 
 
