@@ -367,7 +367,7 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
-        self._check_families(_list_families(poses, eef, last, state), step=len(self._rows))
+        check_families(_list_families(poses, eef, last, state), self._families)
         self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state))
         self._torques, self._substeps = [], 0
 
@@ -376,13 +376,6 @@ class EpisodeRecorder(EpisodeLog):
         if not self._is_whole:
             problem = f"a physics substep of control step {len(self._rows)} was refused, and its contacts are lost"
             raise HostError(problem, remedy="Mend what the error about it names, and begin the episode again.")
-
-    def _check_families(self, families: Mapping[str, object], step: int) -> None:
-        names = sorted({*families, *self._families})
-        differs = next((name for name in names if families.get(name) != self._families.get(name)), None)
-        if differs is not None:
-            problem = f"{differs} after control step {step}: not as in record 0"
-            raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
 
     def _read(
         self,
@@ -452,6 +445,14 @@ def check_substep(name: str, is_told: bool, is_expected: bool) -> None:
             f"a substep has {'' if is_told else 'no '}{name}, and record 0 has {'them' if is_expected else 'none'}"
         )
         raise HostError(problem, remedy="Tell the same of every substep; no contacts are an empty list.")
+
+
+def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Raise `HostError` if a record has other bodies or families than record 0, or of other sizes."""
+    differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
+    if differing:
+        remedy = "Every record holds the same bodies and families, of the same sizes."
+        raise HostError(f"{differing[0]}: not as in record 0", remedy=remedy)
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:
