@@ -251,12 +251,6 @@ class Late(Mutant):
             raise
 
 
-@starting("test_an_initial_state_placed_where_it_is_starts_as_it_does")
-def immovable(seed):
-    """Leaves objects where the initial state has them."""
-    return replace(seed, placed=())
-
-
 @starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
 def boundless(seed):
     """Starts in the nearest initial state there is."""
@@ -502,21 +496,6 @@ class Watched(Mutant):
         batch = super().latest()
         self._world.gripper = nudged(self._world.gripper)
         return batch
-
-
-class Hasty(Mutant):
-    """Steps faster, and elsewhere."""
-
-    breaks = "test_leaving_out_what_the_simulator_repeats_changes_nothing"
-    _is_fast = True
-
-    def run_fast(self, wanted):
-        self._is_fast = wanted
-
-    def step(self, action):
-        if not self._is_fast:
-            self._world.gripper = nudged(self._world.gripper)
-        return super().step(action)
 
 
 class Shifted(Mutant):

@@ -12,6 +12,7 @@ from builders import BOWL, DRAWER, contacts, episode
 from hosts import mutants
 from hosts.fake_conformance import FakeConformance
 from safevla_bench.hosts.conformance import HostConformance
+from safevla_bench.hosts.conformance.base import HookRun
 
 RULES = {name for name in dir(HostConformance) if name.startswith("test_")}
 OF_PHYSICS = {"test_what_rests_is_carried_by_its_weight", "test_a_body_that_was_turned_reads_so"}
@@ -93,7 +94,7 @@ class Physical(FakeConformance):
     batch = None
 
     def run_hook(self, hook):
-        return ("bowl", CUBE_KG if hook == "set_down" else TURN_DEG), self.batch, None
+        return HookRun(("bowl", CUBE_KG if hook == "set_down" else TURN_DEG), self.batch, None)
 
 
 def at_rest(factor=1.0, impulse=1.0):

@@ -33,7 +33,8 @@ class PhysicsRules(HostRules):
         """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, within 5 %, and its
         impulse in a control step that weight times `dt`. A host without net forces has the impulse checked alone.
         """
-        (body, mass_kg), batch, _ = self.run_hook("set_down")
+        run = self.run_hook("set_down")
+        (body, mass_kg), batch = run.result, run.batch
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
         net_n, impulse_ns = _sums_on(batch, body)
         require(impulse_ns > 0 or net_n > 0, f"{body} was put down, and no contact carries it in the last record.")
@@ -49,7 +50,8 @@ class PhysicsRules(HostRules):
         """Fail unless, after the hook `turn_object`, the recorded orientation of the body has turned about the vertical
         by the angle that the hook returns, within 2 degrees.
         """
-        (body, angle_deg), batch, _ = self.run_hook("turn_object")
+        run = self.run_hook("turn_object")
+        (body, angle_deg), batch = run.result, run.batch
         posed, quaternions = batch.body_quat_wxyz.episode_poses(0)
         names = [batch.body_label(int(k)) for k in posed]
         require(body in names, f"{body} was turned, and its orientation is not recorded.")
@@ -66,10 +68,10 @@ class PhysicsRules(HostRules):
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail where the episode of the hook `hold` touches nothing, or differs in any bit in a new environment."""
         skip_unless_repeatable(run)
-        _, batch, actions = self.run_hook("hold")
-        require(len(batch.contacts.a) > 0, "hold() ends with both fingers on a body, and no contact is recorded.")
-        again = self.run_elsewhere(self.trials[0].find_task(self.host()), Wants(privileged=True), actions)
-        require_same(batch, again, "The motion of hold(), repeated in a new environment,")
+        held = self.run_hook("hold")
+        require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, and no contact is recorded.")
+        again = self.run_elsewhere(self.trials[0].find_task(self.host()), Wants(privileged=True), held.actions)
+        require_same(held.batch, again, "The motion of hold(), repeated in a new environment,")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
         """Fail where an episode begun after that of the hook `hold` differs in any bit from one in a new environment:

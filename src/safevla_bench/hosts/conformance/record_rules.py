@@ -157,14 +157,15 @@ class ContactRules(HostRules):
 
     def test_what_both_fingers_hold_is_named(self) -> None:
         """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""
-        body, batch, _ = self.run_hook("hold")
+        run = self.run_hook("hold")
+        body, batch = run.result, run.batch
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None
         require(bool(batch.gripping[-1]), f"Both fingers hold {body}, and gripper_contact is false.")
         require(gripped == body, f"The fingers hold {body}, and gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
         """Fail where, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
-        _, batch, _ = self.run_hook("close_on_nothing")
+        batch = self.run_hook("close_on_nothing").batch
         require(not batch.gripping.any(), "The gripper is closed on nothing, and gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, and gripped_body names a body.")
         roles = batch.body_roles(0)
@@ -174,7 +175,8 @@ class ContactRules(HostRules):
 
     def test_one_finger_is_no_grip(self) -> None:
         """Fail unless, after `touch_with_one_finger`, the last record has robot and body in contact and no grip."""
-        body, batch, _ = self.run_hook("touch_with_one_finger")
+        run = self.run_hook("touch_with_one_finger")
+        body, batch = run.result, run.batch
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
         touched = any(body in (a, b) and "robot" in (roles[a], roles[b]) for a, b in contact_pairs(batch, last))
         require(touched, f"A finger touches {body}, and no contact with the robot is recorded.")
@@ -214,7 +216,7 @@ class RepeatRules(HostRules):
         self._compare_bare(run, run.batch, run.actions)
         if run.trial == self.trials[0] and self.hold is not None:
             try:
-                _, _, actions = self.run_hook("hold")
+                actions = self.run_hook("hold").actions
             except pytest.skip.Exception:
                 return  # another rule says so
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
