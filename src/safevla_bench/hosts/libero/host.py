@@ -58,7 +58,8 @@ class LiberoHost(MujocoHost):
                 install.require()
                 if tasks := libero_tasks.registered_tasks(suite):
                     return tasks
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=libero_tasks.suite_remedy(suite))
+            remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         install.require()
         return libero_tasks.suite_tasks(benchmark)
 

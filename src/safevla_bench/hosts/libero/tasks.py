@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
-ELSEWHERE: Mapping[str, str] = {
-    "libero-plus": "LIBERO-Plus is a fork in LIBERO's place, github.com/sylvestf/LIBERO-plus, with 6.4 GB of assets "
-    "that no package holds",
-    "libero-mem": "LIBERO-Mem is a fork in LIBERO's place with forks of robosuite and robomimic, "
-    "github.com/libero-mem/libero-mem",
-}
-"""Suites by how their names begin, and what they need that this host has not."""
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
@@ -57,14 +50,6 @@ def find_benchmark(suite: str) -> str | None:
     benchmark = spell_suite(suite)
     benchmark = ALIASES.get(benchmark, benchmark)
     return benchmark if benchmark in ALL_SUITES else None
-
-
-def suite_remedy(suite: str) -> str:
-    """Return what helps if LIBERO has no suite of that name: the suites there are, or where it is."""
-    for prefix, need in ELSEWHERE.items():
-        if spell_suite(suite).startswith(prefix):
-            return f"{need}. Install it in an environment of its own, and record its loop there: docs/recording.md."
-    return f"Suites: {SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
 
 
 @cache

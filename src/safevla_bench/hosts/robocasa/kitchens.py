@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -28,7 +28,6 @@ from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.robocasa import (
-    ARM_MEMORY,
     AT,
     DRAWING_OPTIONS,
     LID,
@@ -172,33 +171,6 @@ def require_joints(model: mujoco.MjModel, joints: object) -> None:
     if joints != [str(model.joint(joint).name) for joint in range(model.njnt)]:
         remedy = "Use the versions that run.json names."
         raise HostError("the record's joints are not those of the kitchen that is rebuilt", remedy=remedy)
-
-
-def restore_memory(kitchen: Any, memory: object) -> None:
-    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered; raises `HostError` if
-    the record does not say.
-    """
-    (robot,) = kitchen.robots
-    (arm,) = robot.arms
-    controller, gripper = robot.composite_controller.part_controllers[arm], robot.gripper[arm]
-    data = kitchen.sim.data._data
-    try:
-        remembered = msgspec.convert(memory, _Memory)
-        data.qacc_warmstart[:] = remembered.qacc_warmstart
-        for name in ARM_MEMORY:
-            shape = np.shape(getattr(controller, name))
-            setattr(controller, name, np.array(remembered.arm[name], dtype=np.float64).reshape(shape))
-    except (msgspec.ValidationError, ValueError, TypeError, KeyError) as error:
-        remedy = "Its `memory` is what safevla_recorder.record writes."
-        raise HostError(f"the record does not say what the controllers remembered: {error}", remedy=remedy) from None
-    controller.new_update = True
-    gripper.current_action = np.array(remembered.gripper)
-
-
-class _Memory(msgspec.Struct, frozen=True, kw_only=True):
-    qacc_warmstart: list[float]
-    arm: dict[str, list[Any]]
-    gripper: list[float]
 
 
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
