@@ -75,27 +75,27 @@ def _visible_shapes(
     """Yield the shapes of visible geoms, then sites; a mesh is added to `meshes`, by mesh and texture, when first
     met.
     """
-    for geom in np.flatnonzero(np.isin(model.geom_group, list(appearance.groups))):
-        kind = _kind_of(model.geom_type[geom])
-        rgba, texture = _surface(model, int(model.geom_matid[geom]), model.geom_rgba[geom])
-        if kind is None or rgba[3] == 0:
-            continue
-        where = (int(model.geom_bodyid[geom]), _three(model.geom_pos[geom]), _four(model.geom_quat[geom]))
-        if kind == "mesh":
-            key = (int(model.geom_dataid[geom]), texture)
-            if key not in meshes:
-                meshes[key] = _mesh(model, *key)
-            tint = np.ones(3) if meshes[key].colors is not None else _mean_color(model, texture)
-            number = list(meshes).index(key)
-        else:
-            tint, number = _mean_color(model, texture), None
-        yield _shape(kind, where, model.geom_size[geom], rgba * [*tint, 1.0], number)
-    for site in range(model.nsite if appearance.sites else 0):
-        kind = _kind_of(model.site_type[site])
-        rgba, texture = _surface(model, int(model.site_matid[site]), model.site_rgba[site])
-        if kind is not None and rgba[3] > 0 and model.site_group[site] < _VISIBLE_SITES:
-            where = (int(model.site_bodyid[site]), _three(model.site_pos[site]), _four(model.site_quat[site]))
-            yield _shape(kind, where, model.site_size[site], rgba * [*_mean_color(model, texture), 1.0], None)
+    geoms = np.isin(model.geom_group, list(appearance.groups))
+    sites = appearance.sites & (model.site_group < _VISIBLE_SITES)
+    for name, shown in (("geom", geoms), ("site", sites)):
+        kinds, bodies, places, turns, sizes, materials, colors = (
+            getattr(model, f"{name}_{part}") for part in ("type", "bodyid", "pos", "quat", "size", "matid", "rgba")
+        )
+        for number in np.flatnonzero(shown):
+            kind = _kind_of(kinds[number])
+            rgba, texture = _surface(model, int(materials[number]), colors[number])
+            if kind is None or rgba[3] == 0:
+                continue
+            mesh = None
+            if kind == "mesh":
+                key = (int(model.geom_dataid[number]), texture)
+                if key not in meshes:
+                    meshes[key] = _mesh(model, *key)
+                mesh = list(meshes).index(key)
+            has_colors = mesh is not None and meshes[key].colors is not None
+            tint = np.ones(3) if has_colors else _mean_color(model, texture)
+            where = (int(bodies[number]), _three(places[number]), _four(turns[number]))
+            yield _shape(kind, where, sizes[number], rgba * [*tint, 1.0], mesh)
 
 
 def _kind_of(number: int) -> ShapeKind | None:
