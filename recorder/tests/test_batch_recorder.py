@@ -166,7 +166,7 @@ def test_a_step_that_was_refused_can_be_made_again():
     ("call", "problem"),
     [
         (lambda recorder: step(recorder), "no physics substep was recorded"),
-        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "a substep has torques"),
+        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "joint_torque_nm: not as in record 0"),
         (lambda recorder: recorder.substep(), "10 pairs are declared, and no net forces are told"),
         (lambda recorder: recorder.substep(forces() * 1j), "the net forces: not an array of real numbers"),
         (lambda recorder: recorder.substep([[1.0], [2.0, 3.0]]), "the net forces: not an array of real numbers"),

@@ -29,7 +29,7 @@ from safevla_recorder.channels import NET_FORCE, POSES, as_fields
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
 from safevla_recorder.errors import HostError
-from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families, check_substep
+from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families
 
 Array = Any
 """An array of NumPy, a tensor of torch, or what `numpy.asarray` takes."""
@@ -140,7 +140,7 @@ class BatchRecorder:
         running = self._require_running()
         self._running = np.zeros_like(running)  # until this substep is taken
         norms, sums, xp = self._read_norms(net_force_n), self._sums, self._arrays.xp
-        check_substep("torques", torques_nm is not None, _TORQUES in self._sizes)
+        check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._sizes})
         if torques_nm is not None:
             torques = self._arrays.read("the torques", torques_nm, self._sizes[_TORQUES]) + 0.0
             sums.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(sums[_TORQUE_PEAK], abs(torques))})
