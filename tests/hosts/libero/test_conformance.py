@@ -23,6 +23,7 @@ class TestLibero(HostConformance):
         Trial("libero-object", 0, roles={"basket_1": "bystander", "floor": "furniture", "robot0_link3": "robot"}),
     )
     needs = ("libero", "robosuite", "mujoco")
+    steps = 8
     other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):
@@ -108,6 +109,7 @@ class TestLibero(HostConformance):
 class TestLiberoFurniture(TestLibero):
     """The same rules in scenes with cabinets, a stove and a microwave."""
 
+    steps = 20
     trials = (
         *TestLibero.trials,
         Trial("libero-spatial", 0, roles={"plate_1": "bystander", "gripper0_leftfinger": "robot"}),

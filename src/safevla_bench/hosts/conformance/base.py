@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
@@ -254,33 +255,39 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return what a hook does in a new environment of the first trial, under privileged observations; skip the test
-        if the hook is not written.
+        """Return what a hook does in a new environment of the first trial, under privileged observations, kept for
+        other rules; skip the test if the hook is not written.
         """
-        host, actions, observations = self.host(), list[Action](), list[Observation]()
-
-        def keep_step(call: Callable[[Action], Any], action: Action) -> Any:
-            actions.append(np.array(action))
-            observation, success = call(action)
-            observations.append(observation)
-            return observation, success
-
-        def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
-            actions.clear()
-            observations[:] = [call(seed)]
-            return observations[0]
-
-        with closing(host.make(self.trials[0].find_task(host), Wants(privileged=True))) as env:
-            wrap_method(env, "step", keep_step)
-            wrap_method(env, "reset", begin_anew)
-            result = call_hook(lambda: getattr(self, hook)(env, self.seed), hook)
-            coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
-            return HookRun(result, env.recorded(), np.array(actions), observations, coordinates)
+        return _run_hook(type(self), hook)
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
+
+
+@cache
+def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
+    own = rules()
+    host, actions, observations = own.host(), list[Action](), list[Observation]()
+
+    def keep_step(call: Callable[[Action], Any], action: Action) -> Any:
+        actions.append(np.array(action))
+        observation, success = call(action)
+        observations.append(observation)
+        return observation, success
+
+    def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
+        actions.clear()
+        observations[:] = [call(seed)]
+        return observations[0]
+
+    with closing(host.make(own.trials[0].find_task(host), Wants(privileged=True))) as env:
+        wrap_method(env, "step", keep_step)
+        wrap_method(env, "reset", begin_anew)
+        result = call_hook(lambda: getattr(own, hook)(env, own.seed), hook)
+        coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
+        return HookRun(result, env.recorded(), np.array(actions), observations, coordinates)
 
 
 def require(holds: bool, failure: str) -> None:
