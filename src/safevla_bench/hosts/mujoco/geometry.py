@@ -211,23 +211,8 @@ def _four(values: NDArray[np.floating]) -> tuple[float, float, float, float]:
 
 
 def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """Return the point to look at, [3], and the radius of the smallest body, in m; `groups` holds the geoms of each
-    body.
-
-    Where two bodies touch, the point is the middle of their contacts, else the centre of the smallest body: that shows
-    where a contact was that has ended by the end of the control step.
-    """
-    balls = [_bounding_ball(model, data, geoms) for geoms in groups]
-    center, radius = min(balls, key=lambda ball: ball[1])
-    touching = [contact.pos.copy() for contact in data.contact if _between(contact, groups)]
-    return (np.mean(touching, axis=0) if touching else center), radius
-
-
-def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> bool:
-    if len(groups) != 2 or contact.dist > 0:
-        return False
-    a, b = groups
-    return bool((contact.geom1 in a and contact.geom2 in b) or (contact.geom2 in a and contact.geom1 in b))
+    """Return centre [3] and radius of the smallest body, in m; `groups` holds the geoms of each body."""
+    return min((_bounding_ball(model, data, geoms) for geoms in groups), key=lambda ball: ball[1])
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
@@ -259,13 +244,8 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
-    """Return the first camera whose score is at least 0.85 of the best score, see `_score`; `shown` has for each camera
-    the share of the picture that each body takes, [B].
+    """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` has for
+    each camera the share of the picture that each body takes, [B].
     """
-    scores = np.array([_score(seen) for seen in shown])
-    return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]
-
-
-def _score(shown: Floats) -> float:
-    capped = np.minimum(shown / _ENOUGH, 1.0)
-    return float(capped.min() + capped.mean() / 4)
+    least = np.minimum([seen.min() for seen in shown], _ENOUGH)
+    return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]
