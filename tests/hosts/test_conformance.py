@@ -76,7 +76,6 @@ SHAPE = "not (21, 15): one after settling, and one after each action."
     [
         ("Nudging", "with the recorder the simulator's state differs from record 2 on."),
         ("two_targets", "the role target is given to ['block', 'tray'], not to ['block']."),
-        ("Unstated", f"bare() returns states of shape (0, 15), {SHAPE}"),
         ("Abridged", f"bare() returns states of shape (20, 15), {SHAPE}"),
     ],
 )

@@ -151,8 +151,8 @@ class RecordableKitchen(RecordableEnv):
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
         options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
         description = {
-            "layout": _plain_id(kitchen.layout_id),
-            "style": _plain_id(kitchen.style_id),
+            "layout": to_plain(kitchen.layout_id),
+            "style": to_plain(kitchen.style_id),
             "joints": joints,
             "options": options,
             "ep_meta": episode_meta(kitchen),
@@ -204,10 +204,6 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
         )
         raise HostError(problem, remedy=f"{remedy} Known: {', '.join(goals)}.")
     return goals[task]
-
-
-def _plain_id(value: object) -> object:
-    return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
 def _require_robot(kitchen: Any) -> None:

@@ -215,11 +215,18 @@ def check_wants(
     remedy: str = "Run it on LIBERO, or serve a model of the former.",
 ) -> None:
     """Raise `HostError` if a policy wants another camera, or gives poses where the host takes `changes` of them."""
-    unknown = sorted(set(wants.cameras) - set(cameras))
-    if unknown:
-        raise HostError(f"{host} has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(cameras)}.")
+    for camera in sorted(wants.cameras):
+        require_known(host, "camera", camera, cameras)
     if wants.absolute and changes:
         raise HostError(f"{host} takes changes of {changes}, and this policy gives poses", remedy=remedy)
+
+
+def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise `HostError`, with those there are, if `owner` has no suite, task, camera or the like of that name."""
+    known = tuple(known)
+    if name not in known:
+        remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
+        raise HostError(f"{owner} has no {kind} {name!r}", remedy=remedy)
 
 
 def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:

@@ -293,28 +293,6 @@ def test_nothing_is_rendered_that_no_policy_wants(spatial):
     assert spatial._env.env.sim._render_context_offscreen is None
 
 
-def test_a_wanted_camera_is_upright_rgb_of_the_wanted_size(seeing):
-    image = seeing.reset(EpisodeSeed(0, 7, wait_steps=0)).images["agentview"]
-    domain = seeing._env.env
-    raw = domain._get_observations()["agentview_image"]
-    geom_seen = domain.sim.render(64, 48, camera_name="agentview", segmentation=True)[::-1, :, 1]
-    model = domain.sim.model._model
-    rows = {
-        name: np.nonzero(np.isin(model.geom_bodyid[geom_seen], model.body(name).id))[0]
-        for name in ("gripper0_right_gripper", "basket_1_main")
-    }
-    assert image.shape == (48, 64, 3)
-    assert image.dtype == np.uint8
-    np.testing.assert_array_equal(image, raw[::-1])
-    assert rows["gripper0_right_gripper"].max() < rows["basket_1_main"].min(), "the raised hand is above the basket"
-
-
-def test_an_unknown_camera_or_task_is_an_error_that_lists_what_there_is():
-    with pytest.raises(HostError, match="no camera 'wrist'") as caught:
-        make_env("libero-object", 0, Wants(("wrist",)))
-    assert "agentview, robot0_eye_in_hand" in str(caught.value)
-
-
 def test_reset_and_steps_print_and_log_nothing(spatial, capfd, caplog):
     with caplog.at_level(logging.INFO):
         spatial.reset(SEED)

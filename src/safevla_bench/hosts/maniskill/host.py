@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions
+from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants, check_action, check_extra
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
@@ -68,18 +68,14 @@ class ManiskillHost:
 
     def __init__(self, control: str = next(iter(CONTROLS))) -> None:
         """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
-        if control not in CONTROLS:
-            raise HostError(
-                f"the host maniskill has no control {control!r}", remedy=f"Controls: {', '.join(CONTROLS)}."
-            )
+        require_known("the host maniskill", "control", control, CONTROLS)
         self._control = control
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        if suite != SUITE:
-            raise HostError(f"ManiSkill has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
+        require_known("ManiSkill", "suite", suite, self.suites())
         told, still = registry().tasks, still_action(self._control)
         return tuple(
             Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=rules.horizon)
@@ -205,8 +201,7 @@ def still_action(control: str) -> tuple[float, ...]:
 
 def task_targets(name: str) -> tuple[str, ...]:
     """Return what a task's success asks to be moved; raises `HostError` for an unknown name."""
-    if name not in TASKS:
-        raise HostError(f"the host maniskill has no task {name!r}", remedy=f"Tasks: {', '.join(TASKS)}.")
+    require_known("the host maniskill", "task", name, TASKS)
     return TASKS[name].targets
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost, model_coordinates
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, importing
 from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action, check_extra
@@ -287,8 +287,7 @@ def _read_tasks() -> _TaskFile:
 def suite_tasks(suite: str) -> tuple[Task, ...]:
     """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
     file = _read_tasks()
-    if suite not in file.suites:
-        raise HostError(f"Meta-World has no suite {suite!r}", remedy=f"Suites: {', '.join(file.suites)}.")
+    require_known("Meta-World", "suite", suite, file.suites)
     return tuple(
         Task(suite, name, index, name, file.tasks[name].instruction, STILL, file.init_states, file.horizon)
         for index, name in enumerate(file.suites[suite])
@@ -298,8 +297,7 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 def metaworld_task(name: str) -> MetaworldTask:
     """Return what one task asks for, by Meta-World's name; raises `HostError` for an unknown name."""
     tasks = _read_tasks().tasks
-    if name not in tasks:
-        raise HostError(f"Meta-World has no task {name!r}", remedy="`tasks(suite)` lists them.")
+    require_known("Meta-World", "task", name, tasks)
     return tasks[name]
 
 

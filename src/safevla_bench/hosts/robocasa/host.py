@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts import check_start, check_wants, require_known
 from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, to_wxyz
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, read_told_scene, recorded_fixtures
@@ -52,8 +52,9 @@ class RobocasaHost(MujocoHost):
     name = "robocasa"
 
     def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
-        self._split = _require_one_of("split", split, kitchens.SPLITS)
-        self._horizons = _require_one_of("horizons", horizons, kitchens.HORIZONS)
+        require_known("RoboCasa", "split", split, kitchens.SPLITS)
+        require_known("RoboCasa", "horizons", horizons, kitchens.HORIZONS)
+        self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
         return kitchens.suites()
@@ -80,7 +81,8 @@ class RobocasaHost(MujocoHost):
         if not scene:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        split = _require_one_of("split", str(scene.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
+        split = str(scene.get("split", kitchens.SPLITS[0]))
+        require_known("RoboCasa", "split", split, kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         if "split" in scene:
             return env.open_stage(episode)
@@ -89,12 +91,6 @@ class RobocasaHost(MujocoHost):
 
     def versions(self) -> dict[str, str]:
         return install.versions()
-
-
-def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise HostError(f"RoboCasa has no {name} {value!r}", remedy=f"Write {name}= one of: {', '.join(choices)}.")
-    return value
 
 
 class RobocasaEnv(RobosuiteEnv):

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import require_known
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
@@ -82,8 +83,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
     another suite.
     """
     table = _table()
-    if suite not in table.suites:
-        raise HostError(f"RoboCasa has no suite {suite!r}", remedy=f"Suites: {', '.join(table.suites)}.")
+    require_known("RoboCasa", "suite", suite, table.suites)
     entries = registry().tasks
     return tuple(
         Task(
@@ -102,10 +102,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
 
 def task_goal(task: Task) -> Goal:
     """Return what a task's success asks for; raises `HostError` for an unknown task."""
-    table = _table()
-    if task.task_id not in table.suites.get(task.benchmark, ()):
-        problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
-        raise HostError(problem, remedy=f"Suites: {', '.join(table.suites)}; ask tasks(suite) for their tasks.")
+    require_known("RoboCasa", "task", task.task_id, _table().suites.get(task.benchmark, ()))
     return known_goals()[task.task_id]
 
 
