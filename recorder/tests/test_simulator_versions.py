@@ -45,6 +45,15 @@ def test_a_range_holds_its_first_version_and_not_its_last_and_counts_numbers(sin
     assert not any(difference(since, before).covers(version) for version in outside)
 
 
+def test_a_difference_concerns_its_tasks_all_tasks_of_its_benchmarks_or_everything():
+    assert difference("3.4", None).concerns("a/b")
+    assert not difference("3.4", None).concerns("a/c")
+    assert not difference("3.4", None).concerns("a")
+    whole = KnownDifference("libero", "mujoco", "3", None, "pictures", "it is dark", ("a",), ("somebody",))
+    assert (whole.concerns("a/c"), whole.concerns("b/c")) == (True, False)
+    assert KnownDifference("libero", "mujoco", "3", None, "physics", "it moves", (), ("me",)).concerns("b/c")
+
+
 def test_numpy_python_and_this_project_decide_no_physics():
     named = {"mujoco": "3.2.3", "numpy": "1", "safevla-bench": "1", "safevla-recorder": "1", "python": "3.8", "x": "9"}
     assert physics_versions(named) == {"mujoco": "3.2.3", "x": "9"}

@@ -40,6 +40,10 @@ class KnownDifference:
             or (self.before is not None and number >= version_number(self.before))
         )
 
+    def concerns(self, task: str) -> bool:
+        """Return whether the difference was found in a task, given as `benchmark/task_id`; True if found everywhere."""
+        return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
+
     def describe(self, version: str) -> str:
         """Return the difference as one sentence about an installed version, without its full stop."""
         where = f"{', '.join(self.tasks)}: " if self.tasks else ""

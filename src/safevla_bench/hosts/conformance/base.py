@@ -258,7 +258,7 @@ class HostRules:
         """Return what a hook does in a new environment of the first trial, under privileged observations, kept for
         other rules; skip the test if the hook is not written.
         """
-        return _run_hook(type(self), hook)
+        return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
