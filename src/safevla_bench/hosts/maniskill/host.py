@@ -30,12 +30,11 @@ from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
 SUITE = "maniskill"
 CONTROLS = {
-    "pd_ee_delta_pose": "position [3], rotation [3], gripper",
-    "pd_ee_delta_pos": "position [3], gripper",
-    "pd_joint_delta_pos": "joints [7], gripper",
+    "pd_ee_delta_pose": ("position [3], rotation [3], gripper", 7),
+    "pd_ee_delta_pos": ("position [3], gripper", 4),
+    "pd_joint_delta_pos": ("joints [7], gripper", 8),
 }
-"""ManiSkill's control modes that this host takes, the default first, and the numbers of an action."""
-_SIZES = {"pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4, "pd_joint_delta_pos": 8}
+"""ManiSkill's control modes that this host takes, the default first: the numbers of an action, and how many."""
 TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
 """Of the Panda's joints, base first, by ManiSkill's own URDF; its drives would give 100 N·m each."""
 _ARM = len(TORQUE_LIMIT_NM)
@@ -110,8 +109,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str) -> None:
         """Make ManiSkill's environment; raises `HostError` if it has no such task or cannot be imported."""
-        super().__init__(task, wants, versions, _SIZES[control])
-        self._meaning = CONTROLS[control]
+        self._meaning, size = CONTROLS[control]
+        super().__init__(task, wants, versions, size)
         self._targets = task_targets(task.name)
         self._env = make_env(task.name, control)
         self.dt_s = float(self._env.control_timestep)
@@ -196,7 +195,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action of a control mode that moves nothing and opens the gripper."""
-    return (*[0.0] * (_SIZES[control] - 1), 1.0)
+    return (*[0.0] * (CONTROLS[control][1] - 1), 1.0)
 
 
 def task_targets(name: str) -> tuple[str, ...]:
