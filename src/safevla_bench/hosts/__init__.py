@@ -206,19 +206,13 @@ class RecordedEnv(ABC, Generic[Log]):
         )
 
 
-def check_wants(
-    wants: Wants,
-    cameras: Sequence[str],
-    host: str,
-    *,
-    changes: str = "pose",
-    remedy: str = "Run it on LIBERO, or serve a model of the former.",
-) -> None:
+def check_wants(wants: Wants, cameras: Sequence[str], host: str, *, changes: str = "pose") -> None:
     """Raise `HostError` if a policy wants another camera, or gives poses where the host takes `changes` of them."""
     for camera in sorted(wants.cameras):
         require_known(host, "camera", camera, cameras)
     if wants.absolute and changes:
-        raise HostError(f"{host} takes changes of {changes}, and this policy gives poses", remedy=remedy)
+        problem = f"{host} takes changes of {changes}, and this policy gives poses"
+        raise HostError(problem, remedy=f"Run it on LIBERO, or serve a model that gives changes of {changes}.")
 
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:

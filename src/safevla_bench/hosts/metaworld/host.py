@@ -73,8 +73,7 @@ class MetaworldHost(MujocoHost):
         """Return a new environment of one task, not reset yet; raises `HostError` if Meta-World is missing or has no
         such task, camera or further reading, or the policy gives poses.
         """
-        remedy = "Serve a model that gives changes of position."
-        check_wants(wants, CAMERAS, "Meta-World", changes="position", remedy=remedy)
+        check_wants(wants, CAMERAS, "Meta-World", changes="position")
         check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
