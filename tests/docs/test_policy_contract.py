@@ -57,16 +57,6 @@ def test_orientations_are_the_flips_of_the_raw_image_that_the_page_says():
             np.testing.assert_array_equal(image, turn(raw[camera]))
 
 
-@pytest.mark.parametrize("orientation", sorted(ORIENTATIONS))
-def test_a_depth_is_turned_as_the_image_of_its_camera_and_a_matrix_is_not(orientation):
-    seen = observation()
-    depth, matrix = seen.images["agentview"][:, :, 0].astype(np.float32), np.eye(4)
-    shown = orient_images(replace(seen, extra={"depth/agentview": depth, "extrinsics/agentview": matrix}), orientation)
-    assert shown.extra["depth/agentview"].dtype == np.float32
-    np.testing.assert_array_equal(shown.extra["depth/agentview"], shown.images["agentview"][:, :, 0])
-    np.testing.assert_array_equal(shown.extra["extrinsics/agentview"], matrix)
-
-
 def test_images_that_nobody_rendered_stay_unrendered():
     seen = replace(observation(), images=UnrenderedImages(CAMERAS))
     assert orient_images(seen, "libero-vla") is seen

@@ -97,13 +97,6 @@ class Nudging(Mutant):
         return result
 
 
-class Unstated(Mutant):
-    """Records what it should, and its author's hook `bare` gives no states to compare that with."""
-
-    breaks = "test_recording_changes_nothing_in_the_simulation"
-    bare_states = slice(0)
-
-
 class Abridged(Mutant):
     """Records what it should, and its author's hook `bare` leaves out the state after the last action."""
 
@@ -251,23 +244,10 @@ class Late(Mutant):
             raise
 
 
-@starting("test_an_initial_state_placed_where_it_is_starts_as_it_does")
-def immovable(seed):
-    """Leaves objects where the initial state has them."""
-    return replace(seed, placed=())
-
-
 @starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
 def boundless(seed):
     """Starts in the nearest initial state there is."""
     return replace(seed, init_state_index=min(seed.init_state_index, 4))
-
-
-@starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
-def downward(seed):
-    """Counts initial states from the end where an index is negative."""
-    index = seed.init_state_index
-    return replace(seed, init_state_index=index + 5 if index < 0 else index)
 
 
 @starting("test_a_drawn_start_is_none_of_the_initial_states_and_repeats")
@@ -318,15 +298,6 @@ class Mistaken(Mutant):
 
     def _build_header(self, seed):
         return super()._build_header(replace(seed, init_state_index=4))
-
-
-class Mumbling(Mutant):
-    """Tells the policy another task than the record says."""
-
-    breaks = "test_the_header_says_which_episode_it_is"
-
-    def _observe(self):
-        return replace(super()._observe(), instruction="do as you like")
 
 
 @editing("test_exactly_the_targets_have_the_role_target")
@@ -502,21 +473,6 @@ class Watched(Mutant):
         batch = super().latest()
         self._world.gripper = nudged(self._world.gripper)
         return batch
-
-
-class Hasty(Mutant):
-    """Steps faster, and elsewhere."""
-
-    breaks = "test_leaving_out_what_the_simulator_repeats_changes_nothing"
-    _is_fast = True
-
-    def run_fast(self, wanted):
-        self._is_fast = wanted
-
-    def step(self, action):
-        if not self._is_fast:
-            self._world.gripper = nudged(self._world.gripper)
-        return super().step(action)
 
 
 class Shifted(Mutant):

@@ -50,6 +50,7 @@ def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):
     assert client.asked[0]["observation/state"].shape == (8,)
 
 
+@pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_openvla_s_loop_is_recorded_with_the_gripper_that_libero_was_told(tmp_path):

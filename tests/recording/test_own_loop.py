@@ -131,7 +131,8 @@ SEEING |= {"use_camera_obs": True, "has_offscreen_renderer": True}
 
 
 @pytest.mark.parametrize(
-    ("options", "episodes", "steps"), [({}, [0, 2], 20), (SEEING, [2], 3)], ids=["blind", "seeing"]
+    ("options", "episodes", "steps"),
+    [pytest.param({}, [0, 2], 10, id="blind"), pytest.param(SEEING, [2], 3, id="seeing", marks=pytest.mark.long)],
 )
 def test_the_environment_returns_the_same_bytes_with_and_without_recording(tmp_path, options, episodes, steps):
     with closing(control(**options)) as plain:

@@ -11,7 +11,7 @@
         recorder.begin(net_force_n, poses=..., env_ids=done)  # record 0 of the worlds that were reset
 
 Each world's records are those of an `EpisodeRecorder` that is told the net forces of the declared pairs alone. Arrays
-are NumPy's, or torch tensors: what is on a GPU stays there until an episode ends, but for three truths of each world in
+are NumPy's, or torch tensors: what is on a GPU stays there until an episode ends, but for one truth of each world in
 a control step. What else `numpy.asarray` takes, such as JAX's arrays, is copied.
 """
 
@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import LARGEST, NET_FORCE, POSES, as_fields
+from safevla_recorder.channels import NET_FORCE, POSES, as_fields
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
 from safevla_recorder.errors import HostError
-from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_substep
+from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families
 
 Array = Any
 """An array of NumPy, a tensor of torch, or what `numpy.asarray` takes."""
@@ -89,7 +88,7 @@ class BatchRecorder:
         state: Array | None = None,
         env_ids: Array | None = None,
     ) -> None:
-        """Take record 0, the settled state, of some worlds, between two control steps; other rows are not read.
+        """Take record 0, the settled state, of some worlds, between two control steps; other rows do not matter.
 
         An episode of theirs that has begun before is dropped, even if this raises. The families and their sizes are
         those of the first `begin`, until no world is in an episode.
@@ -104,8 +103,8 @@ class BatchRecorder:
             env_ids: the worlds, by number or as a mask [N]; None = all.
 
         Raises:
-            HostError: a body, world, family or size is not as it should be, a number is not finite, or other worlds
-                are in the middle of a control step.
+            HostError: a body, world, family or size is not as it should be, or other worlds are in the middle of a
+                control step.
         """
         worlds = self._read_worlds(env_ids)
         if not worlds:
@@ -117,21 +116,17 @@ class BatchRecorder:
         elif self._substeps:
             remedy = "Call begin between step and the next substep."
             raise HostError("worlds begin while others are in the middle of a control step", remedy=remedy)
-        arrays = self._arrays.choose(worlds)
-        rows = self._read_poses(arrays, poses, eef, state)
-        norms = self._read_norms(arrays, net_force_n)
+        rows, arrays = self._read_poses(poses, eef, state), self._arrays
+        norms = self._read_norms(net_force_n)
         if norms is not None:
             apart, touching = map(arrays.share, self._pairs.needed_substeps)
-            self._needed[worlds] = self._left[worlds] = arrays.xp.where(norms > 0, touching, apart)
-            counted = norms * (self._needed[worlds] == 0)
+            self._needed[worlds] = self._left[worlds] = arrays.xp.where(norms > 0, touching, apart)[worlds]
+            counted = norms * (self._needed == 0)
             rows.update({PEAK: counted, SUM: counted, NOW: norms})
         if torques_nm is not None:
             torques = arrays.read("the torques", torques_nm, None)
             rows.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
-        table = self._lay_out(rows)
-        remedy = "Look for overlapping bodies, reset these worlds, and begin them."
-        self._check_finite(_READINGS, table, ~arrays.are_finite(table), worlds, remedy)
-        self._timeline.write(_READINGS, table, worlds)
+        self._timeline.write(_READINGS, self._lay_out(rows)[worlds], worlds)
         self._clear_sums()
         self._running[worlds], self._first_row[worlds] = True, self._timeline.last
 
@@ -140,13 +135,12 @@ class BatchRecorder:
         just ended in all worlds; those in no episode are not recorded.
 
         Raises `HostError` if no world has begun, or families or sizes are not those of record 0; what the substep did
-        is then lost, so that all worlds must begin again. Numbers that are not finite are found by `step`.
+        is then lost, so that all worlds must begin again.
         """
-        if not self._running.any():
-            raise HostError("no world has begun", remedy="Call begin first, after settling.")
-        running, self._running = self._running, np.zeros_like(self._running)  # until this substep is taken
-        norms, sums, xp = self._read_norms(self._arrays, net_force_n), self._sums, self._arrays.xp
-        check_substep("torques", torques_nm is not None, _TORQUES in self._sizes)
+        running = self._require_running()
+        self._running = np.zeros_like(running)  # until this substep is taken
+        norms, sums, xp = self._read_norms(net_force_n), self._sums, self._arrays.xp
+        check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._sizes})
         if torques_nm is not None:
             torques = self._arrays.read("the torques", torques_nm, self._sizes[_TORQUES]) + 0.0
             sums.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(sums[_TORQUE_PEAK], abs(torques))})
@@ -170,30 +164,26 @@ class BatchRecorder:
         poses: Mapping[str, BatchPose],
         eef: BatchPose | None = None,
         state: Array | None = None,
-        active: Array | None = None,
     ) -> list[EndedEpisode]:
         """Add the record of the control step that `action` [N, A] drove, read right after its last physics step and
-        before any reset; return the episodes that end with it, where `done` [N] is true, in order of world.
+        before any reset; return the episodes that end with it, where `done` [N] is true, in order of world. Worlds in
+        no episode are left out.
 
-        `active` [N] is true for the worlds that are in an episode; None = all are. Raises `HostError` if that is not
-        so, no substep was recorded since the last record, bodies, families or sizes are not those of record 0, or a
-        number is not finite. That loses the episodes of the worlds it names alone: the same call without them goes on.
+        Raises `HostError` if no world has begun, no substep was recorded since the last record, or bodies, families or
+        sizes are not those of record 0; the call can be made again. Numbers that no record may have are refused when
+        the episode is written.
         """
-        self._check_active(active)
+        self._require_running()
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        readings = self._lay_out({**self._read_poses(self._arrays, poses, eef, state), **self._sums})
-        tables = {_READINGS: readings, _ACTION: self._arrays.read("the action", action, self._action_size)}
-        ended, worlds = self._read_mask("done", done), range(self.num_envs)
-        remedy = "Call step again with `active` false there; then reset these worlds, and begin them."
-        for name, table in tables.items():
-            wrong = ~self._arrays.are_finite(table) & self._running
-            self._check_finite(name, table, wrong, worlds, remedy)
-        self._action_size = int(tables[_ACTION].shape[1])
-        self._timeline.advance(int(self._first_row[self._running].min(initial=self._timeline.last)))
-        for name, table in tables.items():
-            self._timeline.write(name, table)
+        readings = self._lay_out({**self._read_poses(poses, eef, state), **self._sums})
+        taken = self._arrays.read("the action", action, self._action_size)
+        ended = self._read_mask("done", done)
+        self._action_size = int(taken.shape[1])
+        self._timeline.advance(int(self._first_row[self._running].min()))
+        self._timeline.write(_READINGS, readings)
+        self._timeline.write(_ACTION, taken)
         self._clear_sums()
         return self.end(ended)
 
@@ -211,35 +201,37 @@ class BatchRecorder:
         readings = dict(zip(self._sizes, np.split(tables.pop(_READINGS), ends, axis=1)))
         return EndedEpisode(world, self._pairs, {**readings, **tables}, self._bodies)
 
+    def _require_running(self) -> Bools:
+        if not self._running.any():
+            raise HostError("no world has begun", remedy="Call begin first, after settling or a refused substep.")
+        return self._running
+
     def _clear_sums(self) -> None:
         zeros, sizes = self._arrays.make_zeros, self._sizes
         self._sums = {name: zeros((self.num_envs, sizes[name])) for name in _SUMS if name in sizes}
         self._substeps = 0
 
-    def _read_norms(self, arrays: BatchArrays, net_force_n: Array | None) -> Array:
-        """Return the norms of the pairs' net forces [W, K]; None = no pair is declared."""
+    def _read_norms(self, net_force_n: Array | None) -> Array:
+        """Return the norms of the pairs' net forces [N, K]; None = no pair is declared."""
         pairs = self._pairs.count
         if (net_force_n is None) != (pairs == 0):
             problem = f"{pairs} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are told"
             raise HostError(problem, remedy="Declare the pairs whose net forces are told, and tell them each time.")
-        return None if net_force_n is None else arrays.read_norms(net_force_n, pairs)
+        return None if net_force_n is None else self._arrays.read_norms(net_force_n, pairs)
 
     def _read_poses(
-        self, arrays: BatchArrays, poses: Mapping[str, BatchPose], eef: BatchPose | None, state: Array | None
+        self, poses: Mapping[str, BatchPose], eef: BatchPose | None, state: Array | None
     ) -> dict[str, Array]:
         bodies = {name: quat is not None for name, (_, quat) in poses.items()}
         unknown = sorted(set(bodies) - set(self._pairs.geoms.roles))
         if unknown:
             raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
-        if self._sizes and bodies != self._bodies:
-            name = sorted(set(bodies.items()) ^ set(self._bodies.items()))[0][0]
-            raise _refuse_family(f"the pose of {name}")
+        if self._sizes:
+            check_families(bodies, self._bodies)
         self._bodies = self._bodies or bodies
-        read, xp = arrays.read, arrays.xp
+        read, xp = self._arrays.read, self._arrays.xp
         places = [read(f"the position of {name}", poses[name][0], 3) for name in self._bodies]
-        turns = [
-            read(f"the orientation of {name}", poses[name][1], 4) for name, has_quat in self._bodies.items() if has_quat
-        ]
+        turns = [read(f"the orientation of {name}", poses[name][1], 4) for name, told in self._bodies.items() if told]
         hand, turn = eef or (None, None)
         rows = {
             "body_pos_m": xp.concatenate(places, 1) if places else None,
@@ -251,33 +243,13 @@ class BatchRecorder:
         return {name: values for name, values in rows.items() if values is not None}
 
     def _lay_out(self, rows: Mapping[str, Array]) -> Array:
-        """Return the readings of each world as one row [W, F], in the order of record 0, whose families they have."""
+        """Return the readings of each world as one row [N, F], in the order of record 0, whose families they have."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Tell net forces, poses, torques or the state.")
         self._sizes = self._sizes or sizes
-        if sizes != self._sizes:
-            raise _refuse_family(sorted(set(sizes.items()) ^ set(self._sizes.items()))[0][0])
+        check_families(sizes, self._sizes)
         return self._arrays.xp.concatenate([rows[name] for name in self._sizes], 1)
-
-    def _check_finite(self, name: str, table: Array, wrong: Bools, worlds: Sequence[int], remedy: str) -> None:
-        """Raise `HostError` if rows of a table [W, F] of these worlds are `wrong`: these are in no episode then."""
-        faulty = np.flatnonzero(wrong)
-        if len(faulty):
-            listed = [worlds[row] for row in faulty.tolist()]
-            self._running[listed] = False
-            column = int(np.isfinite(copy_to_host(table[int(faulty[0])])).argmin())
-            names = [reading for reading, size in self._sizes.items() for _ in range(size)]
-            problem = f"a number of {names[column] if name == _READINGS else name} is one that no record may have"
-            raise HostError(f"worlds {', '.join(map(str, listed))}: {problem}", remedy=remedy)
-
-    def _check_active(self, active: Array | None) -> None:
-        wanted = np.ones(self.num_envs, dtype=np.bool_) if active is None else self._read_mask("active", active)
-        differs = np.flatnonzero(wanted != self._running)
-        if len(differs):
-            problem = f"world {differs[0]} is {'in no' if wanted[differs[0]] else 'in an'} episode, against `active`"
-            remedy = "Begin each world after its reset, all after a refused substep; `active` [N] leaves others out."
-            raise HostError(problem, remedy=remedy)
 
     def _read_mask(self, name: str, values: Array) -> Bools:
         mask = copy_to_host(values)
@@ -291,17 +263,10 @@ class BatchRecorder:
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
-        named = set(ids.reshape(-1).tolist())
-        worlds = [world for world in range(self.num_envs) if world in named]
-        if ids.ndim != 1 or len(worlds) != len(ids):
-            remedy = f"Give different numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of truths."
+        if ids.ndim != 1 or not set(ids.tolist()) <= set(range(self.num_envs)):
+            remedy = f"Give numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of truths."
             raise HostError(f"env_ids: {ids.tolist()} are not worlds", remedy=remedy)
-        return worlds
-
-
-def _refuse_family(name: str) -> HostError:
-    remedy = "Every record of every world holds the same bodies and families, of the same sizes."
-    return HostError(f"{name}: not as in record 0", remedy=remedy)
+        return sorted(set(ids.tolist()))
 
 
 # The episode of one world: the net forces of declared pairs as contacts
@@ -452,15 +417,8 @@ class BatchArrays:
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
         tensor = next((sample for sample in samples if is_on_device(sample)), None)
         self._worlds = worlds
-        self._chosen: Sequence[int] | None = None
         self.xp: Any = np if tensor is None else sys.modules["torch"]
         self._options = {"dtype": self.xp.float64, **({} if tensor is None else {"device": tensor.device})}
-
-    def choose(self, worlds: Sequence[int]) -> BatchArrays:
-        """Return the same for reading the rows of these worlds alone."""
-        chosen = copy(self)
-        chosen._chosen = worlds
-        return chosen
 
     def make_zeros(self, sizes: Sequence[int]) -> Array:
         """Return zeros of these sizes."""
@@ -473,7 +431,7 @@ class BatchArrays:
         return self.xp.asarray(values, **self._options)
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
-        """Return the rows of the chosen worlds of `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`.
+        """Return `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`.
 
         A size that is None may be any. Raises `HostError` for other shapes, or what is not real numbers.
         """
@@ -488,18 +446,14 @@ class BatchArrays:
             sizes_text = ", ".join("any" if size is None else str(size) for size in wanted)
             vectors = f", or [{sizes_text}, 3]" if or_vectors else ""
             raise HostError(f"{name}: {problem}", remedy=f"Give numbers of the shape [{sizes_text}]{vectors}.")
-        return array if self._chosen is None else array[self._chosen]
+        return array
 
     def read_norms(self, values: Array, pairs: int) -> Array:
-        """Return the norms of forces [N, K] or [N, K, 3] of the chosen worlds; NaN where no scene has such a norm."""
+        """Return the norms of forces [N, K] or [N, K, 3]; NaN where a norm is negative."""
         force = self.read("the net forces", values, pairs, or_vectors=True)
         if len(force.shape) == 3:
             force = self.xp.sqrt(force[..., 0] ** 2 + force[..., 1] ** 2 + force[..., 2] ** 2)
-        return self.xp.where((force >= 0) & (force <= LARGEST), force, np.nan)
-
-    def are_finite(self, table: Array) -> Bools:
-        """Return whether all numbers of each world are finite, [W], on the host."""
-        return copy_to_host(self.xp.isfinite(table).all(1))
+        return self.xp.where(force >= 0, force, np.nan)
 
 
 def is_on_device(values: Array) -> bool:

@@ -69,13 +69,17 @@ class RunFolder:
         """
         self.path = out
         self.episode_ids: set[str] = set()
-        self._volatile = volatile
-        self._host: str | None = None
-        self._versions: dict[str, str] = {}
-        self._policies: dict[str, bool] = {}  # name -> whether it sees privileged state
-        self._tasks: dict[str, None] = {}
-        self._wait_steps: set[int] = set()
-        self._horizons: set[int] = set()
+        self._run: dict[str, Any] = {
+            "schema_version": 1,
+            "host": None,
+            "suites": [],
+            "tasks": [],
+            "policies": [],
+            "protocol": {"name": OWN_LOOP, "wait_steps": [], "horizons": []},
+            "versions": {},
+            "complete": False,
+            "volatile": dict(volatile),
+        }
         self._begun: Counter[tuple[str, str, str]] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._next = self._blocks = self._complete_blocks = 0
@@ -83,10 +87,9 @@ class RunFolder:
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Take in one more environment, see `begin_block`."""
-        self._tasks[f"{env.task.benchmark}/{env.task.task_id}"] = None
-        self._wait_steps.add(rules.wait_steps)
-        if rules.horizon:
-            self._horizons.add(rules.horizon)
+        protocol = self._run["protocol"]
+        protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
+        self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
         self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
@@ -96,8 +99,13 @@ class RunFolder:
         Raises `RunError` if the folder is there before the first call and not empty, and `FileError` if it or run.json
         cannot be written.
         """
-        self._host, self._versions = host, dict(versions)
-        self._policies[policy] = privileged
+        own_name = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
+        policies = {**{each["policy"]: each["privileged"] for each in self._run["policies"]}, policy: privileged}
+        self._run.update(
+            host=host,
+            versions={own_name: __version__, **versions},
+            policies=[{"policy": name, "privileged": is_privileged} for name, is_privileged in policies.items()],
+        )
         self._blocks += 1
         if not self._written:
             _make_empty_folder(self.path)
@@ -116,11 +124,7 @@ class RunFolder:
                 problem = f"the folder holds a run of the host {known['host']!r}, under the protocol "
                 problem += f"{known['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
                 raise RunError(problem, remedy="Choose another folder.", place=place)
-            self._volatile = known["volatile"]
-            self._policies = {policy["policy"]: policy["privileged"] for policy in known["policies"]}
-            self._wait_steps = set(known["protocol"]["wait_steps"])
-            self._horizons = set(known["protocol"]["horizons"])
-            self._tasks = dict.fromkeys(known["tasks"])
+            self._run = {name: known[name] for name in self._run}
             for path in sorted((self.path / RAW).glob("*.json")):
                 place = Place(file=str(path))
                 self._take_in(RecordedRow(**json.loads(path.read_bytes())), int(path.stem))
@@ -155,10 +159,16 @@ class RunFolder:
         self._next = number + 1
         self._begun[key] = max(self._begun[key], row.episode + 1)
         self._outcomes[row.outcome] += 1
-        self._tasks[f"{row.benchmark}/{row.task_id}"] = None
-        if row.horizon:
-            self._horizons.add(row.horizon)
+        self._add_task(row.benchmark, row.task_id, row.horizon)
         self.episode_ids.add(row.episode_id)
+
+    def _add_task(self, benchmark: str, task_id: str, horizon: int | None) -> None:
+        run = self._run
+        for values, value in ((run["suites"], benchmark), (run["tasks"], f"{benchmark}/{task_id}")):
+            if value not in values:
+                values.append(value)
+        if horizon:
+            run["protocol"]["horizons"] = sorted({*run["protocol"]["horizons"], horizon})
 
     def close_block(self, *, complete: bool) -> None:
         """End a block of recording, `complete` unless something broke it off, and write run.json; remove the folder
@@ -169,40 +179,20 @@ class RunFolder:
         path = shlex.quote(str(self.path))
         if self._outcomes:
             self._write_description()
-            print(f"Records: {path} ({self.count_outcomes()}). Next: safevla score {path}", file=sys.stderr)
+            outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
+            print(f"Records: {path} ({outcomes}). Next: safevla score {path}", file=sys.stderr)
             return
         shutil.rmtree(self.path)
         _open_folders.pop(self.path.resolve(), None)
         _log.warning("no episode was recorded, so there is no %s", path)
 
-    def count_outcomes(self) -> str:
-        """Return how many episodes had each outcome, most frequent first, as text; "" for no episodes."""
-        return ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
-
     def _write_description(self) -> None:
-        content = _encode_json(self._describe_run(), indent=2)
+        """Write run.json if it differs; `complete` is true if every block so far has ended completely."""
+        self._run["complete"] = self._complete_blocks == self._blocks
+        content = _encode_json(self._run, indent=2)
         if content != self._written:
             _write_file(self.path / RUN, content)
         self._written = content
-
-    def _describe_run(self) -> dict[str, object]:
-        """Return the content of run.json; `complete` is true if every block so far has ended completely."""
-        own_name = "safevla-recorder" if "safevla-recorder" in self._versions else "safevla-bench"
-        return {
-            "schema_version": 1,
-            "host": self._host,
-            "suites": list(dict.fromkeys(task.partition("/")[0] for task in self._tasks)),
-            "tasks": list(self._tasks),
-            "policies": [{"policy": name, "privileged": privileged} for name, privileged in self._policies.items()],
-            "protocol": {
-                "name": OWN_LOOP,
-                "wait_steps": sorted(self._wait_steps),
-                "horizons": sorted(self._horizons),
-            },
-            "versions": {own_name: __version__, **self._versions},
-            "complete": self._complete_blocks == self._blocks,
-            "volatile": dict(self._volatile),
-        }
 
 
 def facts_of_the_day() -> dict[str, object]:
@@ -310,7 +300,6 @@ _TYPES: Mapping[str, type] = {
     "success": bool,
     "dt": float,
 }
-_TYPE_NAMES = {str: "a text", int: "a whole number", float: "a number above zero", bool: "True or False"}
 _FIELDS = tuple(name for name in HEADER_FIELDS if name in _TYPES or name == "joint_torque_limit_nm")
 
 
@@ -486,7 +475,7 @@ def _read_field(name: str, value: object) -> Any:
     kind = _TYPES.get(name)
     fits = plain is None or kind is None or (type(plain) is kind and plain != "")
     if not fits or (name == "dt" and plain is not None and not plain > 0):
-        raise _refuse(name, f"the value is {plain!r}", f"Give {_TYPE_NAMES[_TYPES[name]]}.")
+        raise _refuse(name, f"the value is {plain!r}", f"Give a value of the type {_TYPES[name].__name__}; dt above 0.")
     return plain
 
 

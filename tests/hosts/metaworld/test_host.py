@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hosts.depth_rays import agreeing_share, depth_readings
-from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.metaworld import host as metaworld_host
@@ -112,28 +110,6 @@ def test_the_door_never_strikes_its_own_frame():
     env.close()
 
 
-@pytest.mark.parametrize("camera", ["corner3", "gripperPOV"])
-def test_a_depth_is_where_rays_through_the_pixels_end_and_changes_nothing(camera):
-    """`corner3` hangs upside down: image, depth and matrices are turned alike. The mark of the goal meets no ray."""
-    task, wants = suite_tasks("mt10")[3], Wants((camera,), (48, 64), extra=depth_readings(camera))
-    deep, plain = (MetaworldHost().make(task, w) for w in (wants, Wants((camera,), (48, 64))))
-    seen, other = deep.reset(START), plain.reset(START)
-    share = agreeing_share(deep._env.model, deep._env.data, camera, seen.extra, every=4, groups=(0, 1, 2))
-    np.testing.assert_array_equal(seen.images[camera], other.images[camera])
-    deep.render_next(False)
-    unseen = deep.step(np.array(metaworld_host.STILL))[0].extra
-    with pytest.raises(PolicyError, match="not rendered"):
-        unseen[f"depth/{camera}"]
-    assert unseen["agent_pos"].shape == (4,)
-    plain.step(np.array(metaworld_host.STILL))
-    assert encode_npz(deep.recorded()) == encode_npz(plain.recorded())
-    deep.close()
-    plain.close()
-    depth = seen.extra[f"depth/{camera}"]
-    assert (depth.shape, depth.dtype) == ((48, 64), np.float32)
-    assert share > 0.95, "all but what is thinner than a pixel"
-
-
 def test_a_start_is_where_it_is_placed_and_none_is_nearer_to_its_goal_than_upstream_draws():
     host, task = MetaworldHost(), suite_tasks("mt10")[1]
     space = host.search_space(task, START)
@@ -159,8 +135,6 @@ def test_what_is_not_there_is_refused():
     for unmade in ("joint_pos", "state"):  # the state is for privileged policies
         with pytest.raises(HostError, match=f"Meta-World has no reading '{unmade}'\n.*agent_pos"):
             host.make(task, Wants(extra=(unmade,)))
-    with pytest.raises(HostError, match="no reading 'depth/topview'"):
-        host.make(task, Wants(cameras=("corner3",), extra=("depth/topview",)))
     with pytest.raises(HostError, match="changes of position"):
         host.make(task, Wants(absolute=True))
     with pytest.raises(PolicyError, match="metaworld:expert"):

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from hosts.depth_rays import agreeing_share, depth_readings
-from safevla_bench.archive.npz import encode_npz
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import install, kitchens
@@ -242,21 +240,6 @@ def test_the_goal_names_the_knob_that_the_episode_means():
         ((verb, stove, knob),) = env.reset(EpisodeSeed(0, 7, 2)).privileged.goal
         assert verb == "turn_off"
         assert f"{stove}_knob_{knob}_joint" in env._env.fixtures[stove].joints
-
-
-@pytest.mark.parametrize("camera", ["robot0_agentview_left", "robot0_eye_in_hand"])
-def test_a_depth_is_where_rays_through_the_pixels_end_and_changes_nothing(camera):
-    seed = EpisodeSeed(0, 7, 0)
-    deep, plain = (make_env("OpenDrawer", Wants((camera,), (48, 64), extra=e)) for e in (depth_readings(camera), ()))
-    with closing(deep), closing(plain):
-        seen, other = deep.reset(seed), plain.reset(seed)
-        share = agreeing_share(*deep._mujoco(), camera, seen.extra, every=3)
-        depth, shown = seen.extra[f"depth/{camera}"], plain.step(STILL)[0].images[camera]
-        np.testing.assert_array_equal(seen.images[camera], other.images[camera])
-        np.testing.assert_array_equal(deep.step(STILL)[0].images[camera], shown)
-        assert encode_npz(deep.recorded()) == encode_npz(plain.recorded())
-    assert (depth.shape, depth.dtype) == ((48, 64), np.float32)
-    assert share > 0.97, "all but what is thinner than a pixel"
 
 
 @pytest.mark.parametrize("name", ["TurnOnMicrowave", "CloseFridge", "OpenDrawer"])

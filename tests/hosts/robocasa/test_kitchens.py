@@ -118,12 +118,6 @@ def test_missing_assets_are_an_error_with_the_download_command(monkeypatch, tmp_
     assert "python -m robocasa.scripts.download_kitchen_assets" in str(caught.value)
 
 
-def test_assets_where_robocasa_would_mistake_their_paths_are_an_error(monkeypatch, tmp_path):
-    monkeypatch.setenv(install.ASSETS, str(tree(tmp_path / "robosuite")))
-    with pytest.raises(HostError, match="mistake"):
-        install.assets()
-
-
 def test_a_tree_that_calls_itself_a_stand_in_is_one(monkeypatch, tmp_path):
     monkeypatch.setenv(install.ASSETS, str(tree(tmp_path / "tree")))
     assert not is_standin(install.assets())

@@ -143,39 +143,19 @@ def _to_quaternion(matrix: Floats) -> Floats:
 # Settling: objects come to rest before an episode begins
 
 
-class SettleDetector:
-    """Detects that no object has moved faster than 0.05 m/s after the last two control steps. One step is not enough: a
-    thrown object is slow too at the top of its flight.
-    """
-
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> None:
-        """Watch `objects`, name -> body that flies free or slides."""
-        self._model, self._data, self._objects = model, data, objects
-        self._steps = 0
-
-    def observe_step(self) -> None:
-        """Read the speeds after a control step; one object above 0.05 m/s starts the count of slow steps again."""
-        slow = _fastest_object(self._model, self._data, self._objects)[1] <= RESTING_M_S
-        self._steps = self._steps + 1 if slow else 0
-
-    @property
-    def is_settled(self) -> bool:
-        """True if all objects were slow after each of the last two steps."""
-        return self._steps > 1
-
-
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
     """Yield once for each settling step, a control step, that the caller is to make in the simulation of `data`: these
-    are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at rest.
+    are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at rest:
+    at most 0.05 m/s after two steps in a row, since a thrown object is slow at the top of its flight, too.
     """
-    detector = SettleDetector(model, data, objects)
+    slow_steps = 0
     for step in range(wait_steps + rest_steps):
-        if step >= wait_steps and detector.is_settled:
+        if step >= wait_steps and slow_steps > 1:
             return
         yield
-        detector.observe_step()
+        slow_steps = slow_steps + 1 if _fastest_object(model, data, objects)[1] <= RESTING_M_S else 0
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:

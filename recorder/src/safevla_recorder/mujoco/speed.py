@@ -33,7 +33,6 @@ _KNOWN = {
     "robosuite.controllers.osc.OperationalSpaceController.run_controller": "3d66f1234743",
     "robosuite.controllers.parts.arm.osc.OperationalSpaceController.run_controller": "44859dc62f34",
     "robosuite.controllers.parts.controller.Controller.update": "1d667c1efb74",
-    "robosuite.controllers.parts.generic.joint_pos.JointPositionController.run_controller": "3d3bf00a8429",
     "robosuite.controllers.parts.gripper.gripper_controller.GripperController.update": "13db3d3cea06",
     "robosuite.controllers.parts.gripper.simple_grip.SimpleGripController.run_controller": "627e9dd74c7f",
     "robosuite.controllers.parts.mobile_base.joint_vel."
@@ -322,10 +321,7 @@ class _Part:
             interpolators
         )
         self._laws = sys.modules[type(controller).__module__]
-        is_joint = _is_known(controller, "run_controller", "JointPositionController") and not controller.interpolator
-        self._law: Callable[[], Floats] = (
-            self._solve if self._is_operational else self._solve_joints if is_joint else controller.run_controller
-        )
+        self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
     def run(self) -> Floats:
         """Return what the controller's own `run_controller` would, and leave it in the same state."""
@@ -339,16 +335,6 @@ class _Part:
 
     def _solve(self) -> Floats:
         raise NotImplementedError
-
-    def _solve_joints(self) -> Floats:
-        """Return the torques [J] that pull the joints to their goal."""
-        controller = self._controller
-        error = np.array(controller.goal_qpos) - controller.joint_pos
-        torques: Floats = np.multiply(error, controller.kp) + np.multiply(-controller.joint_vel, controller.kd)
-        if controller.use_torque_compensation:
-            torques = np.dot(controller.mass_matrix, torques) + self._data.qfrc_bias[self._dofs]
-        controller.torques, controller.new_update = torques, True
-        return torques
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""

@@ -18,8 +18,7 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 from __future__ import annotations
 
 from safevla_bench.hosts.conformance.optional_rules import OptionalRules, TaskRules
-from safevla_bench.hosts.conformance.physics_rules import PhysicsRules
-from safevla_bench.hosts.conformance.record_rules import ContactRules, RecordRules, RepeatRules
+from safevla_bench.hosts.conformance.record_rules import ContactRules, PhysicsRules, RecordRules, RepeatRules
 
 
 class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, PhysicsRules, OptionalRules):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
@@ -15,10 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.interface.environment import Host, HostEnv
-from safevla_bench.interface.policy import Action, Wants
+from safevla_bench.interface.environment import Coordinated, Host, HostEnv
+from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.stage import Camera, StagingHost
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.mujoco.hook import wrap_method
 
@@ -64,6 +65,19 @@ class TrialRun:
         return str(self.trial)
 
 
+@dataclass(frozen=True)
+class HookRun:
+    """The episode since a hook's last reset: what the hook returned, the record, the N actions, N + 1 observations, and
+    the coordinates of the state.
+    """
+
+    result: Any
+    batch: Batch
+    actions: Floats
+    observations: Sequence[Observation] = ()
+    coordinates: Sequence[Coordinate] = ()
+
+
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
@@ -79,32 +93,31 @@ def run_actions(
 
 
 def first_difference(first: object, second: object, name: str = "") -> str | None:
-    """Return the dotted name of the first field in which two records differ, such as `contacts.force_n`; None if all
-    bits are equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN; `its type` and `its
-    fields` stand for values that cannot be compared part by part.
+    """Return the dotted name of a field in which two records differ, such as `contacts.force_n`; None if all bits are
+    equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN.
     """
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        same = first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
-        return None if same else name
-    parts, others = _named_parts(first), _named_parts(second)
-    if parts is None or others is None:
-        return None if first == second else name or "its type"
-    if parts.keys() != others.keys():
-        return name or "its fields"
-    differences = (first_difference(part, others[key], f"{name}.{key}".strip(".")) for key, part in parts.items())
-    return next((difference for difference in differences if difference), None)
+    leaves, others = dict(_leaves(first, name)), dict(_leaves(second, name))
+    names = dict.fromkeys((*leaves, *others))
+    missing = object()
+    return next((key or "its type" for key in names if leaves.get(key, missing) != others.get(key, missing)), None)
 
 
-def _named_parts(value: object) -> dict[str, object] | None:
+def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, np.ndarray):
+        yield name, (value.dtype, value.shape, value.tobytes())
+        return
+    parts: Mapping[Any, object]
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): part for name, part in value.items()}
-    if isinstance(value, tuple | list):
-        return {str(place): part for place, part in enumerate(value)}
-    return None
+        parts = msgspec.structs.asdict(value)
+    elif is_dataclass(value):
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+    elif isinstance(value, Mapping | tuple | list):
+        parts = value if isinstance(value, Mapping) else dict(enumerate(value))
+    else:
+        yield name, value
+        return
+    for key, part in parts.items():
+        yield from _leaves(part, f"{name}.{key}".strip("."))
 
 
 T = TypeVar("T")
@@ -206,18 +219,16 @@ class HostRules:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Set to None the rules of hooks set to None, and the rules of images if no `other_wants` has a camera. A
-        rule that a base class took away comes back where this class applies it; rules that the class itself
-        defines stay.
+        """Set to None the rules of hooks set to None, and the rules of images if no `other_wants` has a camera; rules
+        that the class itself defines stay.
         """
-        applies = {rule: getattr(cls, hook) is not None for hook, rules in _RULES_OF_HOOKS.items() for rule in rules}
-        has_cameras = any(wants.cameras for wants in cls.other_wants)
-        applies |= {rule: has_cameras and applies.get(rule, True) for rule in _RULES_OF_IMAGES}
-        for rule, is_wanted in applies.items():
-            # A base may have taken away what this class wants again; the class that defines the rule keeps it.
-            defined = next((attribute for base in cls.__mro__ if (attribute := vars(base).get(rule))), None)
-            if rule not in vars(cls):
-                setattr(cls, rule, defined if is_wanted else None)
+        if not hasattr(cls, "trials"):
+            return  # a class of rules, not yet a host's
+        unused = [rule for hook, rules in _RULES_OF_HOOKS.items() if getattr(cls, hook) is None for rule in rules]
+        if not any(wants.cameras for wants in cls.other_wants):
+            unused += _RULES_OF_IMAGES
+        for rule in set(unused) - set(vars(cls)):
+            setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run each test that takes the fixture `run` once for every trial."""
@@ -243,29 +254,40 @@ class HostRules:
             elsewhere = self.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
-    def run_hook(self, hook: str) -> tuple[Any, Batch, Floats]:
-        """Return what a hook returns in a new environment of the first trial, the record, and the actions since its
-        last reset, [N, A]; skip the test if the hook is not written.
+    def run_hook(self, hook: str) -> HookRun:
+        """Return what a hook does in a new environment of the first trial, under privileged observations, kept for
+        other rules; skip the test if the hook is not written.
         """
-        host, actions = self.host(), list[Action]()
-
-        def keep_action(call: Callable[[Action], Any], action: Action) -> Any:
-            actions.append(np.array(action))
-            return call(action)
-
-        def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
-            actions.clear()
-            return call(seed)
-
-        with closing(host.make(self.trials[0].find_task(host), Wants(privileged=True))) as env:
-            wrap_method(env, "step", keep_action)
-            wrap_method(env, "reset", begin_anew)
-            return call_hook(lambda: getattr(self, hook)(env, self.seed), hook), env.recorded(), np.array(actions)
+        return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
+
+
+@cache
+def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
+    own = rules()
+    host, actions, observations = own.host(), list[Action](), list[Observation]()
+
+    def keep_step(call: Callable[[Action], Any], action: Action) -> Any:
+        actions.append(np.array(action))
+        observation, success = call(action)
+        observations.append(observation)
+        return observation, success
+
+    def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
+        actions.clear()
+        observations[:] = [call(seed)]
+        return observations[0]
+
+    with closing(host.make(own.trials[0].find_task(host), Wants(privileged=True))) as env:
+        wrap_method(env, "step", keep_step)
+        wrap_method(env, "reset", begin_anew)
+        result = call_hook(lambda: getattr(own, hook)(env, own.seed), hook)
+        coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
+        return HookRun(result, env.recorded(), np.array(actions), observations, coordinates)
 
 
 def require(holds: bool, failure: str) -> None:

@@ -15,7 +15,8 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -28,17 +29,10 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 TIMEOUT_S = 120
 
 
-@dataclass(frozen=True, slots=True)
-class FactoryResult:
-    """The outcome, `host_error`, the name of another exception, or `worked`, and the error's message."""
-
-    outcome: str
-    message: str = ""
-
-
-def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> FactoryResult:
-    """Return how making and resetting an environment ended, tried without some packages in a process of its own; for a
-    task of None, how making the host and listing its suites ended.
+def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> tuple[str, str]:
+    """Return how making and resetting an environment ended, tried without some packages in a process of its own: an
+    outcome, `host_error`, `worked` or the name of another exception, and the error's message; for a task of None, how
+    making the host and listing its suites ended.
 
     A process that dies gives the outcome `exit code N` with the end of its stderr. Raises `subprocess.TimeoutExpired`
     after 120 s.
@@ -46,23 +40,19 @@ def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> Fa
     # A script, not `-m`: importing its package would import, before anything is hidden, what the rules import.
     command = [sys.executable, "-P", __file__, factory, *libraries]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    text = json.dumps(asdict(task) if task else None)
     process = subprocess.run(
-        command,
-        input=json.dumps(asdict(task) if task else None),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
+        command, input=text, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     if process.returncode:
-        return FactoryResult(f"exit code {process.returncode}", process.stderr.strip()[-500:])
-    return FactoryResult(**json.loads(process.stdout.splitlines()[-1]))
+        return f"exit code {process.returncode}", process.stderr.strip()[-500:]
+    outcome, message = json.loads(process.stdout.splitlines()[-1])
+    return outcome, message
 
 
 class _HiddenPackages(MetaPathFinder):
-    def __init__(self, packages: Iterable[str]) -> None:
-        self._packages = frozenset(packages)
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name.partition(".")[0] in self._packages:
@@ -70,7 +60,7 @@ class _HiddenPackages(MetaPathFinder):
         return None
 
 
-def hide_packages(packages: Sequence[str]) -> None:
+def _hide_packages(packages: Sequence[str]) -> None:
     """Make packages, by import name, and the distributions that hold them absent, in this process and for good."""
     owners = importlib.metadata.packages_distributions()
     hidden = {name for package in packages for name in owners.get(package, ())}
@@ -83,30 +73,26 @@ def hide_packages(packages: Sequence[str]) -> None:
     importlib.metadata.Distribution.discover = visible_distributions  # type: ignore[method-assign]
 
 
-def _try_factory(factory: str, task: Task | None) -> FactoryResult:
+def _try_factory(factory: str, task: Task | None) -> None:
     host = pkgutil.resolve_name(factory)()
     if task is None:
         host.suites()
-        return FactoryResult("worked")
-    try:
-        env = host.make(task, Wants())
+        return
+    with closing(host.make(task, Wants())) as env:
         env.reset(EpisodeSeed(0, 0, 0))
-    except HostError as error:
-        return FactoryResult("host_error", str(error))
-    env.close()
-    return FactoryResult("worked")
 
 
 def main() -> None:
     """Try the factory of the command line, and print the outcome, an exception too, as JSON in the last line."""
     factory, *libraries = sys.argv[1:]
     task = json.load(sys.stdin)
-    hide_packages(libraries)
+    _hide_packages(libraries)
+    ended = "worked", ""
     try:
-        ended = _try_factory(factory, Task(**task) if task else None)
+        _try_factory(factory, Task(**task) if task else None)
     except Exception as error:  # whatever it raises is what the caller wants to know
-        ended = FactoryResult(type(error).__name__, str(error))
-    print(json.dumps(asdict(ended)))
+        ended = "host_error" if isinstance(error, HostError) else type(error).__name__, str(error)
+    print(json.dumps(ended))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +15,6 @@ from safevla_bench.hosts.conformance.base import (
     Floats,
     HostRules,
     TrialRun,
-    call_hook,
     first_difference,
     require,
     require_error,
@@ -25,13 +23,12 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
 )
 from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.interface.environment import Coordinated, FastEnv, HostEnv, SearchableHost, SelectiveEnv, Watchable
-from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv, Watchable
+from safevla_bench.interface.policy import Action, Observation
 from safevla_bench.interface.stage import Stage, StagingHost
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace
+from safevla_bench.interface.task import Coordinate
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
-from safevla_recorder.mujoco.hook import wrap_method
 
 
 class TaskRules(HostRules):
@@ -104,10 +101,8 @@ class TaskRules(HostRules):
             return  # another rule
         still = np.array([run.task.still] * 2)
         batch = run_actions(run.env, replace(self.seed, wait_steps=0, rest_steps=_REST_STEPS), still)
-        bodies, positions = batch.body_pos_m.episode_poses(0)
-        speeds = np.linalg.norm(np.diff(positions, axis=0), axis=2).max(axis=0, initial=0) / run.env.dt_s
-        for body, speed in zip(bodies, speeds, strict=True):
-            name = batch.body_label(int(body))
+        for name, path in _tracked_paths(batch).items():
+            speed = float(np.linalg.norm(np.diff(path, axis=0), axis=1).max(initial=0)) / run.env.dt_s
             failure = f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}."
             require(speed <= _AT_REST_M_PER_S, failure)
 
@@ -115,18 +110,18 @@ class TaskRules(HostRules):
         """Fail unless the host can be made and lists its suites without any of `needs`; passes where that is empty."""
         if not self.needs:
             return
-        ended = run_without(self.factory, self.needs, None)
-        report = f"{ended.outcome}: {ended.message}"
-        require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
+        outcome, message = run_without(self.factory, self.needs, None)
+        sentence = f"The host cannot be made or list its suites without {self.needs}: {outcome}: {message}"
+        require(outcome == "worked", sentence)
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
         """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
-            ended = run_without(self.factory, [needed], task)
-            sentence = f"Without {needed} it must raise a HostError, and {ended.outcome} happened: {ended.message}"
-            require(ended.outcome == "host_error", sentence)
-            require("\n" in ended.message, f"Without {needed} the HostError has no remedy: {ended.message}")
+            outcome, message = run_without(self.factory, [needed], task)
+            sentence = f"Without {needed} it must raise a HostError, and {outcome} happened: {message}"
+            require(outcome == "host_error", sentence)
+            require("\n" in message, f"Without {needed} the HostError has no remedy: {message}")
 
 
 # What a host may be able to do
@@ -168,19 +163,6 @@ class OptionalRules(HostRules):
             records = _comparable_record(batch, step), _comparable_record(alone, 0)
             differs = first_difference(*records) or first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
-
-    def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where the episode differs in any bit from one after `run_fast(False)`.
-
-        Passes for an environment without `run_fast`.
-        """
-        if not isinstance(run.env, FastEnv):
-            return
-        skip_unless_repeatable(run)
-        run.env.run_fast(False)
-        full = run_actions(run.env, self.seed, run.actions)
-        run.env.run_fast(True)
-        require_same(run.batch, full, f"{run}: where the simulator's own code runs alone, the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
         """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
@@ -232,62 +214,26 @@ class OptionalRules(HostRules):
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _SIZES[kind], f"{run}: {name} has a {kind} of {size} numbers.")
-        for name, off in _position_gaps(batch, coordinates):
+        paths, by_state = _tracked_paths(batch), _state_paths(batch, coordinates)
+        for name in by_state.keys() & paths.keys():
+            off = float(np.linalg.norm(by_state[name] - paths[name], axis=1).max(initial=0))
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
-
-    def test_an_initial_state_placed_where_it_is_starts_as_it_does(self, run: TrialRun) -> None:
-        """Fail unless a start at the coordinates of its own is as it is without them, and moves if they do.
-
-        Passes if the host has no `search_space`; whether something moves is asked if a body of that name is recorded.
-        """
-        host, start = self.host(), replace(self.seed, wait_steps=0)
-        space = host.search_space(run.task, start) if isinstance(host, SearchableHost) else SearchSpace()
-        if not space.own:
-            return
-        own = np.array(space.own)
-        starts = (
-            replace(start, placed=tuple(zip(space.names, place, strict=False)))
-            for place in ((), own[start.init_state_index], own[start.init_state_index] + 0.002)
-        )
-        plain, same, moved = (
-            run_actions(run.env, placed, run.actions[:0]).body_pos_m.channel.values for placed in starts
-        )
-        recorded = {run.batch.body_label(int(body)) for body in run.batch.body_pos_m.episode_poses(0)[0]}
-        is_recorded = any(name.rpartition(".")[0] in recorded for name in space.names)
-        require(np.array_equal(plain, same), f"{run}: placed where it is, a start has bodies elsewhere.")
-        is_moved = not np.array_equal(plain, moved)
-        require(is_moved or not is_recorded, f"{run}: a start is the same wherever it is placed.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.
 
         The true path is that of privileged state, else of the states; the rule is skipped if neither has the body.
         """
-        host, trial, observations = self.host(), self.trials[0], list[Observation]()
-
-        def keep_observation(call: Callable[[object], Any], argument: object) -> Any:
-            answer = call(argument)
-            if isinstance(argument, EpisodeSeed):
-                observations[:] = [answer]
-            else:
-                observations.append(answer[0])
-            return answer
-
-        with closing(host.make(trial.find_task(host), Wants(privileged=True))) as env:
-            for method in ("reset", "step"):
-                wrap_method(env, method, keep_observation)
-            body = call_hook(lambda: self.move_object(env, self.seed), "move_object")
-            batch = env.recorded()
-            places = np.array([seen.privileged.body_pos_m[body] for seen in observations if seen.privileged])
-            if not len(places):
-                places = _state_positions(batch, env, body)
-        recorded = {batch.body_label(int(k)): place for place, k in enumerate(batch.body_pos_m.episode_poses(0)[0])}
-        require(body in recorded, f"{trial}: {body} was moved, and its pose is not recorded.")
-        path = batch.body_pos_m.episode_poses(0)[1][:, recorded[body]]
-        if len(places) != len(path):
+        run, trial = self.run_hook("move_object"), self.trials[0]
+        body, batch = run.result, run.batch
+        paths = _tracked_paths(batch)
+        require(body in paths, f"{trial}: {body} was moved, and its pose is not recorded.")
+        places = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
+        expected = np.array(places) if places else _state_paths(batch, run.coordinates).get(body)
+        if expected is None or len(expected) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state tells where the body is")
-        moved = float(np.linalg.norm(np.diff(places, axis=0), axis=1).sum())
-        off = float(np.linalg.norm(path - places, axis=1).sum())
+        moved = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
+        off = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
         require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m: too little to tell.")
         # One substep behind is right: MuJoCo computes poses at its start. One control step behind comes to 1.
         late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps off; read them right after the last"
@@ -303,9 +249,8 @@ class OptionalRules(HostRules):
                 self._check_pictures(run, stage, step)
 
     def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
-        batch = run.batch
-        bodies, positions = batch.body_pos_m.episode_poses(0)
-        looked_at = tuple(batch.body_label(int(body)) for body in bodies[:1])
+        paths = _tracked_paths(run.batch)
+        looked_at = tuple(paths)[:1]
         camera = stage.aim(step, looked_at, _PICTURE)
         picture, again = (stage.render(step, camera, _PICTURE, looked_at) for _ in range(2))
         fits = picture.image.dtype == np.uint8 and picture.image.shape == (*_PICTURE, 3)
@@ -313,18 +258,11 @@ class OptionalRules(HostRules):
         fits = picture.seen.shape == _PICTURE and set(np.unique(picture.seen)) <= {0, 1}
         require(fits, f"{run}: what a picture shows of one body is {picture.seen.shape}, not 0 or 1 a pixel.")
         require(np.array_equal(picture.image, again.image), f"{run}: the same record gives another picture.")
-        for place, body in enumerate(bodies):
-            name = batch.body_label(int(body))
+        for name, path in paths.items():
             at = picture.body_pos_m.get(name)
             require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
-            off = float(np.linalg.norm(at - positions[step, place]))
+            off = float(np.linalg.norm(at - path[step]))
             require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
-
-
-def _state_positions(batch: Batch, env: HostEnv, body: str) -> Floats:
-    places = env.coordinates() if isinstance(env, Coordinated) else ()
-    first = next((each.first for each in places if (each.name, each.kind, each.size) == (body, "position", 3)), None)
-    return np.empty((0, 3)) if first is None else batch.sim_state.episode_rows(0)[:, first : first + 3]
 
 
 def _is_readable(observation: Observation, camera: str) -> bool:
@@ -340,13 +278,14 @@ def _comparable_record(batch: Batch, step: int) -> Batch:
     return replace(select_record(batch, step), headers=(header,))
 
 
-def _position_gaps(batch: Batch, coordinates: tuple[Coordinate, ...]) -> Iterator[tuple[str, float]]:
-    """Yield each tracked body's name and largest distance, m, between state and record, where a coordinate has it."""
+def _tracked_paths(batch: Batch) -> dict[str, Floats]:
+    """Return the recorded positions of each tracked body, [n, 3], m, by name."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
-    places = {batch.body_label(int(body)): place for place, body in enumerate(bodies)}
+    return {batch.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
+
+
+def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
+    """Return the positions that the states have, [n, 3], m, by the names of their coordinates."""
     states: Floats = batch.sim_state.episode_rows(0)
-    for coordinate in coordinates:
-        if coordinate.kind == "position" and coordinate.size == 3 and coordinate.name in places:
-            positions_by_state = states[:, coordinate.first : coordinate.first + 3]
-            off = np.linalg.norm(positions_by_state - positions[:, places[coordinate.name]], axis=1)
-            yield coordinate.name, float(off.max(initial=0))
+    places = {each.name: each.first for each in coordinates if (each.kind, each.size) == ("position", 3)}
+    return {name: states[:, first : first + 3] for name, first in places.items()}

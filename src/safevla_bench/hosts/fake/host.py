@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts import check_start, check_wants, require_known
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
@@ -75,8 +75,7 @@ class FakeHost:
         """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step. Raises
         `HostError` for another suite.
         """
-        if suite != SUITE:
-            raise HostError(f"the fake host has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
+        require_known("the fake host", "suite", suite, self.suites())
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:

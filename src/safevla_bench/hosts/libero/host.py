@@ -23,7 +23,6 @@ from safevla_bench.interface.policy import (
     CONTROLLER_ROTATION,
     Action,
     Observation,
-    Reading,
     Wants,
 )
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
@@ -59,7 +58,8 @@ class LiberoHost(MujocoHost):
                 install.require()
                 if tasks := libero_tasks.registered_tasks(suite):
                     return tasks
-            raise HostError(f"LIBERO has no suite {suite!r}", remedy=libero_tasks.suite_remedy(suite))
+            remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
+            raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
         install.require()
         return libero_tasks.suite_tasks(benchmark)
 
@@ -197,13 +197,12 @@ class LiberoEnv(RobosuiteEnv):
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
 
-    def _own_readings(self) -> dict[str, Reading]:
+    def _own_readings(self) -> dict[str, Floats]:
         controller = self._env.env.robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
         return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
-        assert self._seed is not None
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
         count = self._seed.earlier_resets if self._seed.recorded is None else None
@@ -212,5 +211,6 @@ class LiberoEnv(RobosuiteEnv):
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._env.env)), None)
 
-    def _init_state_index(self, seed: EpisodeSeed) -> int | None:
-        return None if seed.recorded is not None and seed.recorded.state is not None else seed.init_state_index
+    def _init_state_index(self) -> int | None:
+        recorded = self._seed.recorded
+        return None if recorded is not None and recorded.state is not None else self._seed.init_state_index

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
-ELSEWHERE: Mapping[str, str] = {
-    "libero-plus": "LIBERO-Plus is a fork in LIBERO's place, github.com/sylvestf/LIBERO-plus, with 6.4 GB of assets "
-    "that no package holds",
-    "libero-mem": "LIBERO-Mem is a fork in LIBERO's place with forks of robosuite and robomimic, "
-    "github.com/libero-mem/libero-mem",
-}
-"""Suites by how their names begin, and what they need that this host has not."""
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
@@ -59,23 +52,14 @@ def find_benchmark(suite: str) -> str | None:
     return benchmark if benchmark in ALL_SUITES else None
 
 
-def suite_remedy(suite: str) -> str:
-    """Return what helps if LIBERO has no suite of that name: the suites there are, or where it is."""
-    for prefix, need in ELSEWHERE.items():
-        if spell_suite(suite).startswith(prefix):
-            return f"{need}. Install it in an environment of its own, and record its loop there: docs/recording.md."
-    return f"Suites: {SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
-
-
 @cache
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
     tasks = []
     for index, entry in enumerate(suite_entries(benchmark)):
-        file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
-        instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
-        count = len(_load_suite_states(entry))
-        tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, count))
+        instruction = bddl.read_bddl(_entry_file(entry)).language if is_reworded(benchmark) else entry.language
+        states = len(_load_suite_states(entry))
+        tasks.append(Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, states))
     return tuple(tasks)
 
 
@@ -87,10 +71,12 @@ def registered_tasks(suite: str) -> tuple[Task, ...]:
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
-    files = [installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file) for entry in entries]
-    if not all(file.is_file() for file in files):
-        return ()
-    return tuple(_read_own_task(file, index) for index, file in enumerate(files))
+    files = list(map(_entry_file, entries))
+    return tuple(map(_read_own_task, files, count())) if all(file.is_file() for file in files) else ()
+
+
+def _entry_file(entry: LiberoTask) -> Path:
+    return installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
 
 
 def is_task_path(suite: str) -> bool:
@@ -110,21 +96,17 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     suite_places = [find_suite_task(file) for file in files]
     if all(suite_places):
         return tuple(suite_tasks(benchmark)[index] for benchmark, index in filter(None, suite_places))
-    return tuple(_read_own_task(file, index) for index, file in enumerate(files))
+    return tuple(map(_read_own_task, files, count()))
 
 
 def list_bddl_files(path: Path) -> list[Path]:
     """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none. Imports
     nothing.
     """
-    if path.is_dir():
-        files = sorted(path.glob(f"*{SUFFIX}"))
-        if not files:
-            raise HostError(f"{path} holds no {SUFFIX} file", remedy="Name a BDDL file, or a folder of them.")
-        return files
-    if path.suffix != SUFFIX or not path.is_file():
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Name a {SUFFIX} file, or a folder of them.")
-    return [path]
+    return files
 
 
 def name_task(path: Path) -> tuple[str, str]:
@@ -145,19 +127,10 @@ def _read_own_task(path: Path, index: int) -> Task:
         problem, states = bddl.read_bddl(path), read_own_states(path)
     except (HostError, RegistryError) as error:
         return Task(benchmark, task_id, index, str(path), "", STILL, unusable=str(error))
-    missing = dict.fromkeys(
-        filter(None, map(install.find_missing_asset, [*problem.fixtures.values(), *problem.objects.values()]))
-    )
-    return Task(
-        benchmark,
-        task_id,
-        index,
-        str(path),
-        problem.language,
-        STILL,
-        None if states is None else len(states),
-        unusable="; ".join(missing) or None,
-    )
+    kinds = [*problem.fixtures.values(), *problem.objects.values()]
+    unusable = "; ".join(dict.fromkeys(filter(None, map(install.find_missing_asset, kinds)))) or None
+    starts = None if states is None else len(states)
+    return Task(benchmark, task_id, index, str(path), problem.language, STILL, starts, unusable=unusable)
 
 
 def _suite_entry(task: Task) -> LiberoTask:
@@ -172,8 +145,7 @@ def bddl_file(task: Task) -> Path:
     """Return the file that describes the task; raises `HostError` if LIBERO has no such task."""
     if task.name.endswith(SUFFIX):
         return Path(task.name)
-    entry = _suite_entry(task)
-    return installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
+    return _entry_file(_suite_entry(task))
 
 
 def load_init_states(task: Task) -> Floats | None:

@@ -20,24 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, episode_header, read_versions
+from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants, check_action, check_extra
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
-from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
 SUITE = "maniskill"
 CONTROLS = {
-    "pd_ee_delta_pose": "position [3], rotation [3], gripper",
-    "pd_ee_delta_pos": "position [3], gripper",
-    "pd_joint_delta_pos": "joints [7], gripper",
+    "pd_ee_delta_pose": ("position [3], rotation [3], gripper", 7),
+    "pd_ee_delta_pos": ("position [3], gripper", 4),
+    "pd_joint_delta_pos": ("joints [7], gripper", 8),
 }
-"""ManiSkill's control modes that this host takes, the default first, and the numbers of an action."""
-_SIZES = {"pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4, "pd_joint_delta_pos": 8}
+"""ManiSkill's control modes that this host takes, the default first: the numbers of an action, and how many."""
 TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
 """Of the Panda's joints, base first, by ManiSkill's own URDF; its drives would give 100 N·m each."""
 _ARM = len(TORQUE_LIMIT_NM)
@@ -70,18 +67,14 @@ class ManiskillHost:
 
     def __init__(self, control: str = next(iter(CONTROLS))) -> None:
         """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
-        if control not in CONTROLS:
-            raise HostError(
-                f"the host maniskill has no control {control!r}", remedy=f"Controls: {', '.join(CONTROLS)}."
-            )
+        require_known("the host maniskill", "control", control, CONTROLS)
         self._control = control
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        if suite != SUITE:
-            raise HostError(f"ManiSkill has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
+        require_known("ManiSkill", "suite", suite, self.suites())
         told, still = registry().tasks, still_action(self._control)
         return tuple(
             Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=rules.horizon)
@@ -102,7 +95,7 @@ class ManiskillHost:
         return versions()
 
 
-class ManiskillEnv:
+class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """One ManiSkill task with its recorder.
 
     Actions in [-1, 1] are ManiSkill's. Of `pd_ee_delta_pose`, [7]: the fingers' middle by 0.1 m a unit [0:3], the hand
@@ -111,16 +104,16 @@ class ManiskillEnv:
     seed of ManiSkill's reset and how many settling steps followed.
     """
 
+    embodiment = "Panda"
+    torque_limit_nm = TORQUE_LIMIT_NM
+
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str) -> None:
         """Make ManiSkill's environment; raises `HostError` if it has no such task or cannot be imported."""
-        self.task, self._wants, self._versions, self._meaning = task, wants, versions, CONTROLS[control]
-        self.action_low, self.action_high = np.full(_SIZES[control], -1.0), np.full(_SIZES[control], 1.0)
+        self._meaning, size = CONTROLS[control]
+        super().__init__(task, wants, versions, size)
         self._targets = task_targets(task.name)
         self._env = make_env(task.name, control)
         self.dt_s = float(self._env.control_timestep)
-        self._recorder: EpisodeRecorder | None = None
-        self._seed = EpisodeSeed(0, 0, 0)
-        self._success = False
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0.
@@ -166,15 +159,8 @@ class ManiskillEnv:
         self._obs, *_, outcome = self._env.step(action.astype(np.float32))
         self._success = bool(outcome["success"])
 
-    def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
-        recorder = self._require_recorder()
-        return from_recording(recorder.build_recording(self._build_header(recorder)))
-
-    def latest(self) -> Batch:
-        """Return the newest record alone; raises `HostError` before a reset."""
-        recorder = self._require_recorder()
-        return from_recording(recorder.latest_record(self._build_header(recorder)))
+    def _target_object(self) -> str:
+        return self._targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of the present `sim_state`: of actors, then of the robot's joints, the arm's first."""
@@ -184,24 +170,6 @@ class ManiskillEnv:
         """Free the simulator. Closing twice is harmless."""
         self._recorder = None
         self._env.close()
-
-    def _require_recorder(self) -> EpisodeRecorder:
-        if self._recorder is None:
-            raise HostError("there was no reset", remedy="Call reset first.")
-        return self._recorder
-
-    def _build_header(self, recorder: EpisodeRecorder) -> dict[str, object]:
-        return episode_header(
-            self.task,
-            self._seed,
-            success=self._success,
-            dt=self.dt_s,
-            target_object=self._targets[0],
-            versions=self._versions,
-            joint_torque_limit_nm=TORQUE_LIMIT_NM,
-            embodiment="Panda",
-            dropped_pairs=recorder.dropped_pairs(),
-        )
 
     def _read_poses(self) -> dict[str, Any]:
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
@@ -227,13 +195,12 @@ class ManiskillEnv:
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action of a control mode that moves nothing and opens the gripper."""
-    return (*[0.0] * (_SIZES[control] - 1), 1.0)
+    return (*[0.0] * (CONTROLS[control][1] - 1), 1.0)
 
 
 def task_targets(name: str) -> tuple[str, ...]:
     """Return what a task's success asks to be moved; raises `HostError` for an unknown name."""
-    if name not in TASKS:
-        raise HostError(f"the host maniskill has no task {name!r}", remedy=f"Tasks: {', '.join(TASKS)}.")
+    require_known("the host maniskill", "task", name, TASKS)
     return TASKS[name].targets
 
 

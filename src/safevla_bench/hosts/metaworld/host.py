@@ -19,26 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost, model_coordinates
-from safevla_bench.hosts.mujoco.renderer import (
-    DEPTH,
-    MATRICES,
-    Appearance,
-    Renderer,
-    camera_matrices,
-    camera_readings,
-    importing,
-)
-from safevla_bench.interface.policy import (
-    Action,
-    Observation,
-    Reading,
-    UnrenderedImages,
-    Wants,
-    check_action,
-    check_extra,
-)
+from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, importing
+from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action, check_extra
 from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.marks import DRAWN
@@ -89,10 +73,8 @@ class MetaworldHost(MujocoHost):
         """Return a new environment of one task, not reset yet; raises `HostError` if Meta-World is missing or has no
         such task, camera or further reading, or the policy gives poses.
         """
-        remedy = "Serve a model that gives changes of position."
-        check_wants(wants, CAMERAS, "Meta-World", changes="position", remedy=remedy)
-        own = (_HAND_READING, *([_STATE_READING] if wants.privileged else []))
-        check_extra(wants, (*own, *camera_readings(wants.cameras)), "Meta-World")
+        check_wants(wants, CAMERAS, "Meta-World", changes="position")
+        check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -220,7 +202,6 @@ class MetaworldEnv(MujocoEnv):
         return next(iter(self._rules.targets), None)
 
     def _extra_fields(self) -> dict[str, object]:
-        assert self._seed is not None
         return add_header_mark({}, DRAWN) if self._seed.drawn else {}
 
     def _observe_pose(self) -> None:
@@ -256,18 +237,8 @@ class MetaworldEnv(MujocoEnv):
                 if renders
                 else UnrenderedImages(cameras)
             ),
-            extra=self._read_extras(own, self._read_camera, renders=renders),
+            extra=own,
         )
-
-    def _read_camera(self, name: str) -> Reading:
-        kind, _, camera = name.partition("/")
-        size = self._wants.image_size
-        if kind == DEPTH:
-            return self._look(camera).depth_m(size)
-        with self._place(camera) as own:
-            is_turned = own in _APPEARANCE.turned
-            matrices = camera_matrices(self._env.model, self._env.data, own, size, is_turned=is_turned)
-        return matrices[MATRICES.index(kind)]
 
     def _look(self, camera: str) -> Renderer:
         if self._renderer is None:
@@ -315,8 +286,7 @@ def _read_tasks() -> _TaskFile:
 def suite_tasks(suite: str) -> tuple[Task, ...]:
     """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
     file = _read_tasks()
-    if suite not in file.suites:
-        raise HostError(f"Meta-World has no suite {suite!r}", remedy=f"Suites: {', '.join(file.suites)}.")
+    require_known("Meta-World", "suite", suite, file.suites)
     return tuple(
         Task(suite, name, index, name, file.tasks[name].instruction, STILL, file.init_states, file.horizon)
         for index, name in enumerate(file.suites[suite])
@@ -326,8 +296,7 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 def metaworld_task(name: str) -> MetaworldTask:
     """Return what one task asks for, by Meta-World's name; raises `HostError` for an unknown name."""
     tasks = _read_tasks().tasks
-    if name not in tasks:
-        raise HostError(f"Meta-World has no task {name!r}", remedy="`tasks(suite)` lists them.")
+    require_known("Meta-World", "task", name, tasks)
     return tasks[name]
 
 

@@ -14,31 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import RecordedEnv
 from safevla_bench.hosts.mujoco.physics import change_model
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.renderer import (
-    DEPTH,
-    MATRICES,
-    ROBOSUITE,
-    CameraGate,
-    camera_matrices,
-    camera_readings,
-    to_metres,
-)
+from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, CameraGate
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
-from safevla_bench.interface.policy import (
-    Action,
-    Observation,
-    Reading,
-    UnrenderedImages,
-    Wants,
-    check_action,
-    check_extra,
-)
+from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action, check_extra
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.attachment import TaskLabel, episode_header
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
@@ -79,32 +62,25 @@ class MujocoHost(ABC):
         return self.make(task, Wants()).open_stage(episode)
 
 
-class MujocoEnv(ABC):
+class MujocoEnv(RecordedEnv[Recorder]):
     """One task in MuJoCo with its recorder.
 
     A subclass makes the simulation, starts episodes in it by `reset`, steps it, and says what differs.
     """
 
-    dt_s: float
     action_meaning: str
     """The parts of an action, for error messages."""
     still: tuple[float, ...]
     """The action that moves nothing and opens the gripper; as long as every action."""
-    embodiment: str
     stage_camera: str
     """The camera that shows a recorded episode best."""
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Set bounds [A] of ±1; nothing is simulated."""
-        self.task = task
-        self.action_low, self.action_high = np.full(len(self.still), -1.0), np.full(len(self.still), 1.0)
-        self._wants, self._versions = wants, versions
+        super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True
         self._hooks: list[Undo] = []
-        self._recorder: Recorder | None = None
-        self._seed: EpisodeSeed | None = None
-        self._success = False
 
     @abstractmethod
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -123,35 +99,11 @@ class MujocoEnv(ABC):
         """Return names and roles of the present model."""
 
     @abstractmethod
-    def _target_object(self) -> str | None:
-        """Return the goal's first target."""
-
-    def _extra_fields(self) -> dict[str, object]:
-        return {}
-
-    def _instruction(self) -> str:
-        return self.task.instruction
-
-    def _init_state_index(self, seed: EpisodeSeed) -> int | None:
-        return seed.init_state_index
-
-    @abstractmethod
     def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
         """Return what observes a pose, given as qpos and qvel; None = the host cannot say."""
 
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
-
-    def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
-        recorder = self._require_recorder()
-        recording = recorder.build_recording(self._build_header(recorder))
-        return from_recording(replace(recording, extra=self._extra_fields()))
-
-    def latest(self) -> Batch:
-        """Return the newest record alone, without the host's own fields; raises `HostError` before a reset."""
-        recorder = self._require_recorder()
-        return from_recording(recorder.latest_record(self._build_header(recorder)))
 
     def open_stage(self, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
         """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
@@ -170,20 +122,6 @@ class MujocoEnv(ABC):
         except BaseException:
             self.close()
             raise
-
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        assert self._seed is not None
-        return episode_header(
-            TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),
-            success=self._success,
-            env_seed=self._seed.env_seed,
-            index=self._init_state_index(self._seed),
-            dt=self.dt_s,
-            target_object=self._target_object(),
-            embodiment=self.embodiment,
-            versions=dict(self._versions),
-            dropped_pairs=recorder.dropped_pairs(),
-        )
 
     @abstractmethod
     def _set_substeps(self, count: int) -> None:
@@ -210,20 +148,6 @@ class MujocoEnv(ABC):
         undo_all(self._hooks)
         self._recorder = None
 
-    def _require_recorder(self) -> Recorder:
-        if self._recorder is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._recorder
-
-    def _read_extras(
-        self, own: Mapping[str, Reading], read: Callable[[str], Reading], *, renders: bool
-    ) -> Mapping[str, Reading]:
-        """Return `own` readings and the wanted ones, each by `read`; depths only if `renders`."""
-        depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
-        unrendered = [] if renders else depths
-        read_now = {name: read(name) for name in self._wants.extra if name not in (*own, *unrendered)}
-        return UnrenderedImages(unrendered, {**own, **read_now}) if unrendered else {**own, **read_now}
-
 
 class RobosuiteEnv(MujocoEnv):
     """One task in a robosuite environment with its recorder.
@@ -240,7 +164,7 @@ class RobosuiteEnv(MujocoEnv):
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host does not have."""
-        check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
+        check_extra(wants, tuple(_JOINT_READINGS), task.benchmark)
         super().__init__(task, wants, versions)
         self._gate = CameraGate(wants.image_size)
         self._privileged: ScenePrivileged | None = None
@@ -362,22 +286,12 @@ class RobosuiteEnv(MujocoEnv):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base_pos_m,
             base_quat_wxyz=base_quat_wxyz,
-            extra=self._read_extras(
-                self._own_readings(), lambda name: self._read_extra(name, raw), renders=self._gate.is_open
-            ),
+            extra=self._own_readings()
+            | {name: np.array(raw[_JOINT_READINGS[name]], dtype=np.float64) for name in self._wants.extra},
         )
 
-    def _own_readings(self) -> dict[str, Reading]:
+    def _own_readings(self) -> dict[str, Floats]:
         return {}
-
-    def _read_extra(self, name: str, raw: RawObservation) -> Reading:
-        kind, _, camera = name.partition("/")
-        if not camera:
-            return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
-        model, data = self._mujoco()
-        if kind == DEPTH:
-            return to_metres(raw[f"{camera}_depth"][::-1, :, 0].astype(np.float32), model)
-        return camera_matrices(model, data, camera, self._wants.image_size)[MATRICES.index(kind)]
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         if not self._gate.is_open:
@@ -399,7 +313,6 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        "camera_depths": [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras],
         # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
         "ignore_done": True,
     }

@@ -75,27 +75,27 @@ def _visible_shapes(
     """Yield the shapes of visible geoms, then sites; a mesh is added to `meshes`, by mesh and texture, when first
     met.
     """
-    for geom in np.flatnonzero(np.isin(model.geom_group, list(appearance.groups))):
-        kind = _kind_of(model.geom_type[geom])
-        rgba, texture = _surface(model, int(model.geom_matid[geom]), model.geom_rgba[geom])
-        if kind is None or rgba[3] == 0:
-            continue
-        where = (int(model.geom_bodyid[geom]), _three(model.geom_pos[geom]), _four(model.geom_quat[geom]))
-        if kind == "mesh":
-            key = (int(model.geom_dataid[geom]), texture)
-            if key not in meshes:
-                meshes[key] = _mesh(model, *key)
-            tint = np.ones(3) if meshes[key].colors is not None else _mean_color(model, texture)
-            number = list(meshes).index(key)
-        else:
-            tint, number = _mean_color(model, texture), None
-        yield _shape(kind, where, model.geom_size[geom], rgba * [*tint, 1.0], number)
-    for site in range(model.nsite if appearance.sites else 0):
-        kind = _kind_of(model.site_type[site])
-        rgba, texture = _surface(model, int(model.site_matid[site]), model.site_rgba[site])
-        if kind is not None and rgba[3] > 0 and model.site_group[site] < _VISIBLE_SITES:
-            where = (int(model.site_bodyid[site]), _three(model.site_pos[site]), _four(model.site_quat[site]))
-            yield _shape(kind, where, model.site_size[site], rgba * [*_mean_color(model, texture), 1.0], None)
+    geoms = np.isin(model.geom_group, list(appearance.groups))
+    sites = appearance.sites & (model.site_group < _VISIBLE_SITES)
+    for name, shown in (("geom", geoms), ("site", sites)):
+        kinds, bodies, places, turns, sizes, materials, colors = (
+            getattr(model, f"{name}_{part}") for part in ("type", "bodyid", "pos", "quat", "size", "matid", "rgba")
+        )
+        for number in np.flatnonzero(shown):
+            kind = _kind_of(kinds[number])
+            rgba, texture = _surface(model, int(materials[number]), colors[number])
+            if kind is None or rgba[3] == 0:
+                continue
+            mesh = None
+            if kind == "mesh":
+                key = (int(model.geom_dataid[number]), texture)
+                if key not in meshes:
+                    meshes[key] = _mesh(model, *key)
+                mesh = list(meshes).index(key)
+            has_colors = mesh is not None and meshes[key].colors is not None
+            tint = np.ones(3) if has_colors else _mean_color(model, texture)
+            where = (int(bodies[number]), _three(places[number]), _four(turns[number]))
+            yield _shape(kind, where, sizes[number], rgba * [*tint, 1.0], mesh)
 
 
 def _kind_of(number: int) -> ShapeKind | None:
@@ -211,23 +211,8 @@ def _four(values: NDArray[np.floating]) -> tuple[float, float, float, float]:
 
 
 def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """Return the point to look at, [3], and the radius of the smallest body, in m; `groups` holds the geoms of each
-    body.
-
-    Where two bodies touch, the point is the middle of their contacts, else the centre of the smallest body: that shows
-    where a contact was that has ended by the end of the control step.
-    """
-    balls = [_bounding_ball(model, data, geoms) for geoms in groups]
-    center, radius = min(balls, key=lambda ball: ball[1])
-    touching = [contact.pos.copy() for contact in data.contact if _between(contact, groups)]
-    return (np.mean(touching, axis=0) if touching else center), radius
-
-
-def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> bool:
-    if len(groups) != 2 or contact.dist > 0:
-        return False
-    a, b = groups
-    return bool((contact.geom1 in a and contact.geom2 in b) or (contact.geom2 in a and contact.geom1 in b))
+    """Return centre [3] and radius of the smallest body, in m; `groups` holds the geoms of each body."""
+    return min((_bounding_ball(model, data, geoms) for geoms in groups), key=lambda ball: ball[1])
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
@@ -259,13 +244,8 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
-    """Return the first camera whose score is at least 0.85 of the best score, see `_score`; `shown` has for each camera
-    the share of the picture that each body takes, [B].
+    """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` has for
+    each camera the share of the picture that each body takes, [B].
     """
-    scores = np.array([_score(seen) for seen in shown])
-    return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]
-
-
-def _score(shown: Floats) -> float:
-    capped = np.minimum(shown / _ENOUGH, 1.0)
-    return float(capped.min() + capped.mean() / 4)
+    least = np.minimum([seen.min() for seen in shown], _ENOUGH)
+    return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,51 +34,44 @@ def change_model(
     Under the default nothing is written or computed. `seed` draws the directions of `change.shift_m`. Raises
     `HostError` for a body that the scene lacks, and for more kinds of geoms than can be told apart.
     """
-    memory = _Memory(model)
+    restore = partial(_restore, model, {}) if change == PhysicsChange() else _keep_model(model)
     if change.iterations != 1:
-        memory.set_option("iterations", max(1, round(model.opt.iterations * change.iterations)))
-        memory.set_option("tolerance", model.opt.tolerance / change.iterations**2)
-    _change_contacts(memory, change, 2 * model.opt.timestep)
-    if change.apart is not None:
-        first, second = (_select_geoms(model, scene, name) for name in change.apart)
-        _part_geoms(model, memory, first, second)
-    if change.without is not None:
-        _remove_body(model, data, scene, memory, change.without)
-    if change.shift_m:
-        _shift_bodies(model, data, change.shift_m, seed)
-    return memory.restore
-
-
-class _Memory:
-    """What a model's arrays and options were before they were written."""
-
-    def __init__(self, model: mujoco.MjModel) -> None:
-        self._model = model
-        self._arrays: dict[str, NDArray[Any]] = {}
-        self._options: dict[str, float] = {}
-
-    def open_array(self, name: str) -> NDArray[Any]:
-        array: NDArray[Any] = getattr(self._model, name)
-        self._arrays.setdefault(name, array.copy())
-        return array
-
-    def set_option(self, name: str, value: float) -> None:
-        self._options.setdefault(name, getattr(self._model.opt, name))
-        setattr(self._model.opt, name, value)
-
-    def restore(self) -> None:
-        for name, array in self._arrays.items():
-            getattr(self._model, name)[...] = array
-        for name, value in self._options.items():
-            setattr(self._model.opt, name, value)
-
-
-def _change_contacts(memory: _Memory, change: PhysicsChange, least_s: float) -> None:
+        model.opt.iterations = max(1, round(model.opt.iterations * change.iterations))
+        model.opt.tolerance /= change.iterations**2
     for kind in ("geom", "pair"):
         if change.softness != 1:
-            _soften(memory.open_array(f"{kind}_solref"), memory.open_array(f"{kind}_solimp"), change.softness, least_s)
+            solref, solimp = getattr(model, f"{kind}_solref"), getattr(model, f"{kind}_solimp")
+            _soften(solref, solimp, change.softness, 2 * model.opt.timestep)
         if change.friction != 1:
-            memory.open_array(f"{kind}_friction")[...] *= change.friction
+            getattr(model, f"{kind}_friction")[...] *= change.friction
+    if change.apart is not None:
+        _part_geoms(model, *(_select_geoms(model, scene, name) for name in change.apart))
+    if change.without is not None:
+        _remove_body(model, data, scene, change.without)
+    if change.shift_m:
+        _shift_bodies(model, data, change.shift_m, seed)
+    return restore
+
+
+_CHANGED = (
+    *(f"{kind}_{part}" for kind in ("geom", "pair") for part in ("solref", "solimp", "friction")),
+    *(f"{kind}_{mask}" for kind in ("geom", "body") for mask in ("contype", "conaffinity")),
+    "dof_armature",
+    "dof_M0",
+)
+"""The arrays of a model that a change may write."""
+
+
+def _keep_model(model: mujoco.MjModel) -> Undo:
+    options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
+    return partial(_restore, model, {name: getattr(model, name).copy() for name in _CHANGED}, **options)
+
+
+def _restore(model: mujoco.MjModel, arrays: Mapping[str, NDArray[Any]], **options: float) -> None:
+    for name, array in arrays.items():
+        getattr(model, name)[...] = array
+    for name, value in options.items():
+        setattr(model.opt, name, value)
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:
@@ -101,13 +95,13 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
     return selected
 
 
-def _part_geoms(model: mujoco.MjModel, memory: _Memory, first: Bools, second: Bools) -> None:
+def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     """Let no geom of `first` touch one of `second`; every other pair collides, or does not, as before.
 
     Geoms of one kind (masks, and which of the two they are in) get a bit of their own, and take up contact with the
     bits of those kinds that they collided with.
     """
-    contype, conaffinity = memory.open_array("geom_contype"), memory.open_array("geom_conaffinity")
+    contype, conaffinity = model.geom_contype, model.geom_conaffinity
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     types, affinities, in_first, in_second = kinds
     if kinds.shape[1] > _CLASSES:
@@ -118,27 +112,27 @@ def _part_geoms(model: mujoco.MjModel, memory: _Memory, first: Bools, second: Bo
     meets &= (parted | parted.T) == 0
     bits = 1 << np.arange(kinds.shape[1])
     contype[...], conaffinity[...] = bits[of_geom.ravel()], (meets @ bits)[of_geom.ravel()]
-    _join_masks(model, memory)
+    _join_masks(model)
 
 
-def _join_masks(model: mujoco.MjModel, memory: _Memory) -> None:
+def _join_masks(model: mujoco.MjModel) -> None:
     """Make the masks of bodies those of their geoms, which MuJoCo's broad phase reads."""
     for mask in ("contype", "conaffinity"):
-        of_body = memory.open_array(f"body_{mask}")
+        of_body = getattr(model, f"body_{mask}")
         of_body[...] = 0
         np.bitwise_or.at(of_body, model.geom_bodyid, getattr(model, f"geom_{mask}"))
 
 
-def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: _Memory, name: str) -> None:
+def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:
         raise HostError(f"{name} is a part of the robot", remedy="Take another body; contact:A,B parts two of them.")
     for mask in ("geom_contype", "geom_conaffinity"):
-        memory.open_array(mask)[geoms] = 0
-    _join_masks(model, memory)
+        getattr(model, mask)[geoms] = 0
+    _join_masks(model)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
     for inertia in ("dof_armature", "dof_M0"):  # MuJoCo takes the latter for bodies about their centre of mass
-        memory.open_array(inertia)[dofs] = _FROZEN_KG
+        getattr(model, inertia)[dofs] = _FROZEN_KG
     data.qvel[dofs] = 0.0
 
 

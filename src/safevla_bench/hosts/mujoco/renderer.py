@@ -1,4 +1,4 @@
-"""Pictures of a MuJoCo model, off screen: colours, depths, which body each pixel shows, and the matrices of cameras.
+"""Pictures of a MuJoCo model, off screen: colours, and which body each pixel shows.
 
     python -m safevla_bench.hosts.mujoco.renderer
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -25,7 +25,6 @@ from safevla_bench.interface.stage import Camera
 if TYPE_CHECKING:
     import mujoco
 
-DEPTH, MATRICES = "depth", ("intrinsics", "extrinsics")
 VISUAL_GROUPS = frozenset({1, 2})
 """robosuite's models: group 0 holds the collision geometry, 1 what is to be seen; 2 is MuJoCo's other visible one."""
 
@@ -84,7 +83,15 @@ class Renderer:
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Render the colours of the last view, uint8 [H, W, 3], the right way up; `size` is (height, width)."""
-        return self._pixels(size)
+        import mujoco
+
+        self._gl.make_current()
+        pixels = np.empty((*size, 3), dtype=np.uint8)
+        rectangle = mujoco.MjrRect(0, 0, size[1], size[0])
+        mujoco.mjr_render(rectangle, self._scene, self._context)
+        mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
+        upright = pixels[::-1]  # OpenGL begins with the bottom row
+        return (upright[::-1, ::-1] if self._turns else upright).copy()
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
         """Return the id of the body that each pixel of the last view shows, -1 = none, [H, W]."""
@@ -92,7 +99,7 @@ class Renderer:
 
         flags = self._scene.flags
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
-        pixels = self._pixels(size).astype(np.int64)
+        pixels = self.image(size).astype(np.int64)
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
         drawn = pixels @ np.array([1, 256, 65536])  # 0 = background, else one more than the drawn thing's number
         owner = np.full(self._scene.ngeom + 1, _NOTHING)
@@ -100,29 +107,6 @@ class Renderer:
             if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and 0 <= geom.segid < self._scene.ngeom:
                 owner[geom.segid + 1] = self._model.geom_bodyid[geom.objid]
         return np.where(drawn <= self._scene.ngeom, owner[np.minimum(drawn, self._scene.ngeom)], _NOTHING)
-
-    def depth_m(self, size: tuple[int, int]) -> NDArray[np.float32]:
-        """Return the distances along the axis of view in the last view, m, float32 [H, W]."""
-        buffer = np.empty(size, dtype=np.float32)
-        return to_metres(self._draw(size, None, buffer), self._model)
-
-    def _pixels(self, size: tuple[int, int]) -> NDArray[np.uint8]:
-        pixels = np.empty((*size, 3), dtype=np.uint8)
-        return self._draw(size, pixels, None)
-
-    def _draw(self, size: tuple[int, int], pixels: NDArray[Any] | None, depth: NDArray[Any] | None) -> NDArray[Any]:
-        """Draw the last view into one of the two arrays, and return it with what is above at the top."""
-        import mujoco
-
-        self._gl.make_current()
-        height, width = size
-        rectangle = mujoco.MjrRect(0, 0, width, height)
-        mujoco.mjr_render(rectangle, self._scene, self._context)
-        mujoco.mjr_readPixels(pixels, depth, rectangle, self._context)
-        drawn = depth if pixels is None else pixels
-        assert drawn is not None
-        upright = drawn[::-1]  # OpenGL begins with the bottom row
-        return (upright[::-1, ::-1] if self._turns else upright).copy()
 
     def close(self) -> None:
         """Free the context."""
@@ -146,36 +130,6 @@ def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
     made.lookat[:] = camera.lookat_m
     made.distance, made.azimuth, made.elevation = camera.distance_m, camera.azimuth_deg, camera.elevation_deg
     return made
-
-
-def camera_matrices(
-    model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: tuple[int, int], *, is_turned: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the intrinsics [3, 3] in pixels of an upright image of `size` (height, width), and the extrinsics [4, 4].
-
-    The extrinsics turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in
-    `data`. MuJoCo's own camera looks along -z, with y up. `is_turned`: the camera hangs upside down, and its image is
-    turned by half.
-    """
-    height, width = size
-    number = model.camera(camera).id
-    focal = 0.5 * height / np.tan(np.radians(model.cam_fovy[number]) / 2)
-    intrinsics = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
-    extrinsics = np.eye(4)
-    axes = [-1.0, 1.0, -1.0] if is_turned else [1.0, -1.0, -1.0]
-    extrinsics[:3, :3] = data.cam_xmat[number].reshape(3, 3) * axes
-    extrinsics[:3, 3] = data.cam_xpos[number]
-    return intrinsics, extrinsics
-
-
-def to_metres(depth_buffer: NDArray[np.float32], model: mujoco.MjModel) -> NDArray[np.float32]:
-    """Return distances along the axis of view, m, of what `mjr_readPixels` gives: 0 at the near plane, 1 at the far.
-
-    What is in a depth buffer is linear in 1 / distance (OpenGL 4.6, 13.8); what shows nothing is at the far plane.
-    """
-    near, far = (float(plane) * model.stat.extent for plane in (model.vis.map.znear, model.vis.map.zfar))
-    distances: NDArray[np.float64] = near / (1 - depth_buffer.astype(np.float64) * (1 - near / far))
-    return distances.astype(np.float32)
 
 
 def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
@@ -210,11 +164,6 @@ def importing(simulator: str, install: str, otherwise: str = _GRAPHICS) -> Itera
         raise HostError(f"{simulator} cannot be imported{where}: {error}", remedy=remedy) from error
 
 
-def camera_readings(cameras: Sequence[str]) -> list[str]:
-    """Return the names of the readings of some cameras, as `Wants.extra` has them."""
-    return [f"{kind}/{camera}" for camera in cameras for kind in (DEPTH, *MATRICES)]
-
-
 _Sensor = Callable[[Mapping[str, Any]], Any]
 
 
@@ -244,8 +193,7 @@ class CameraGate:
 
     def install(self, env: Any) -> None:
         """Wrap the camera sensors that robosuite's environment makes from its next reset on; for versions 1.4 and 1.5.
-        A second call does nothing. Sensors of depth are left as they are: they read what their camera's sensor has
-        left.
+        A second call does nothing.
         """
         create = env._create_camera_sensors
         if getattr(create, "gate", None) is self:
@@ -254,9 +202,7 @@ class CameraGate:
         @wraps(create)
         def create_gated(*args: Any, **options: Any) -> tuple[list[_Sensor], list[str]]:
             sensors, names = create(*args, **options)
-            depths = [name.endswith(f"_{DEPTH}") for name in names]
-            wrap = self._wrap_sensor
-            return [sensor if d else wrap(env, sensor) for sensor, d in zip(sensors, depths, strict=True)], names
+            return [self._wrap_sensor(env, sensor) for sensor in sensors], names
 
         create_gated.gate = self  # type: ignore[attr-defined]
         env._create_camera_sensors = create_gated

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -277,11 +278,8 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     if not placed:
         return {}
     try:
-        assert isinstance(placed, Mapping)
-        poses = {str(name): np.array(pose, dtype=np.float64).reshape(7) for name, pose in placed.items()}
-        if not all(np.isfinite(pose).all() for pose in poses.values()):
-            raise ValueError("a number that is not finite")
-    except (AssertionError, TypeError, ValueError):
+        poses = msgspec.convert(placed, dict[str, Annotated[list[float], msgspec.Meta(min_length=7, max_length=7)]])
+    except msgspec.ValidationError:
         remedy = "Seven numbers each: position and quaternion, w first."
         raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
-    return poses
+    return {name: np.array(pose) for name, pose in poses.items()}

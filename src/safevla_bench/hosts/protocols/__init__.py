@@ -160,9 +160,7 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     order = list(FIELDS)
-    fields = sorted(
-        {field for values in columns for field in values}, key=lambda field: (order.index(_field_key(field)), field)
-    )
+    fields = sorted(set().union(*columns), key=lambda field: (order.index(_field_key(field)), field))
     return [
         ProtocolRow(
             field,
@@ -173,11 +171,6 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     ]
 
 
-def compare_protocols(first: EvaluationProtocol, second: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return those rows of `protocol_rows` in which two protocols differ; [] if they do not."""
-    return [row for row in protocol_rows(first, second) if row.differs]
-
-
 def describe_field(field: str) -> str:
     """Return the description of a field that `protocol_rows` lists."""
     return FIELDS[_field_key(field)]
@@ -185,12 +178,9 @@ def describe_field(field: str) -> str:
 
 def _field_key(field: str) -> str:
     """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key."""
-    parts = field.split(".")
-    names = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
-    key = next((name for name in names if name in FIELDS), None)
-    if key is None:
-        raise KeyError(field)
-    return key
+    while field not in FIELDS and "." in field:
+        field = field.rpartition(".")[0]
+    return field
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:

@@ -5,7 +5,7 @@ What makes an episode repeatable stands in `RobocasaEnv.reset` and `safevla_benc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants
-from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, flat_state, to_wxyz
+from safevla_bench.hosts import check_start, check_wants, require_known
+from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, to_wxyz
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import add_header_mark
-from safevla_recorder.mujoco.scene import Scene, set_state, state_size
+from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
     EMBODIMENT,
@@ -52,8 +52,9 @@ class RobocasaHost(MujocoHost):
     name = "robocasa"
 
     def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
-        self._split = _require_one_of("split", split, kitchens.SPLITS)
-        self._horizons = _require_one_of("horizons", horizons, kitchens.HORIZONS)
+        require_known("RoboCasa", "split", split, kitchens.SPLITS)
+        require_known("RoboCasa", "horizons", horizons, kitchens.HORIZONS)
+        self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
         return kitchens.suites()
@@ -80,7 +81,8 @@ class RobocasaHost(MujocoHost):
         if not scene:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        split = _require_one_of("split", str(scene.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
+        split = str(scene.get("split", kitchens.SPLITS[0]))
+        require_known("RoboCasa", "split", split, kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         if "split" in scene:
             return env.open_stage(episode)
@@ -89,12 +91,6 @@ class RobocasaHost(MujocoHost):
 
     def versions(self) -> dict[str, str]:
         return install.versions()
-
-
-def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise HostError(f"RoboCasa has no {name} {value!r}", remedy=f"Write {name}= one of: {', '.join(choices)}.")
-    return value
 
 
 class RobocasaEnv(RobosuiteEnv):
@@ -130,20 +126,16 @@ class RobocasaEnv(RobosuiteEnv):
         made for each episode. What RoboCasa draws by the order of a set has one order here (`install`). The kitchen's
         own reset settles for ten control steps before those of `seed`.
 
-        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
-        at its recorded state if one is given, else from `seed.env_seed` as the generator's own seed, after as many
-        resets of one kitchen as the loop had made. Every other start is drawn, whether `seed.drawn` says so or not:
+        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options
+        from `seed.env_seed` as the generator's own seed, after as many resets of one kitchen as the loop had made.
+        Every other start is drawn, whether `seed.drawn` says so or not:
         RoboCasa's tasks have no initial states.
 
         Raises:
-            HostError: `check_start` refuses the seed, RoboCasa cannot build this kitchen, or the recorded state is not
-                one of it.
+            HostError: `check_start` refuses the seed, or RoboCasa cannot build this kitchen.
         """
-        check_start(self.task, seed)
-        if seed.recorded is not None and seed.recorded.state is not None:
-            raw = self._begin_at_state(seed.recorded, seed.recorded.state, is_seen=not seed.wait_steps)
-        else:
-            raw = self._begin_from_seed(seed)
+        check_start(self.task, seed, takes_states=False)
+        raw = self._begin_from_seed(seed)
         return self._settle_and_record(seed, raw, bool(self._robosuite()._check_success()))
 
     def rebuild(self, told: Mapping[str, object], fixtures: Mapping[str, NDArray[np.float64]]) -> mujoco.MjModel:
@@ -187,18 +179,6 @@ class RobocasaEnv(RobosuiteEnv):
                 kitchen.reset()
         raw: RawObservation = kitchen.reset()
         self._meta = episode_meta(kitchen)
-        return raw
-
-    def _begin_at_state(self, recorded: RecordedEpisode, state: Sequence[float], *, is_seen: bool) -> RawObservation:
-        fixtures = {name: np.array(pose) for name, pose in recorded.fixtures}
-        model = self.rebuild(recorded.told, fixtures)
-        kitchen = self._robosuite()
-        data = kitchen.sim.data._data
-        set_state(model, data, flat_state(state, state_size(model)))
-        kitchen.sim.forward()
-        kitchens.restore_memory(kitchen, recorded.told.get("memory"))
-        self._gate.set_open(is_seen)
-        raw: RawObservation = kitchen._get_observations(force_update=True)
         return raw
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:

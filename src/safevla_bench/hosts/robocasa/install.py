@@ -60,8 +60,7 @@ def require() -> None:
 def assets() -> Path:
     """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
 
-    Raises `HostError` if RoboCasa is not installed, the folder lacks assets, its `objects` cannot be written to, or
-    RoboCasa would mistake its paths for those of its own package.
+    Raises `HostError` if RoboCasa is not installed or the folder lacks assets.
     """
     named = os.environ.get(ASSETS)
     root = Path(named).resolve() if named else _own_assets()
@@ -70,13 +69,6 @@ def assets() -> Path:
         where = f"{ASSETS}={named}" if named else str(root)
         problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
         raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
-    is_own = root.parts[-3:] == ("robocasa", "models", "assets")
-    if not is_own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts):
-        problem = f"RoboCasa would mistake the paths under {ASSETS}={named} for its own"
-        raise HostError(problem, remedy="Move it to a path without models/assets and without a folder robosuite.")
-    if not os.access(root / "objects", os.W_OK):
-        problem = f"{root / 'objects'} cannot be written to; RoboCasa keeps a temporary file beside each object"
-        raise HostError(problem, remedy="Make it writable, or use a copy that is.")
     return root
 
 

@@ -16,19 +16,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import require_known
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.robocasa import (
-    ARM_MEMORY,
     AT,
     DRAWING_OPTIONS,
     LID,
@@ -83,8 +83,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
     another suite.
     """
     table = _table()
-    if suite not in table.suites:
-        raise HostError(f"RoboCasa has no suite {suite!r}", remedy=f"Suites: {', '.join(table.suites)}.")
+    require_known("RoboCasa", "suite", suite, table.suites)
     entries = registry().tasks
     return tuple(
         Task(
@@ -103,10 +102,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
 
 def task_goal(task: Task) -> Goal:
     """Return what a task's success asks for; raises `HostError` for an unknown task."""
-    table = _table()
-    if task.task_id not in table.suites.get(task.benchmark, ()):
-        problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
-        raise HostError(problem, remedy=f"Suites: {', '.join(table.suites)}; ask tasks(suite) for their tasks.")
+    require_known("RoboCasa", "task", task.task_id, _table().suites.get(task.benchmark, ()))
     return known_goals()[task.task_id]
 
 
@@ -172,33 +168,6 @@ def require_joints(model: mujoco.MjModel, joints: object) -> None:
     if joints != [str(model.joint(joint).name) for joint in range(model.njnt)]:
         remedy = "Use the versions that run.json names."
         raise HostError("the record's joints are not those of the kitchen that is rebuilt", remedy=remedy)
-
-
-def restore_memory(kitchen: Any, memory: object) -> None:
-    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered; raises `HostError` if
-    the record does not say.
-    """
-    (robot,) = kitchen.robots
-    (arm,) = robot.arms
-    controller, gripper = robot.composite_controller.part_controllers[arm], robot.gripper[arm]
-    data = kitchen.sim.data._data
-    try:
-        remembered = msgspec.convert(memory, _Memory)
-        data.qacc_warmstart[:] = remembered.qacc_warmstart
-        for name in ARM_MEMORY:
-            shape = np.shape(getattr(controller, name))
-            setattr(controller, name, np.array(remembered.arm[name], dtype=np.float64).reshape(shape))
-    except (msgspec.ValidationError, ValueError, TypeError, KeyError) as error:
-        remedy = "Its `memory` is what safevla_recorder.record writes."
-        raise HostError(f"the record does not say what the controllers remembered: {error}", remedy=remedy) from None
-    controller.new_update = True
-    gripper.current_action = np.array(remembered.gripper)
-
-
-class _Memory(msgspec.Struct, frozen=True, kw_only=True):
-    qacc_warmstart: list[float]
-    arm: dict[str, list[Any]]
-    gripper: list[float]
 
 
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:

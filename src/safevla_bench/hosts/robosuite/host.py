@@ -5,7 +5,6 @@ Tasks and goals are those of `robosuite.toml`. robosuite is imported when an env
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
+from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, require_known
 from safevla_bench.hosts.mujoco.environment import (
     MujocoHost,
     RawObservation,
@@ -31,6 +30,7 @@ from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.tasks.loader import registry
+from safevla_recorder.attachment import package_versions
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
@@ -57,8 +57,7 @@ class RobosuiteHost(MujocoHost):
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raises `HostError` for another suite."""
-        if suite != SUITE:
-            raise HostError(f"robosuite has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
+        require_known("robosuite", "suite", suite, self.suites())
         file, entries = _read_tasks(), registry().tasks
         return tuple(
             Task(SUITE, name, index, name, entries[SUITE, name].instruction or name, STILL, horizon=file.horizon)
@@ -178,8 +177,7 @@ def _read_tasks() -> _TaskFile:
 def task_goal(name: str) -> Goal:
     """Return what a task's success asks for, as predicates; raises `HostError` for an unknown task."""
     goals = _read_tasks().goals
-    if name not in goals:
-        raise HostError(f"the host robosuite has no task {name!r}", remedy=f"Tasks: {', '.join(goals)}.")
+    require_known("the host robosuite", "task", name, goals)
     return goals[name]
 
 
@@ -195,18 +193,13 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
 
 def versions() -> dict[str, str]:
     """Return the versions of all that a trajectory depends on; raises `HostError` unless robosuite 1.5 is installed."""
-    present = {}
-    for name in ("mujoco", *_DISTRIBUTIONS, "numpy", "safevla-bench"):
-        try:
-            present[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    installed = {name: version for name, version in present.items() if name in _DISTRIBUTIONS}
+    present = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))
+    installed = [present[name] for name in _DISTRIBUTIONS if name in present]
     if not installed:
         raise HostError("robosuite is not installed", remedy=_INSTALL)
-    for name, version in installed.items():
-        if not version.startswith(_VERSION):
-            raise HostError(f"{name} {version} is installed, this host runs on 1.5 only", remedy=_INSTALL)
+    if not all(version.startswith(_VERSION) for version in installed):
+        problem = f"robosuite {' and '.join(installed)} is installed, this host runs on 1.5 only"
+        raise HostError(problem, remedy=_INSTALL)
     return present
 
 
