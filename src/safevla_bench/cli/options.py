@@ -125,6 +125,11 @@ def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
     return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
+def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
+    """Return click's callback for an option whose value is what `parse` makes of it."""
+    return lambda context, parameter, value: parse(value)
+
+
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare an argument as the default of a parameter."""
     return lambda name: click.Argument([name], metavar=metavar, **settings)

@@ -112,7 +112,7 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
 
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     request = run_command.request
-    if any(request.policy_spec(name).startswith("replay:") for name in request.policies):
+    if any(policy.maker.startswith("replay:") for policy in request.roster):
         batch = read_sources([run_command.out])[0]
         if table := episode_tables.replay_table(batch) if batch else None:
             click.echo(f"\n{render_text(table)}")
@@ -138,7 +138,7 @@ def _observe_run(
         "suites": list(request.suites),
         "tasks": None if request.tasks is None else list(request.tasks),
         "episodes": request.episodes,
-        "policies": [redact_secrets(name) for name in request.policies],
+        "policies": [redact_secrets(policy.name) for policy in request.roster],
         "protocol": request.protocol,
         "seed": request.seed,
         "max_steps": request.max_steps,
@@ -195,13 +195,14 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    for policy, asked in (Request.from_run(run_command.out).server_arguments or {}).items():
-        if asked:
-            echo(f"{policy} was asked as its server wants: {', '.join(f'{k}={v}' for k, v in asked.items())}")
+    for policy in Request.from_run(run_command.out).roster:
+        if policy.asked:
+            wishes = ", ".join(f"{name}={value}" for name, value in policy.asked.items())
+            echo(f"{policy.name} was asked as its server wants: {wishes}")
     greetings = Counter((greeting.policy, greeting.suite) for greeting in folder.read_greetings(run_command.out))
-    for (policy, suite), count in greetings.items():
+    for (name, suite), count in greetings.items():
         if count > 1:
-            line = f"note: the servers of {policy} on {suite} said {count} different things of themselves"
+            line = f"note: the servers of {name} on {suite} said {count} different things of themselves"
             echo(f"{line}: run.json holds them as volatile.{folder.GREETINGS}", err=True)
 
 
