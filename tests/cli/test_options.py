@@ -31,7 +31,7 @@ def sample(option: click.Option) -> tuple[str, list[str]]:
     name = f"--{config.option_key(option)}"
     if option.is_flag:
         return "true", [name]
-    if text := {"films": "unsafe", "tasks": "0-2", "shard": "1/2", "host_arguments": "a=b"}.get(str(option.name)):
+    if text := {"tasks": "0-2", "shard": "1/2", "host_arguments": "a=b"}.get(str(option.name)):
         return f'"{text}"', [name, text]
     if isinstance(option.type, click.types.IntParamType):
         return "3", [name, "3"]

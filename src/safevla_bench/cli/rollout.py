@@ -12,13 +12,11 @@ import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
 from safevla_bench.cli.options import FILE, LOG, command, option, quote_paths
-from safevla_bench.cli.pictures import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.progress import show_run_progress, track_run
 from safevla_bench.cli.run_options import RUN_OPTIONS, RunCommand
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
 from safevla_bench.jobs.evaluation.request import Request, open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
@@ -46,12 +44,6 @@ from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
 def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
-    films: str | None = option(
-        "Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
-        "unsafe|all|N",
-        spelling="--video",
-        type=FilmChoice(),
-    ),
     freeze: Path | None = option(
         "With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
         "then run --registered FILE: tables say whether a run is the registered one.",
@@ -68,8 +60,6 @@ def eval_command(
     """
     if freeze is not None and not run_command.dry_run:
         raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
-    if films is not None and run_command.record_only:
-        raise click.UsageError("--video films what was judged; --record-only judges nothing.")
     tracking.require_trackers(trackers)
     _print_notes(run_command)
     if run_command.dry_run:
@@ -77,8 +67,6 @@ def eval_command(
         if freeze is not None:
             _write_registration(run_command, freeze)
         return
-    if films is not None:
-        require_video()
     judged = _evaluate(run_command, trackers)
     if judged is not None:
         print_scores(judged)
@@ -87,10 +75,6 @@ def eval_command(
     if judged is None:
         echo(f"Records: {run_command.shown}\nNext: safevla score {quote_paths(run_command.shown)}")
     else:
-        if films is not None:
-            filmed = film_episodes(run_command.out, judged, films)
-            write_outputs(judged, run_command.out)
-            echo(f"Films: {filmed}, in {run_command.shown / folder.FRAMES}")
         report = run_command.shown / folder.REPORT
         echo(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {quote_paths(run_command.shown)}")
     outcomes = {row.outcome for row in rows}

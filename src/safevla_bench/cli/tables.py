@@ -14,7 +14,7 @@ import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
-from safevla_bench.cli.pictures import make_skip_reporter
+from safevla_bench.cli.pictures import report_skipped
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -240,7 +240,7 @@ def _write_dataset(judged: Judged, out: Path, choice: _ExportChoice) -> None:
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
     cameras = CameraChoice(names, (choice.image_size, choice.image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:
-        summary = export_dataset(judged, out, cameras, observer, make_skip_reporter())
+        summary = export_dataset(judged, out, cameras, observer, report_skipped)
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
 
