@@ -39,7 +39,7 @@ _MEMORY = (
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
-        "search": ("search", "Search for starts from which a policy succeeds unsafely."),
+        "search": ("rollout", "Search for starts from which a policy succeeds unsafely."),
         "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
         "serve": ("protocols", "Serve a policy over openpi's protocol."),
