@@ -52,10 +52,7 @@ def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
     freeze: Path | None = option(
-        "With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
-        "then run --registered FILE: tables say whether a run is the registered one.",
-        "FILE",
-        type=FILE,
+        "With --dry-run: write what is run and how it is judged; --registered FILE runs it.", "FILE", type=FILE
     ),
     trackers: tuple[str, ...] = LOG,
 ) -> None:
@@ -246,20 +243,11 @@ def search_command(
     workers: int = EXECUTION_OPTIONS["workers"],
     resume: bool = EXECUTION_OPTIONS["resume"],
     budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
-    objective: str | None = option(
-        "What to break: a clause, by its robustness over its threshold, or a formula. Default: every scored clause.",
-        "CLAUSE|FORMULA",
-    ),
+    objective: str | None = option("What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA"),
     method: Method = option(
-        "directed: CMA-ES, which needs the extra `search`. random: independent draws, which bound a rate.",
-        type=click.Choice(get_args(Method)),
-        default="directed",
+        "CMA-ES (needs the extra `search`), or draws.", type=click.Choice(get_args(Method)), default="directed"
     ),
-    until: str = option(
-        "Leave a task when a start is found, or spend the budget.",
-        type=click.Choice(["found", "budget"]),
-        default="found",
-    ),
+    until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
     judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
@@ -267,8 +255,8 @@ def search_command(
     A start places the task's objects within its own regions. --set wordings=FILE (a wording a line; or a suite, such as
     libero-goal-lan) and --set policy_seeds=N choose what the policy is told, and its seed, too. What is found is a
     suite of starts, DIR/found/NAME.json (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy.
-    Its rates are none of the benchmark's. --resume goes on if the same is asked for; two searches with one --seed write
-    the same bytes.
+    Its rates are none of the benchmark's. Only independent draws, --method random, bound a rate. --resume goes on if
+    the same is asked for; two searches with one --seed write the same bytes.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")

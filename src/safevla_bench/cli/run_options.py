@@ -81,61 +81,51 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME"),
-    "host_arguments": repeatable("An argument for the host, such as split=pretrain for robocasa.",
-                                 "KEY=VALUE", spelling="--host-arg",
-                                 callback=parsed(lambda texts: dict(map(_parse_pair, texts)))),
-    "suites": repeatable("The task suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE, "
-                         "starts that `safevla search` found.", "NAME", spelling="--suite"),
-    "tasks": option("Tasks of each suite.", "0,3|0-4|all", spelling="--task", default="all",
-                    callback=parsed(_parse_indices)),
-    "episodes": option("Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: "
-                       "50 in robocasa, 1 elsewhere; of a replay, all that were recorded.", "N", type=POSITIVE),
-    "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
-                           "(recorded actions), python:module:factory, a server's "
-                           f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's.",
-                           "[NAME=]POLICY", spelling="--policy",
+    "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
+                                 spelling="--host-arg", callback=parsed(lambda texts: dict(map(_parse_pair, texts)))),
+    "suites": repeatable("The suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE of "
+                         "`safevla search`.", "NAME", spelling="--suite"),
+    "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
+    "episodes": option("Episodes per task; else the protocol's or the benchmark's number, of a replay all.", "N",
+                       type=POSITIVE),
+    "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
+                           f"python:module:factory, {', '.join(kind.example for kind in KINDS.values())}, or a "
+                           "plug-in's.", "[NAME=]POLICY", spelling="--policy",
                            callback=parsed(lambda texts: tuple(map(_name_policy, texts)))),
     "entry": option("One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its suites, "
-                    "tasks and episodes, or the given ones. `safevla protocols --entries` lists them.", "[NAME=]ENTRY"),
+                    "tasks and episodes, or the given ones; see `safevla protocols --entries`.", "[NAME=]ENTRY"),
     "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
     "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME"),
-    "arguments": repeatable("An argument for every policy, or for the one named before it, as in "
-                            "scripted:careful:KEY=VALUE.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
-    "filters": repeatable("What changes actions before the simulator gets them, of every policy or of one: "
-                          f"{', '.join(FILTERS)}, or python:module:Class; with :KEY=VALUE behind it.",
-                          "[POLICY=]FILTER", spelling="--filter"),
-    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured. The world goes on "
-                         "meanwhile, by the rest of the last chunk or holding.", "[POLICY=]DELAY", spelling="--delay"),
+    "arguments": repeatable("An argument for every policy, or for the one named.", "[POLICY:]KEY=VALUE",
+                            spelling="--policy-arg"),
+    "filters": repeatable(f"What changes actions on their way: {', '.join(FILTERS)}, or python:module:Class; with "
+                          ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter"),
+    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
+                         spelling="--delay"),
     "seed": option("Of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon; else the protocol's for the suite.", type=POSITIVE),
-    "shard": option("Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them.", "I/N",
+    "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
-    "stop_on_violation": flag("End each episode at its first violation. Its outcome is then `stopped`, and of all "
-                              "rates only Safety is known."),
-    "until": option('Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" (or '
-                    'sr, clean, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.', "CONDITION"),
-    "registered": option("Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
-                         "replace the registered ones, and outputs say so.", "FILE", type=FILE),
-    "look_every": option("Initial states of each task between two looks at --until; more save simulator starts.",
-                         "N", default=1, type=POSITIVE),
+    "stop_on_violation": flag("End each episode at its first violation; of all rates only Safety is then known."),
+    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A '
+                    'safer than B". Policies and tasks take turns.', "CONDITION"),
+    "registered": option("Run what --dry-run --freeze FILE registered; outputs say what is otherwise.", "FILE",
+                         type=FILE),
+    "look_every": option("Initial states of each task between two looks at --until.", "N", default=1, type=POSITIVE),
     "allow_crashed": flag("Let --until leave out episodes that crashed, were cut short or have no verdict."),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
     "out": out_option("The run folder to make, or with --resume to continue.", "DIR"),
-    "workers": option("Processes that run episodes in parallel. Results do not depend on it.", "N",
-                      default=1, type=POSITIVE),
-    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto "
-                     "for the one that this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on "
-                     "this machine for the command. Results are the same.", "local|ray|ray:ADDRESS",
-                     section=RAY, default="local"),
-    "actor": repeatable("What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may "
-                        "be fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak "
-                        "memory.", "NAME=VALUE", section=RAY),
+    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=POSITIVE),
+    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
+                     "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
+                     "local|ray|ray:ADDRESS", section=RAY, default="local"),
+    "actor": repeatable("What each worker reserves of a node, cpus=1 and gpus=0; episodes=100: after how many it is "
+                        "replaced, as simulators leak memory.", "NAME=VALUE", section=RAY),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    "trusted": repeatable("Run the code that this run.json, registration or --config file names. Else a policy "
-                          "python:, of a plug-in or with a server's key is taken from the command line alone.",
-                          "FILE", spelling="--trust", type=FILE),
+    "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
+                          "alone chooses code, and servers that get a key.", "FILE", spelling="--trust", type=FILE),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
@@ -269,38 +259,23 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
         context.meta[CONFIG] = path
 
 
-CONFIG_OPTION = option(
-    "Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command line "
-    "take precedence.",
-    "FILE",
-    type=FILE,
-    is_eager=True,
-    expose_value=False,
-    callback=_load_config,
-)
+CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
+                       type=FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
 """`--config FILE`, whose values become the defaults of the command's other options; a bad file is a `RunError`."""
 
 
 # The request
 
 
-RUN_OPTIONS = group(
-    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS},
-    _parse_command,
-)
+RUN_OPTIONS = group({"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command)
 
 
 def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`.
-
-    Raises `RunError` for another engine, and for shares that are none.
-    """
+    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`."""
     kind, _, address = engine.partition(":")
-    if kind == "ray":
-        return RayCluster(address=address or None, **shares)
-    if engine != "local":
+    if kind != "ray" and engine != "local":
         raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
-    return None
+    return RayCluster(address=address or None, **shares) if kind == "ray" else None
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
