@@ -176,12 +176,9 @@ def _plan_episodes(
 def _make_rule(request: Request) -> StoppingRule | None:
     """Return the rule that ends the run early, None without --until."""
     if request.until is None:
-        if request.allow_crashed:
-            problem = "--allow-crashed says what --until leaves out, and there is no --until"
-            raise RunError(problem, remedy="Leave it out; safevla gate and safevla compare have it too.")
-        if request.look_every != 1:
-            problem = f"--look-every {request.look_every} says how often --until looks, and there is no --until"
-            raise RunError(problem, remedy='Pass --until "safety >= 0.9" or another condition, or leave it out.')
+        if request.allow_crashed or request.look_every != 1:
+            remedy = 'Pass --until "safety >= 0.9" or another condition, or leave them out.'
+            raise RunError("--allow-crashed and --look-every are for --until", remedy=remedy)
         return None
     rule = parse_condition(
         request.until, [policy.name for policy in request.roster], allow_crashed=request.allow_crashed

@@ -179,18 +179,11 @@ class Request:
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
     """Return the fields of a `Request` that a run.json and a registration hold alike."""
-    until = plan.until
-    stopping = (
-        {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
-        if until
-        else {}
-    )
-    return {
-        **{name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")},
-        "tasks": plan.indices,
-        "policies": tuple(map(_read_policy, plan.policies)),
-        **stopping,
-    }
+    fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")}
+    fields |= {"tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
+    if until := plan.until:
+        fields |= {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
+    return fields
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
@@ -270,8 +263,7 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     unusable = [task for task in chosen if task.unusable]
     if unusable and (wanted is not None or len(unusable) == len(chosen)):
         reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        named = f"task{'s' * (len(unusable) > 1)} {', '.join(str(task.index) for task in unusable)}"
-        problem = f"{named} of {suite} cannot be run here: {reasons}"
+        problem = f"{suite} {', '.join(task.task_id for task in unusable)} cannot be run here: {reasons}"
         usable = [str(task.index) for task in tasks.values() if not task.unusable]
         remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
         raise HostError(problem, remedy=remedy)
