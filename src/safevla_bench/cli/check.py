@@ -15,7 +15,7 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
-from safevla_bench.jobs.doctor.machine import Diagnosis, Level
+from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import RulesetFiles, Verification
@@ -130,12 +130,16 @@ def doctor_command(
             echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
             if finding.remedy:
                 echo(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}"))
-    counts = Counter(finding.level for finding in findings)
+    counts = Counter[str](finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        next_steps = _SERVER_STEPS if server else _MACHINE_STEPS
-        click.echo(f"\n{_summarize_findings(counts, *next_steps)}")
+        steps = ("the command after eval",) * 2 if server else ("safevla eval --help", "safevla demo")
+        tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
+        if counts["error"]:
+            click.echo(f"\n{tally}. Mend what is an error, then ask again.")
+        else:
+            click.echo(f"\nNo error, {tally}. Next: {steps[1]}" if tally else f"\nAll is well. Next: {steps[0]}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
@@ -150,15 +154,3 @@ def _examine(
     if server is None:
         return doctor.examine_machine(host, out, quick=quick)
     return examine_server(server, policy_arguments(arguments, server), host, suite)
-
-
-_MACHINE_STEPS = ("safevla eval --help", "safevla demo")
-_SERVER_STEPS = ("the command after eval", "the command after eval")
-"""The next step where all is well, and where there are warnings."""
-
-
-def _summarize_findings(counts: Counter[Level], next_step: str, cautious_step: str) -> str:
-    tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
-    if counts["error"]:
-        return f"{tally}. Mend what is an error, then ask again."
-    return f"No error, {tally}. Next: {cautious_step}" if tally else f"All is well. Next: {next_step}"
