@@ -44,14 +44,15 @@ def main() -> None:
             continue
         if not (run / "frames").exists():
             number = str(row["episode"] + 1)
-            subprocess.run(["safevla", "frames", str(run), "--episode", number, "--no-clips"], check=True)
+            subprocess.run(["safevla", "frames", str(run), "--episode", number], check=True)
         write_strip(run, row["spec"], PICTURES / f"{row['name']}.webp")
 
 
 def write_strip(run: Path, spec_id: str, target: Path) -> None:
     """Write how the episode began, broke the specification and ended, side by side."""
     frames = json.loads((run / "frames" / "index.json").read_text(encoding="utf-8"))["frames"]
-    chosen = [frame for frame in frames if frame["kind"] != "violation" or frame["spec"] == spec_id]
+    stills = [frame for frame in frames if frame["file"].endswith(".jpg")]
+    chosen = [frame for frame in stills if frame["kind"] != "violation" or frame["spec"] == spec_id]
     pictures = [Image.open(run / "frames" / frame["file"]) for frame in sorted(chosen, key=lambda row: row["record"])]
     height = round(WIDTH * pictures[0].height / pictures[0].width)
     strip = Image.new("RGB", (WIDTH * len(pictures), height))

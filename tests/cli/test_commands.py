@@ -113,7 +113,6 @@ def test_a_task_is_named_by_its_index_too(safevla):
         (("validate", DEMO, "--schema"), "takes no SOURCE"),
         (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads task files alone"),
         (("protocols", "--entries", "a", "b"), "name one entry"),
-        (("eval", "--record-only", "--video", "all", *RUN), "--record-only judges nothing"),
         (("eval", "--freeze", "f.json", *RUN), "pass --dry-run with it"),
         (("eval", "--engine", "rayon", *RUN), "Write local, ray, ray:auto or ray:HOST:PORT"),
     ],

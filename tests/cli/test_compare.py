@@ -278,24 +278,11 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
 
 def test_five_seeds_of_a_state_gate_as_one_observation_and_no_interrupted_run_passes(safevla, tmp_path):
     """Of 25 safe episodes from five states a limit of 0.6 is open: taken as independent they passed it."""
-    five_states = [
-        "--host",
-        "fake",
-        "--suite",
-        "fake",
-        "--policy",
-        "noop",
-        "--max-steps",
-        "4",
-        "--protocol",
-        "safevla-bench-rl",
-        "--task",
-        "0",
-    ]
+    plan = "--host fake --suite fake --policy noop --max-steps 4 --protocol safevla-bench-rl --task 0"
     outcomes = []
     for episodes in (25, 5):
         run = tmp_path / f"{episodes}"
-        safevla.ok("eval", "--record-only", *five_states, "--episodes", episodes, "--out", run)
+        safevla.ok("eval", "--record-only", *plan.split(), "--episodes", episodes, "--out", run)
         outcomes.append(safevla.json("gate", run, "--min-safety", "0.6")["outcomes"][0])
     assert [(outcome["n"], outcome["verdict"]) for outcome in outcomes] == [(25, "undecided"), (5, "undecided")]
     assert outcomes[0]["ci"] == outcomes[1]["ci"]

@@ -39,12 +39,11 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert all(name in out for name in dialects.dialect_names())
     out = safevla.ok("protocols", "gr00t-libero")
     assert "request video.image" in out
-    assert "[steps, 1]" in out
-    assert "safevla protocols gr00t\n" in out
+    assert "gr00t-libero" in out
     held = safevla.json("protocols", "openpi-libero")
     assert (held["asked_over"], held["replan"]) == ("openpi", 5)
     out = safevla.ok("protocols", "vla-eval-libero", "openvla-libero")
-    assert out.splitlines()[0] == "request images/wrist"
+    assert out.splitlines()[1].startswith("request images/wrist")
     assert "eef_axis_angle_shortest" in out
     assert "where the server asks for send_state" in out
     assert "flip" not in out
@@ -63,7 +62,7 @@ def test_entries_are_listed_with_what_the_paper_prints(safevla):
     assert all(entry.name in out for entry in entries.paper_entries())
     out = safevla.ok("protocols", "--entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
-    assert "unknown     the checkpoint" in out
+    assert "unknown         the checkpoint" in out
     assert safevla.json("protocols", "--entries", "pi0.5@libero")["training"] == "SFT"
     assert len(safevla.json("protocols", "--entries")) == len(entries.paper_entries())
     safevla.refuses("protocols", "--entries", "pi9")
@@ -156,4 +155,4 @@ def test_an_entry_brings_its_host_s_arguments_and_the_command_replaces_them(safe
         {"split": "target"},
         {"split": "pretrain", "horizons": "v1.0.0"},
     ]
-    assert "argument    split=pretrain, for the host" in safevla("protocols", "--entries", "pi0@robocasa-365")[1]
+    assert "host_arguments  split: pretrain" in safevla("protocols", "--entries", "pi0@robocasa-365")[1]

@@ -51,4 +51,4 @@ def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch
     wrong = safevla.refuses(
         "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
     )
-    assert "were found on fake" in wrong
+    assert "a suite of found starts is run alone" in wrong

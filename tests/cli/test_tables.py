@@ -38,15 +38,11 @@ def test_training_and_auxiliary_are_options(safevla, shipped):
         (["--which", "nonsense"], "main (4, 5)"),
         (["--training", "mine=SFT"], "no episode is of the policy 'mine'"),
         (["--auxiliary", "mine"], "scripted:careful, scripted:hasty"),
-        (["--training", "SFT"], "--training 'SFT' names no kind\n  Write POLICY=KIND"),
-        (["--training", "mine="], "--training 'mine=' names no kind"),
-        (["--training", "=SFT"], "--training '=SFT' names no policy"),
-        (["--training", "mine=SFT", "--training", "mine=RL"], "--training gives 'mine' two kinds, 'SFT' and 'RL'"),
+        (["--training", "SFT"], "Write POLICY=KIND"),
+        (["--training", "mine="], "Write POLICY=KIND"),
+        (["--training", "mine=SFT", "--training", "mine=RL"], "each policy once"),
         (["--columns", "SR,Saftey"], "'Saftey'"),
         (["--columns", "Saftey"], "Safety %"),
-        (["--style", "intervals=below"], "--style intervals=below"),
-        (["--style", "label=tab:x"], "--style label="),
-        (["--format", "tex", "--style", "label=a}b"], "--style label="),
         (["--format", "csv", "--out", "OUT"], "main-libero"),
         (["--which", "4", "--out", "FILE/t.md"], "Choose a place"),
     ],
@@ -74,10 +70,9 @@ def test_a_folder_gets_a_file_for_each_table(safevla, shipped, tmp_path, form, s
     assert str(tmp_path / "t" / f"tasks.{suffix}") in out
 
 
-def test_columns_and_labels_are_chosen_on_the_command_line(safevla, shipped):
-    tex = ("--format", "tex", "--style", "label=tab:x", "--style", "intervals=below")
-    out = safevla.ok("tables", shipped, "--which", "main", "--columns", "SR, VSI", *tex)
-    assert r"\label{tab:x}" in out
+def test_columns_are_chosen_on_the_command_line(safevla, shipped):
+    out = safevla.ok("tables", shipped, "--which", "main", "--columns", "SR, VSI", "--no-intervals")
+    assert "–" not in out
     assert "Safety" not in out
 
 

@@ -154,7 +154,7 @@ def test_other_rules_are_a_difference_and_the_registered_ones_are_loaded_again(r
 
 def test_the_policies_may_be_run_apart_and_the_plan_in_shards(tmp_path, registration):
     for policy in REQUEST.policies:
-        roll_out(replace(registered_request(registration), policies=(policy,), policy_arguments={}), tmp_path / policy)
+        roll_out(replace(registered_request(registration), policies=(policy,)), tmp_path / policy)
     (sentence,) = sentences_of(tmp_path / "noop", tmp_path / "random")
     assert sentence.startswith("These 2 runs are what was registered beforehand")
     for number in (1, 2):

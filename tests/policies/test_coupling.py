@@ -11,9 +11,9 @@ from folders import contents
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Observation
-from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.request import Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
-from safevla_bench.policies.coupling import Delay, DelayedPolicy
+from safevla_bench.policies.coupling import Coupling, Delay, DelayedPolicy
 from safevla_bench.policies.python import InProcessPolicy
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
@@ -79,7 +79,7 @@ REQUEST = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policie
 
 
 def late(text: str) -> Request:
-    return replace(REQUEST, delays={"scripted:hasty": text})
+    return replace(REQUEST, policies=(RequestedPolicy("scripted:hasty", coupling=Coupling(delay=text)),))
 
 
 def run(folder, request):

@@ -16,7 +16,7 @@ from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Boxes, Wants
 from safevla_bench.interface.task import EpisodeSeed
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.results import evaluate
 from safevla_bench.jobs.evaluation.rollouts import freeze_request, roll_out
 from safevla_bench.judging.ruleset import load_ruleset
@@ -37,8 +37,8 @@ REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, polic
 OWN, NEAR = "policy_action", "stop-near-limit:share=0.9"
 
 
-def filtered(name: str, **changes: object) -> Request:
-    return replace(REQUEST, filters={"random": name}, **changes)
+def filtered(name: str | None, delay: str | None = None, **changes: object) -> Request:
+    return replace(REQUEST, policies=(RequestedPolicy("random", coupling=Coupling(name, delay)),), **changes)
 
 
 def run(folder, request, **options):
@@ -177,7 +177,7 @@ def test_workers_and_resumed_runs_give_the_same_bytes(tmp_path):
     run(tmp_path / "two", filtered("stop-near-limit:share=0.9"), workers=2)
     assert facts(tmp_path / "one") == facts(tmp_path / "two")
     again = Request.from_run(tmp_path / "one")
-    assert again.filters == {"random": "stop-near-limit:share=0.9"}
+    assert again.roster[0].coupling == Coupling("stop-near-limit:share=0.9")
     run(tmp_path / "one", replace(again, archive="parquet"), resume=True)
     assert facts(tmp_path / "one") == facts(tmp_path / "two")
 
@@ -190,7 +190,7 @@ def test_a_run_cannot_be_continued_with_another_filter(tmp_path):
 
 def test_a_registration_holds_the_filter_and_the_delay():
     plain, behind = (freeze_request(request, load_ruleset()) for request in (REQUEST, filtered("identity")))
-    late = freeze_request(replace(REQUEST, delays={"random": "2"}), load_ruleset())
+    late = freeze_request(filtered(None, delay="2"), load_ruleset())
     assert len({plain.digest, behind.digest, late.digest}) == 3
     assert "filter" not in json.loads(plain.encode())["policies"][0]
 
@@ -241,7 +241,7 @@ def test_replays_and_policies_of_poses_are_refused(tmp_path):
     run(tmp_path / "run", REQUEST)
     name = f"replay:{tmp_path / 'run'}"
     with pytest.raises(PolicyError, match="plays recorded actions"):
-        run(tmp_path / "again", replace(REQUEST, policies=(name,), filters={name: "identity"}))
+        run(tmp_path / "again", replace(REQUEST, policies=(RequestedPolicy(name, coupling=Coupling("identity")),)))
     posed = InProcessPolicy("mine", Drops())
     posed.wants = Wants(absolute=True)
     with pytest.raises(PolicyError, match="gives poses"):

@@ -14,7 +14,7 @@ from policies.servers.stub_servers import chunk, openpi, websockets
 from policies.servers.test_serve import served
 from safevla_bench.errors import PolicyError, RunError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.python import adopt_object
 from safevla_bench.policies.servers import REQUESTS, endpoint
@@ -210,7 +210,7 @@ def unasked(url: str, **changed) -> Request:
     """A request that says of the server nothing but its address."""
     given = {"connect_timeout_s": "2", "timeout_s": "5"}
     fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 2, "max_steps": 7, "arguments": given}
-    return Request(**{**fields, "policies": ("mine",), "policy_specs": {"mine": f"openpi:{url}"}, **changed})
+    return Request(**{**fields, "policies": (RequestedPolicy("mine", f"openpi:{url}"),), **changed})
 
 
 def described(run):
@@ -221,7 +221,7 @@ def described(run):
 def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, workers):
     with serving() as url:
         rows = roll_out(unasked(url), tmp_path / "far", running=ExecutionOptions(workers=workers))
-    near = unasked("", policy_specs={}, arguments={}, policy_objects={"mine": adopt_object("mine", Chases())})
+    near = unasked("", arguments={}, policies=(RequestedPolicy("mine", made=adopt_object("mine", Chases())),))
     assert roll_out(near, tmp_path / "near") == rows
     for far, here in zip(read_records(tmp_path / "far"), read_records(tmp_path / "near"), strict=True):
         np.testing.assert_array_equal(far.channel("action").values, here.channel("action").values)
@@ -274,7 +274,7 @@ def test_a_run_s_file_chooses_nothing_of_a_client_but_what_a_server_may_ask_for(
     description = json.loads((tmp_path / "run.json").read_text())
     description["policies"][0]["server_arguments"]["key_file"] = "/etc/hostname"
     (tmp_path / "run.json").write_text(json.dumps(description))
-    assert "key_file" not in Request.from_run(tmp_path).server_arguments["mine"]
+    assert "key_file" not in Request.from_run(tmp_path).roster[0].asked
 
 
 def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_policies_before_it(tmp_path, monkeypatch):
@@ -284,7 +284,7 @@ def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_polici
     with pytest.raises(ServerUnreachableError):
         roll_out(alone, tmp_path / "alone")
     assert len(waited) == 1
-    second = replace(alone, policies=("noop", "mine"), policy_arguments={"mine": alone.arguments}, arguments={})
+    second = replace(alone, policies=("noop", *alone.roster), arguments={})
     with pytest.raises(ServerUnreachableError):
         roll_out(second, tmp_path / "second")
     assert count_progress(tmp_path / "second") == (2, 4)
@@ -293,7 +293,7 @@ def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_polici
 def test_shards_whose_servers_asked_for_different_things_are_not_merged(tmp_path):
     for number, side in ((1, 64), (2, 32)):
         with serving(side) as url:
-            changed = unasked("h", shard=Shard(number, 2), policy_specs={"mine": f"openpi:{url}"})
+            changed = unasked(url, shard=Shard(number, 2))
             roll_out(changed, tmp_path / str(number))
     with pytest.raises(RunError, match=r"policies\[0\]\.server_arguments\.image_size"):
         merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")

@@ -202,8 +202,8 @@ def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition,
     ("changes", "problem"),
     [
         ({"shard": "1/2"}, "--until and --shard"),
-        ({"until": None, "look_every": 3}, "--look-every 3 says how often --until looks, and there is no --until"),
-        ({"until": None, "allow_crashed": True}, "--allow-crashed says what --until leaves out, and there is no"),
+        ({"until": None, "look_every": 3}, "are for --until"),
+        ({"until": None, "allow_crashed": True}, "are for --until"),
         ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves unknown"),
     ],
 )

@@ -6,7 +6,6 @@ import difflib
 import errno
 import gc
 import importlib
-import io
 import os
 import signal
 import sys
@@ -29,17 +28,12 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of a full or failing disk."""
 _EXTRAS = {"matplotlib": "figures"}
 """Package -> the extra that brings it, of packages that whole commands need."""
-_ROOM = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
-_THERE = "See that it is there, and that it may be read and written."
-_MEMORY = (
-    "Free some and give the command again, with fewer --workers where it had several; a run goes on with --resume."
-)
 
 # Group -> command -> module and one line of help; a command's module is imported when the command is used.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
-        "search": ("search", "Search for starts from which a policy succeeds unsafely."),
+        "search": ("rollout", "Search for starts from which a policy succeeds unsafely."),
         "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
         "serve": ("protocols", "Serve a policy over openpi's protocol."),
@@ -216,10 +210,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         message = make_printable(error.format_message()).rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        click.echo(make_printable(shown.getvalue()), nl=False, err=True)
-        return error.exit_code
+        return _refuse(error.format_message())
     except SafevlaError as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
@@ -240,15 +231,15 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         _discard_stdout()  # click replaces stdout, and exits with 1, where the pipe is closed while a command prints
         return OK
     except OSError as error:
-        full = error.errno in _DISK
-        if full:
+        remedy = "See that it is there, and that it may be read and written."
+        if error.errno in _DISK:
+            remedy = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
             _discard_stdout()
         elif error.filename is None:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{place}{error.strerror}\n  {_ROOM if full else _THERE}")
+        return _refuse(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
     except MemoryError:
-        return _refuse(f"memory ran out\n  {_MEMORY}")
+        return _refuse("memory ran out\n  Free some, or use fewer --workers; a run goes on with --resume.")
 
 
 def _refuse(message: str) -> int:

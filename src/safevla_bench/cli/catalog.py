@@ -34,25 +34,17 @@ def specs_command(
     library: str = rules.library_option("The library to list.", default="default"),
     explain: str | None = option("Say all about one specification: formula, tags, source, who is exempt.", "ID"),
     template: bool = flag("Print a file to write specifications of your own in, with comments."),
-    check: Path | None = option(
-        "Check a file of your own, and try each specification on two simple traces.", "FILE", type=options.FILE
-    ),
+    check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=options.FILE),
     runs: tuple[Path, ...] = repeatable(
-        "Print what a reference policy's successes reach by each clause, and the limit at a quantile of them.",
+        "Print what a reference policy's successes reach by each clause, and a limit drawn from them.",
         "RUN",
         spelling="--calibrate",
         type=options.FILE,
     ),
-    rule_files: tuple[Path, ...] = rules.rules_option(
-        "With --calibrate: judge by this file, too, as a run's tags of tasks that are not ours."
-    ),
+    rule_files: tuple[Path, ...] = rules.rules_option("With --calibrate: judge by this file, too."),
     policy: str | None = option("With --calibrate: the reference, where RUN has several policies.", "NAME"),
-    quantile: float = option(
-        "With --calibrate: the share of its successes that are to be safe by each clause.", "SHARE", default=0.95
-    ),
-    out: Path | None = options.out_option(
-        "With --calibrate: write the limits, to be judged by with --rules FILE.", "FILE"
-    ),
+    quantile: float = option("With --calibrate: the share of its successes to be safe.", "SHARE", default=0.95),
+    out: Path | None = options.out_option("With --calibrate: write the limits, for --rules FILE.", "FILE"),
     form: str = options.PAPER_FORMAT,
 ) -> None:
     """List the safety specifications, or explain one; write specifications of your own, and try them.
@@ -65,23 +57,29 @@ def specs_command(
     if stray:
         raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
     if template:
-        click.echo(
-            resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8"), nl=False
-        )
+        text = resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8")
+        click.echo(text, nl=False)
         return
     if check is not None:
         _print_trials(check)
         return
     if runs:
-        _calibrate_limits(runs, library, rule_files, policy, quantile, out, form)
+        ruleset = add_host_registries(
+            rules.load_rules(library, rule_files, {}), runs, as_judged=rules.is_as_judged(rule_files)
+        )
+        judged = judge(list(runs), ruleset)
+        calibrated = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+        _print_calibrations(calibrated, out, form)
         return
     chosen = loader.library(library)
     if explain is not None and form == "paper":
         raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
-        lines = _group_by_benchmark(exempt) if form == "json" else _count_exempt(exempt)
-        _print_explanation({**explain_spec(chosen, explain), "does_not_apply": lines}, form)
+        if form == "json":
+            options.print_json({**explain_spec(chosen, explain), "does_not_apply": exempt})
+        else:
+            _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _count_exempt(exempt)})
     elif form in ("json", "paper"):
         options.print_json(_ROWS[form](chosen))
     else:
@@ -93,20 +91,8 @@ def specs_command(
         click.echo("\nNext: safevla specs --explain ID says all about one; --template begins a file of your own.")
 
 
-def _calibrate_limits(
-    runs: Sequence[Path],
-    library: str,
-    files: Sequence[Path],
-    policy: str | None,
-    quantile: float,
-    out: Path | None,
-    form: str,
-) -> None:
-    """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit."""
-    ruleset = rules.load_rules(library, files, {})
-    ruleset = add_host_registries(ruleset, runs, as_judged=rules.is_as_judged(files))
-    judged = judge(list(runs), ruleset)
-    calibrations = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Path | None, form: str) -> None:
+    """Print how a reference policy's extremes are distributed for each clause, and the limit."""
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
@@ -147,9 +133,7 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 def tasks_command(
     suite: str | None = option("Only this suite, such as libero-goal.", "NAME"),
     rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
-    propose: tuple[Path, ...] = repeatable(
-        "Propose tags for a task file of LIBERO's kind, or a folder of them.", "FILE|DIR", type=options.FILE
-    ),
+    propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=options.FILE),
     form: str = options.PAPER_FORMAT,
 ) -> None:
     """List suites, or the tasks of one: the specifications that apply, with reasons for those that do not.
@@ -181,19 +165,15 @@ def tasks_command(
     if suite is None:
         _print_suites(rows)
         return
-    echo(_count_tasks(rows))
+    counts = sorted({len(row["active_specs"]) for row in rows})
+    some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
+    echo(f"{count_noun(len(rows), 'task')}; of the scored specifications {some} apply to each.")
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
         echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
         echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
             echo(f"  not {spec}: {tasks.describe_reason(reason, registry, row['benchmark'])}")
-
-
-def _count_tasks(rows: Sequence[tasks.TaskListing]) -> str:
-    counts = sorted({len(row["active_specs"]) for row in rows})
-    some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
-    return f"{count_noun(len(rows), 'task')}; of the scored specifications {some} apply to each."
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
@@ -239,16 +219,6 @@ def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
     return f"{trace.describe()}   margin {format_compact(trace.rho)} {spec.unit}"
 
 
-def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    lines = []
-    for reason, names in exempt.items():
-        pairs = [name.split(" ", 1) for name in names]
-        for benchmark in dict.fromkeys(benchmark for benchmark, _ in pairs):
-            of_it = [task for other, task in pairs if other == benchmark]
-            lines.append(f"{reason}: {benchmark} {', '.join(of_it)}")
-    return lines
-
-
 def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line for each reason: in how many tasks of how many suites it holds."""
     lines = []
@@ -260,17 +230,12 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
-    if form == "json":
-        options.print_json(explanation)
-        return
+def _print_explanation(explanation: Mapping[str, object]) -> None:
     width, words = max(map(len, explanation)), {None: "none", True: "yes", False: "no"}
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        texts = [
-            words[item] if item is None or isinstance(item, bool) else escape_controls(str(item)) for item in values
-        ]
-        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(texts) or "none"))
+        texts = [words[item] if item is None or isinstance(item, bool) else str(item) for item in values]
+        echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(texts) or "none"))
 
 
 def _propose_tags(paths: Sequence[Path]) -> None:

@@ -15,11 +15,12 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
-from safevla_bench.jobs.doctor.machine import Diagnosis, Level
+from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.verify import AuditPlan
-from safevla_bench.jobs.verify.files import CheckVerdict, RulesetFiles, Verification
+from safevla_bench.jobs.verify.files import RulesetFiles, Verification
 from safevla_bench.policies.servers import KINDS
+from safevla_bench.text import count_noun
 
 
 @options.command("verify")
@@ -64,36 +65,32 @@ def verify_command(
         findings = [asdict(finding) for finding in verification.findings]
         options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
-        echo(f"{_summarize_verification(verification, run)}\n")
+        echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.\n")
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
             echo(f"{finding.verdict:<10} {finding.check}: {detail}")
-        echo(f"\nNext: {_choose_step(verification, quote_paths(run), was_played=bool(replay or audit))}")
+        step = f"safevla open {quote_paths(run)}"
+        if not verification.agrees:
+            step = f"restore what differs; safevla score {quote_paths(run)} writes the scores anew"
+        elif not (verification.has_open_checks or replay or audit):
+            again = f"safevla verify {quote_paths(run)} --replay 3"
+            step = f"{again} plays episodes again, the only check that finds a changed record"
+        echo(f"\nNext: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
 
-def _summarize_verification(verification: Verification, run: Path) -> str:
-    counts = Counter(finding.verdict for finding in verification.findings)
-    tally = ", ".join(f"{counts[verdict]} {word}" for verdict, word in _VERDICT_WORDS.items() if counts[verdict])
-    if verification.agrees and verification.has_open_checks:
-        return f"What was checked agrees, and something that was asked for could not be checked. {run}: {tally}."
-    if verification.agrees:
-        return f"All that was checked agrees. {run}: {tally}."
-    return f"Not as it was written: each line below that differs says what and where. {run}: {tally}."
-
-
-def _choose_step(verification: Verification, run: str, *, was_played: bool) -> str:
+def _summarize_verification(verification: Verification) -> str:
     if not verification.agrees:
-        return f"restore what differs; safevla score {run} writes the scores anew"
-    if verification.has_open_checks or was_played:
-        return f"safevla open {run}"
-    return f"safevla verify {run} --replay 3 plays episodes again, the only check that finds a changed record"
+        return "Not as it was written: each line below that differs says what and where."
+    if verification.has_open_checks:
+        return "What was checked agrees, and something that was asked for could not be checked."
+    return "All that was checked agrees."
 
 
-_VERDICT_WORDS: dict[CheckVerdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
-
-
-_BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
+def _count_verdicts(verification: Verification) -> str:
+    words = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
+    counts = Counter[str](finding.verdict for finding in verification.findings)
+    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
 
 
 @options.command("doctor")
@@ -133,12 +130,16 @@ def doctor_command(
             echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
             if finding.remedy:
                 echo(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}"))
-    counts = Counter(finding.level for finding in findings)
+    counts = Counter[str](finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
-        next_steps = _SERVER_STEPS if server else _MACHINE_STEPS
-        click.echo(f"\n{_summarize_findings(counts, *next_steps)}")
+        steps = ("the command after eval",) * 2 if server else ("safevla eval --help", "safevla demo")
+        tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
+        if counts["error"]:
+            click.echo(f"\n{tally}. Mend what is an error, then ask again.")
+        else:
+            click.echo(f"\nNo error, {tally}. Next: {steps[1]}" if tally else f"\nAll is well. Next: {steps[0]}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
@@ -146,26 +147,10 @@ def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
 ) -> Iterator[Diagnosis]:
     """Return an iterator over the findings about this machine, or about the policy server if `server` is given."""
+    given = {"--policy-arg": arguments, "--suite": suite} if server is None else {"--out": out, "--quick": quick}
+    if stray := next((name for name, value in given.items() if value), None):
+        of = "a policy server" if server is None else "this machine"
+        raise RunError(f"{stray} is for {of}", remedy="Examine one at a time; a server by --server KIND:URL.")
     if server is None:
-        if arguments or suite:
-            problem = f"{'--policy-arg' if arguments else '--suite'} is for a policy server"
-            raise RunError(problem, remedy="Name it: --server KIND:URL.")
         return doctor.examine_machine(host, out, quick=quick)
-    if out is not None or quick:
-        problem = f"{'--out' if out is not None else '--quick'} is for this machine, and --server for another"
-        raise RunError(problem, remedy="Examine one at a time.")
     return examine_server(server, policy_arguments(arguments, server), host, suite)
-
-
-_MACHINE_STEPS = ("safevla eval --help", "safevla demo")
-_SERVER_STEPS = ("the command after eval", "the command after eval")
-"""The next step where all is well, and where there are warnings."""
-
-
-def _summarize_findings(counts: Counter[Level], next_step: str, cautious_step: str) -> str:
-    tally = ", ".join(f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in _BAD_LEVELS if counts[level])
-    if counts["error"]:
-        return f"{tally}. Mend what is an error, then ask again."
-    if tally:
-        return f"No error, {tally}. Next: {cautious_step}"
-    return f"All is well. Next: {next_step}"

@@ -27,30 +27,17 @@ from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
+from safevla_bench.report.tables import firmness, published
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
-from safevla_bench.report.tables.firmness import describe_firmness, firmness_tables
 from safevla_bench.report.tables.host_means import host_mean_table, host_means
-from safevla_bench.report.tables.published import (
-    COMPARED_RATES,
-    describe_published,
-    published_table,
-)
-from safevla_bench.report.tables.sensitivity import describe_readings, describe_sensitivity
 from safevla_bench.report.tables.table import Table
-from safevla_bench.sensitivity.curves import (
-    SweepRequest,
-    ThresholdVariant,
-    ablate_thresholds,
-    cell_curves,
-    compare_readings,
-    parse_sweep,
-    sweep_threshold,
-    sweep_variants,
-)
+from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
+
+_POINTS = options.Range(0, 100, min_open=True)
 
 
 @options.command(
@@ -62,38 +49,24 @@ def compare_command(
     across_seeds: bool = flag("Pair by initial state alone, for the same states run with other seeds, or several."),
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
     unpaired: bool = flag("Take the episodes as independent, task by task."),
-    sequential: bool = flag(
-        "Use p-values and intervals of these tasks that hold however often you compare growing runs."
-    ),
+    sequential: bool = flag("Numbers of these tasks that hold however often you compare growing runs."),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
-    margin: float | None = option(
-        "Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
-        "POINTS",
-        type=options.Range(0, 100, min_open=True),
-    ),
-    metrics: tuple[str, ...] = option(
-        "Only this metric. Repeatable; all by default.", spelling="--metric", multiple=True, type=click.Choice(COMPARED)
-    ),
-    confidence: float = option(
-        "Of intervals; tests are made at its complement.", "PERCENT", type=options.PERCENT, default=95.0
-    ),
-    by_change: bool = flag(
-        "Compare each suite with itself changed, such as libero-goal-swap, policy by policy.", spelling="--changes"
-    ),
+    margin: float | None = option("How many points worse is not worse, or equivalent.", "POINTS", type=_POINTS),
+    metrics: tuple[str, ...] = repeatable("Only this metric.", spelling="--metric", type=click.Choice(COMPARED)),
+    confidence: float = option("Of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
+    by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),
     plan: float | None = option(
-        "Plan how many episodes of each policy it takes to see a difference of so many percentage points; needs no "
-        "SOURCE.",
+        "Plan how many episodes it takes to see a difference of so many points; needs no SOURCE.",
         "POINTS",
         section=options.PLANNING,
         type=options.PERCENT,
     ),
     assumed: tuple[str, ...] = repeatable(
-        "What the plan supposes: baseline=0.8, the rate of one policy; power=0.8, the chance of seeing the difference; "
-        "discordant=SHARE, of pairs in which the policies differ, from a pilot run, else as if outcomes were "
-        "unrelated; tasks=10; task_spread=SHARE, the standard deviation of the difference between tasks; episodes=N: "
-        "say what N of each task can show, not how many it takes.",
+        "What the plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
+        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks; "
+        "episodes=N: say what N of each task can show.",
         "NAME=VALUE",
         spelling="--assume",
         section=options.PLANNING,
@@ -115,7 +88,8 @@ def compare_command(
 
     --plan says how many episodes of each task it takes to tell two rates apart, or what --assume episodes=N can show.
     The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
-    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
+    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs), else outcomes count as
+    unrelated.
 
     --changes pairs episodes of a suite with those of the same suite with a change (SUITE-CHANGE, as of LIBERO-PRO) by
     task, initial state and seed. A suite that two sources hold is the control: nothing is changed.
@@ -128,8 +102,7 @@ def compare_command(
     if plan is not None:
         if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
-        if sequential:
-            raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
+        _refuse_given(_OF_EPISODES[:-1], "is not for --plan, which plans a fixed number.")
         if form not in ("text", "json"):
             raise click.UsageError(f"--plan has no --format {form}.")
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
@@ -137,7 +110,7 @@ def compare_command(
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if printed:
-        report = _compare_with_paper(sources, printed, policies, metrics or COMPARED_RATES, full=full)
+        report = _compare_with_paper(sources, printed, policies, metrics or published.COMPARED_RATES, full=full)
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
@@ -208,9 +181,8 @@ def _refuse_given(names: Sequence[str], why: str) -> None:
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
-    others = [name for name in _OF_EPISODES if name != "confidence"]
     why = "has no meaning beside --changes, which compares SR and Safety in pairs."
-    _refuse_given([*others, "metrics", "full"], why)
+    _refuse_given([*_OF_EPISODES[:-1], "metrics", "full"], why)
     with show_status("comparing"):
         results = _load_results(sources, policies, join=False)
         changes = compare_changes(results, confidence)
@@ -242,7 +214,9 @@ def _compare_with_paper(
         compared = compare_with_paper(judged, str(printed[0]), policies, metrics)
     document = {**compared.to_document(), "judged_by": judged.provenance}
     hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
-    return _Report(document, describe_published(compared), [published_table(compared, full=full)], hint)
+    return _Report(
+        document, published.describe_published(compared), [published.published_table(compared, full=full)], hint
+    )
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
@@ -263,19 +237,14 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSou
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     sweeps: tuple[str, ...] = repeatable(
-        "Move one threshold: NAME is a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in the "
-        "specification's unit.",
+        "Move the threshold of a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in its unit.",
         "NAME=GRID",
         spelling="--sweep",
     ),
     readings: bool = flag("Judge by every reading of the paper, and tell what changes."),
     physics: bool = flag("Replay a run's episodes under varied physics, and tell which verdicts are firm."),
-    episodes: int | None = option(
-        "--physics: so many episodes, chosen by their names; else all.", "N", type=options.POSITIVE
-    ),
-    workers: int = option(
-        "--physics: processes that replay. Results do not depend on it.", "N", default=1, type=options.POSITIVE
-    ),
+    episodes: int | None = option("--physics: so many, chosen by their names; else all.", "N", type=options.POSITIVE),
+    workers: int = option("--physics: processes that replay.", "N", default=1, type=options.POSITIVE),
     full: bool = flag("Show every suite and variant, means of hosts, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:
@@ -301,13 +270,12 @@ def sensitivity_command(
     """  # noqa: D301  (click wants the character itself)
     if readings + bool(sweeps) + physics > 1:
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
-    given = [name for name in ("episodes", "workers") if options.is_given(click.get_current_context(), name)]
-    if given and not physics:
-        raise click.UsageError(f"--{given[0]} is about replays: pass --physics with it.")
+    if not physics:
+        _refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
     if physics:
         _vary_physics(sources, episodes, workers, form, full=full)
         return
-    requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
+    requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = sources.judge()
         if readings:
@@ -342,8 +310,8 @@ def _vary_physics(
         judged = sources.judge()
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
-    tables = firmness_tables(file, judged.scores.specs, full=full)
-    _Report(file, describe_firmness(file.episodes()), tables).print(form)
+    tables = firmness.firmness_tables(file, judged.scores.specs, full=full)
+    _Report(file, firmness.describe_firmness(file.episodes()), tables).print(form)
     if form == "json":
         return
     for sentence in (*judged.describe_simulators(), judged.provenance.to_sentence()):
@@ -354,26 +322,26 @@ def _vary_physics(
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
     rescore, has_net = make_rescorer(judged), judged.has_net_forces
-    compared = compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
+    compared = curves.compare_readings(judged.scores, judged.library, rescore, has_net_forces=has_net)
     tables = [varying.reading_table(compared) if full else varying.pooled_reading_table(compared)]
-    return _Report(compared, describe_readings(compared), tables, "suite and metric.")
+    return _Report(compared, varying.describe_readings(compared), tables, "suite and metric.")
 
 
-def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest], *, full: bool) -> _Report:
+def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
     """Return the sweeps with the policies' ranking along each."""
     rescore = make_rescorer(judged)
-    as_it_stands = cell_curves(judged.scores, [judged.scores])
+    as_it_stands = curves.cell_curves(judged.scores, [judged.scores])
     document: list[object] = []
     answers: list[str] = []
     sweep_tables: list[Table] = []
     rankings: list[Table] = []
     for request in requests:
-        result = sweep_threshold(judged.scores, judged.library, request, rescore)
-        ranking = _rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True)
+        result = curves.sweep_threshold(judged.scores, judged.library, request, rescore)
+        ranking = _rank_policies(judged, curves.sweep_variants(judged.library, request), is_sweep=True)
         variants = varying.name_variants(result, as_it_stands)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
-        answers.append(f"{name}{describe_sensitivity(variants, ranking)}")
+        answers.append(f"{name}{varying.describe_sensitivity(variants, ranking)}")
         title = f"Safety % over the sweep of {result.name}"
         sweep_tables.append(varying.sweep_table(result) if full else varying.pooled_table(variants, title))
         rankings += [varying.ranking_table(ranking)] if full and ranking else []
@@ -384,10 +352,10 @@ _VARIANTS = "suite, variant and pair of policies."
 
 
 def _rank_policies(
-    judged: Judged, variants: Sequence[ThresholdVariant], *, is_sweep: bool = False
+    judged: Judged, variants: Sequence[curves.ThresholdVariant], *, is_sweep: bool = False
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
-    as_it_stands = [ThresholdVariant("as it stands", {})] if is_sweep else []
+    as_it_stands = [curves.ThresholdVariant("as it stands", {})] if is_sweep else []
     return rank_under_variants(
         judged.scores,
         judged.headers,
@@ -401,7 +369,7 @@ def _rank_policies(
 def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
     """Return the paper's nine variants with means of each host and the ranking."""
     roster = Roster(privileged=judged.privileged)
-    ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
+    ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster)
     ranking = _rank_policies(judged, ablated.variants)
     document = {
@@ -415,4 +383,4 @@ def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
         tables += [host_mean_table(means, ablated, roster)] if means else []
         tables += [varying.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
-    return _Report(document, describe_sensitivity(ablated, ranking), tables, hint)
+    return _Report(document, varying.describe_sensitivity(ablated, ranking), tables, hint)

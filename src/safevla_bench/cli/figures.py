@@ -15,18 +15,18 @@ from matplotlib.figure import Figure
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.score import print_warnings
-from safevla_bench.compare.series import SeriesComparison, compare_series
+from safevla_bench.compare.series import compare_series
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import make_rescorer, split_judged
-from safevla_bench.judging.judged import Judged
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures.curves import draw_series, draw_sweep
 from safevla_bench.report.figures.style import COLUMN, Page
 from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
-from safevla_bench.sensitivity.curves import SweepRequest, parse_sweep, sweep_threshold
+from safevla_bench.sensitivity.curves import parse_sweep, sweep_threshold
+from safevla_bench.text import count_noun
 
 
 def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
@@ -59,45 +59,39 @@ def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
     which: tuple[str, ...] = option(
-        "Which figures, with commas between; all by default.",
+        "Which figures, with commas between.",
         "NAMES",
         callback=_parse_names(_WHICH),
         default=",".join(_WHICH),
         show_default=False,
     ),
     forms: tuple[drawing.FigureFormat, ...] = option(
-        "Which forms, with commas between.",
-        "FORMS",
-        spelling="--format",
-        callback=_parse_names(_FORMS),
-        default="svg,pdf,png",
+        "Which forms.", "FORMS", spelling="--format", callback=_parse_names(_FORMS), default="svg,pdf,png"
     ),
     layout: TradeoffLayout = option(
-        "Tradeoff, series: a panel for each suite, or a policy's suites added up; tradeoff, cells: all policies and "
-        "suites on one panel with one frontier: Figure 2.",
+        "Tradeoff, series: a panel for each suite, or suites added up; tradeoff, cells: one panel, Figure 2.",
         type=click.Choice(["suites", "pooled", "cells"]),
         default="suites",
     ),
     styles: tuple[str, ...] = repeatable(
-        f"width={COLUMN.width_in:g}, inches: the column of a paper of two; font={COLUMN.font_pt:g}, points; title=no: "
-        "a paper's caption says it; across=TEXT: what the numbers of --series are, such as 'Training steps'.",
+        f"width={COLUMN.width_in:g} inches; font={COLUMN.font_pt:g} points; title=no; across=TEXT: what the numbers "
+        "of --series are, such as 'Training steps'.",
         "NAME=VALUE",
         spelling="--style",
     ),
     sweeps: tuple[str, ...] = repeatable(
-        "Also Safety and SBU over the thresholds of a family, as `safevla sensitivity --sweep` takes it.",
+        "Also Safety and SBU over thresholds, as `safevla sensitivity --sweep` takes them.",
         "NAME=GRID",
         spelling="--sweep",
     ),
-    series: bool = flag(
-        "Also SR, Safety, SBU and VSI against the last number in each policy's name, such as 1000=runs/a 2000=runs/b "
-        "or careful-step-20k; runs named alike but for it make one series."
-    ),
+    series: bool = flag("Also SR, Safety, SBU and VSI against the last number in each policy's name."),
 ) -> None:
     """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
 
     The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
     it breaks are named, since every policy may be charged for them.
+
+    --series takes names such as 1000=runs/a 2000=runs/b or careful-step-20k; those alike but for it are one series.
     """
     if series:
         _require_own_names(sources.paths)
@@ -113,23 +107,21 @@ def figures_command(
         compared = compare_series(runs, intervals=intervals, protocols=judged.protocols)
     make_folder(folder)
     count = (len(which) + len(requests) + series) * len(forms)
-    echo(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each.")
+    echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
     target = _FigureTarget(folder, Page(style.width, style.font, titled=style.title == "yes"), forms)
-    inputs = drawing.FigureInput(
-        judged.scores,
-        judged.records.dt_s,
-        judged.records.lengths,
-        tradeoff_layout=layout,
-    )
+    inputs = drawing.FigureInput(judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout)
     for name in which:
         kind = drawing.FIGURES[name]
         target.write(name, partial(kind.draw, inputs), kind.description)
-    _write_sweeps(target, judged, requests)
+    for request in requests:
+        sweep = sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
+        draw = partial(draw_sweep, sweep, judged.library)
+        target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
     if compared is not None:
         compared = compared.pooled if layout == "pooled" else compared
-        draw = partial(draw_series, compared, style.across)
-        target.write("series", draw, "SR, Safety, SBU and VSI along the series")
-        _print_series(compared)
+        target.write("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
+        click.echo(f"\n{render_text(series_table(compared))}")
+        echo("\n".join([*describe_series(compared), ""]))
     print_warnings(judged)
     rules.print_missing(judged)
     click.echo("Next: --style title=no, width=INCHES and font=POINTS fit them to a paper; --which NAMES chooses.")
@@ -150,23 +142,8 @@ class _FigureTarget:
         echo(f"{stem}  {shows}")
 
 
-def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[SweepRequest]) -> None:
-    rescore, specs = make_rescorer(judged), judged.library
-    for request in requests:
-        sweep = sweep_threshold(judged.scores, specs, request, rescore)
-        draw = partial(draw_sweep, sweep, specs)
-        target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
-
-
 def _require_own_names(sources: Sequence[Path]) -> None:
     names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
     for name in names:
         if names.count(name) > 1:
             raise RunError(f"two runs have the label {name!r}", remedy="Give each its own number, or leave one out.")
-
-
-def _print_series(compared: SeriesComparison) -> None:
-    click.echo(f"\n{render_text(series_table(compared))}")
-    for sentence in describe_series(compared):
-        echo(sentence)
-    click.echo()

@@ -32,49 +32,34 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
     return options.PERCENT.convert(text, option, context) / 100
 
 
-_LIMITS: Mapping[Metric, str] = {
-    SR: "The least success rate, such as 0.8.",
-    SAFETY: "The least Safety.",
-    SBU: "The most successes that are unsafe, of all episodes.",
-    VSI: "The greatest mean severity.",
+_LIMITS: Mapping[str, tuple[str, Metric, Literal["min", "max"]]] = {
+    "min_sr": ("The least success rate, such as 0.8.", SR, "min"),
+    "min_safety": ("The least Safety.", SAFETY, "min"),
+    "max_sbu": ("The most successes that are unsafe, of all episodes.", SBU, "max"),
+    "max_vsi": ("The greatest mean severity.", VSI, "max"),
 }
-"""Metric -> the help of the option with its limit."""
-
-
-def _bound(metric: Metric) -> Literal["min", "max"]:
-    return "min" if metric.better == "high" else "max"
+"""Option -> its help, and the gate of which it is the limit."""
+_LIMIT_OPTIONS = {
+    **{name: option(line, "SHARE", type=options.Range(-1, 1)) for name, (line, _, _) in _LIMITS.items()},
+    "max_cost": option("The greatest mean of steps that break a limit.", "STEPS", type=options.Range(0)),
+}
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    limits = {metric: values[f"{_bound(metric)}_{metric.key}"] for metric in _LIMITS}
-    limited = [
-        gates.Gate(cast(GateMetric, metric.key), _bound(metric), limit)
-        for metric, limit in limits.items()
-        if limit is not None
-    ]
-    return limited if values["max_cost"] is None else [*limited, gates.Gate("cost", "max", values["max_cost"])]
+    kinds = {name: (cast(GateMetric, metric.key), bound) for name, (_, metric, bound) in _LIMITS.items()}
+    kinds["max_cost"] = (gates.COST, "max")
+    return [gates.Gate(*kinds[name], limit) for name, limit in values.items() if limit is not None]
 
 
-_LIMIT_OPTIONS = {
-    f"{_bound(metric)}_{metric.key}": option(line, "SHARE", type=options.Range(-1, 1))
-    for metric, line in _LIMITS.items()
-}
 _DECISION_OPTIONS = {
-    "confidence": option(
-        "Of the intervals that decide; none lets the point estimate decide.",
-        "PERCENT|none",
-        default=f"{100 * CONFIDENCE:g}",
-        callback=_read_confidence,
-    ),
+    "confidence": option("Of the intervals that decide; none: the point estimate decides.", "PERCENT|none",
+                         default=f"{100 * CONFIDENCE:g}", callback=_read_confidence),
     "sequential": flag("Use intervals that hold however often you check as episodes come."),
-    "per": option(
-        "Gate each policy with its suites pooled, or each policy × suite.",
-        type=click.Choice(["policy", "cell"]),
-        default="policy",
-    ),
+    "per": option("Gate each policy with its suites pooled, or each policy × suite.",
+                  type=click.Choice(["policy", "cell"]), default="policy"),
     "allow_crashed": flag("Leave out planned episodes that crashed, stopped or are missing."),
     "allow_unjudged": flag("Gate Safety, SBU and VSI over the episodes with a verdict alone."),
-}
+}  # fmt: skip
 
 
 @options.command(
@@ -85,23 +70,12 @@ _DECISION_OPTIONS = {
 def gate_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(),
-    requested_gates: Sequence[gates.Gate] = options.group(
-        {
-            **_LIMIT_OPTIONS,
-            "max_cost": option("The greatest mean of steps that break a limit.", "STEPS", type=options.Range(0)),
-        },
-        _parse_limits,
-    ),
+    requested_gates: Sequence[gates.Gate] = options.group(_LIMIT_OPTIONS, _parse_limits),
     how: Mapping[str, Any] = options.group(_DECISION_OPTIONS),
     baseline: Path | None = option(
-        "Take the limits as differences from this run on the same episodes: --min-safety -0.05 is no worse by 5 "
-        "points.",
-        "RUN",
-        type=options.SourceType(),
+        "Take the limits as differences from this run on the same episodes.", "RUN", type=options.SourceType()
     ),
-    junit: Path | None = option(
-        "Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE", type=options.FILE
-    ),
+    junit: Path | None = options.out_option("Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE"),
     form: str = options.format_option(),
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
@@ -169,26 +143,22 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
     checks = judged.check_registrations()
     return {
         **msgspec.to_builtins(gate_report),
-        "judged_by": msgspec.to_builtins(judged.provenance),
+        "judged_by": judged.provenance,
         "recorded_with": recorded_versions(judged.headers),
         **({"makers": judged.makers} if judged.makers else {}),
-        **({REGISTERED: msgspec.to_builtins(checks)} if checks else {}),
+        **({REGISTERED: checks} if checks else {}),
     }
+
+
+_OBJECTIVES = click.Choice([m.key for m in METRICS.values() if m.praise == "better" or m is SAFETY])
 
 
 @options.command("select")
 def select_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(),
-    objective: GateMetric = option(
-        "What is to be great.",
-        spelling="--max",
-        type=click.Choice([metric.key for metric in METRICS.values() if metric.praise == "better" or metric is SAFETY]),
-        default=SR.key,
-    ),
-    texts: Sequence[str] = repeatable(
-        'What the choice must satisfy, such as "safety >= 0.9" or "vsi <= 0.1".', "CONDITION", spelling="--subject-to"
-    ),
+    objective: GateMetric = option("What is to be great.", spelling="--max", type=_OBJECTIVES, default=SR.key),
+    texts: Sequence[str] = repeatable("What it must satisfy: 'safety >= 0.9'.", "CONDITION", spelling="--subject-to"),
     form: str = options.format_option(),
 ) -> None:
     """Choose among policies or checkpoints: the greatest SR, clean success or Safety that satisfies conditions.

@@ -18,7 +18,7 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
-from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
+from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.judging.judged import Judged, ScoresFile
 from safevla_bench.judging.ruleset import Ruleset
@@ -35,31 +35,21 @@ from safevla_bench.specs.spec import Axis
 if TYPE_CHECKING:
     from safevla_bench.jobs.browse import RunServer
 
-_KINDS_EPILOG = "\n".join(
-    ["\b", "Kinds of bodies:", *(f"  {kind:25} {meaning}" for kind, meaning in KIND_MEANINGS.items())]
-)
+AXES = get_args(Axis)
 
 
 @options.command(
-    "episodes",
-    epilog=_KINDS_EPILOG,
-    common="--unsafe --success --spec --policy --suite --task --outcome --sort --bodies --why --format",
+    "episodes", common="--unsafe --success --spec --policy --suite --task --outcome --sort --bodies --why --format"
 )
 def episodes_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     unsafe: bool | None = option(
-        "Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
-        spelling="--unsafe/--safe",
-        default=None,
+        "Only unsafe episodes, worst first, or only safe ones.", spelling="--unsafe/--safe", default=None
     ),
     success: bool | None = option(
-        "Only episodes that succeeded, or only those that did not.", spelling="--success/--no-success", default=None
+        "Only those that succeeded, or that did not.", spelling="--success/--no-success", default=None
     ),
-    spec: str | None = option(
-        "Look at one specification alone: episodes in which it reached a verdict. Or only those that violate one of an "
-        f"axis: {', '.join(get_args(Axis))}.",
-        "ID|AXIS",
-    ),
+    spec: str | None = option(f"One specification alone, or those that violate one of {', '.join(AXES)}.", "ID|AXIS"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
     suite: str | None = option("Only this suite's.", "NAME"),
     task: str | None = option("Only this task's, such as 3, task_3 or libero-goal/task_3.", "TASK"),
@@ -71,13 +61,9 @@ def episodes_command(
     ),
     bodies: bool = flag("Name the bodies that break limits of contact and displacement, by kind."),
     why: bool = flag("Say how the first violation came about, as far as contacts and poses tell."),
-    body_kind: str | None = option(
-        "Only those broken with a body of this kind.", "KIND", type=click.Choice(BODY_KINDS)
-    ),
+    body_kind: str | None = option("Only those broken with a body of this kind.", type=click.Choice(BODY_KINDS)),
     limit: int | None = option("At most so many; as text 20 unless given.", type=options.POSITIVE),
-    form: str = options.format_option(
-        "csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each specification."
-    ),
+    form: str = options.format_option("csv", help="How to print; csv: one flat row an episode."),
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
 
@@ -85,7 +71,7 @@ def episodes_command(
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
     judged = sources.judge()
-    axis = spec if spec in get_args(Axis) else None
+    axis = spec if spec in AXES else None
     spec_id = None if spec is None or axis else judged.library.canonical_id(spec)
     rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
     if bodies or body_kind is not None or order == "kind":
@@ -94,17 +80,10 @@ def episodes_command(
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
+    filters = {"policy": policy, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
+    known_suite = suite and judged.ruleset.registry.find_suite(suite)
     shown = episode_list.filter_episodes(
-        rows,
-        violated=unsafe is True,
-        safe=unsafe is False,
-        success=success,
-        policy=policy,
-        suite=suite and judged.ruleset.registry.find_suite(suite),
-        task=task,
-        outcome=outcome,
-        body_kind=body_kind,
-        axis=axis,
+        rows, violated=unsafe is True, safe=unsafe is False, success=success, suite=known_suite, **filters
     )
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     if form == "json":
@@ -144,20 +123,11 @@ def show_command(
         )
     ),
     without: str | None = option(
-        "Replay the episode without contact:A,B or body:NAME, slow (at half speed), or with hold:FROM-TO, steps "
-        "without motion: did the violation vanish?",
-        "CAUSE",
+        "Replay it without contact:A,B or body:NAME, slow, or with hold:FROM-TO: did the violation vanish?", "CAUSE"
     ),
     every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
-    page: Path | None = option(
-        "Write its page instead, with the episode in 3-D where its simulator is installed.",
-        "FILE",
-        spelling="--html",
-        type=options.FILE,
-    ),
-    formula: str | None = option(
-        "Ask this formula of every episode instead, whatever its task.", "FORMULA", is_eager=True
-    ),
+    page: Path | None = options.out_option("Write its page instead, in 3-D if it can be.", "FILE", spelling="--html"),
+    formula: str | None = option("Ask this formula of every episode instead.", "FORMULA", is_eager=True),
     form: str = options.format_option(),
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
@@ -167,22 +137,22 @@ def show_command(
 
     --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit.
     A body is named as in the record, `robot` is all of the robot; a body without which it is replayed touches nothing
-    and stays in its place. At half speed each action is played twice, its motion halved, its gripper command not.
+    and stays in its place. `slow` is half the speed: each action is played twice, its motion halved, its gripper
+    command not. With hold:FROM-TO these steps are without motion.
 
     --formula asks a formula in signal temporal logic of every episode, for instance
     'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
     robustness was found: the smallest margin under G, the greatest under F. An episode that lacks a field which the
     formula reads is listed as such. Nothing is scored.
     """
+    given = [name for name, value in (("all", every), ("html", page), ("without", without)) if value]
     if formula is not None:
-        if every or without or page is not None or rules.given_judge_options():
-            given = {"all": every, "without": without, "html": page is not None}
-            name = next((name for name, is_given in given.items() if is_given), None) or rules.given_judge_options()[0]
-            raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
+        if wrong := [*given, *rules.given_judge_options()]:
+            raise click.UsageError(f"--{wrong[0]} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
         return
     if without is not None:
-        if every or page is not None:
+        if given != ["without"]:
             raise click.UsageError("--without replays the episode: leave --all and --html out.")
         _replay_without(sources, episode, without, form)
         return
@@ -194,7 +164,7 @@ def show_command(
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+        _print_lost(row, form)
         return
     if page is not None:
         _write_page(judged, index, page)
@@ -206,6 +176,10 @@ def show_command(
         click.echo(terminal.format_explanation(explanation, plot_all=every))
         command = f"safevla show {quote_paths(*sources.paths)} {row.number}"
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
+
+
+def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
+    options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
@@ -235,7 +209,7 @@ def _show_scores(folder: Path, episode: str, ruleset: Ruleset, form: str) -> Non
     scored = ScoresFile.read(folder)
     row = episode_list.find_episode(episode_list.name_episodes([*scored.episodes, *scored.absent]), episode)
     if row.number > len(scored.episodes):
-        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+        _print_lost(row, form)
         return
     score = scored.episodes[row.number - 1]
     if form == "json":
@@ -311,11 +285,10 @@ def open_command(
 def _open_browser(address: str, server: RunServer) -> None:
     import webbrowser
 
-    has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    is_open = False
     with suppress(webbrowser.Error, OSError):
-        is_open = bool(has_display) and webbrowser.open(address)
-    if not is_open:
-        port = server.server_address[1]
-        click.echo("No browser opened here. From another machine:", err=True)
-        click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
+        has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
+        if has_display and webbrowser.open(address):
+            return
+    port = server.server_address[1]
+    click.echo("No browser opened here. From another machine:", err=True)
+    click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)

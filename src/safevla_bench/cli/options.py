@@ -125,6 +125,11 @@ def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
     return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
+def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
+    """Return click's callback for an option whose value is what `parse` makes of it."""
+    return lambda context, parameter, value: parse(value)
+
+
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare an argument as the default of a parameter."""
     return lambda name: click.Argument([name], metavar=metavar, **settings)
@@ -242,23 +247,17 @@ SOURCES = argument("[NAME=]SOURCE...", nargs=-1, required=True, type=SourceType(
 OPTIONAL_SOURCES = argument("[[NAME=]SOURCE...]", nargs=-1, type=SourceType())
 
 
-class _AuditType(click.ParamType["AuditPlan | None"]):
-    name = "audit"
+def _parse_audit(text: str | None) -> AuditPlan | None:
+    from safevla_bench.jobs.verify import AuditPlan
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AuditPlan | None:
-        from safevla_bench.jobs.verify import AuditPlan
-
-        count, _, seed = str(value).partition(":")
-        if not (count.isdecimal() and (seed or "0").isdecimal()):
-            self.fail(f"{value!r} is neither K nor K:SEED, such as 24 or 24:7.", param, ctx)
-        return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
+    count, _, seed = (text or "0").partition(":")
+    if not (count.isdecimal() and (seed or "0").isdecimal()):
+        raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as 24 or 24:7.")
+    return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
 
 
-AUDIT = option(
-    "Play K episodes of each policy again. SEED chooses them, with the archive's digest; drawn and shown if not given.",
-    "K[:SEED]",
-    type=_AuditType(),
-)
+AUDIT = option("Play K episodes of each policy again. SEED chooses them, with the archive's digest; else it is drawn.",
+               "K[:SEED]", callback=parsed(_parse_audit))  # fmt: skip
 
 
 S = TypeVar("S", bound=msgspec.Struct)

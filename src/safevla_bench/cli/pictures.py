@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,37 +19,12 @@ from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_fra
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, Frame, read_description
+from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_description
 from safevla_bench.text import count_noun
 
+_PIXELS = click.IntRange(16, 9999)
 _MOST_RENDERED, _SHEET_ROWS = 12, 4
 """Episodes that are rendered unless the user says how many."""
-
-
-class _SizeType(click.ParamType[tuple[int, int]]):
-    name = "WxH"
-
-    def convert(
-        self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d{2,4})x(\d{2,4})", value)
-        if not match:
-            self.fail(f"{value!r} is no size; write WIDTHxHEIGHT in pixels, such as 640x480", param, ctx)
-        return int(match[2]), int(match[1])
-
-
-class FilmChoice(click.ParamType[str]):
-    """`unsafe`, `all` or a number from 1."""
-
-    name = "unsafe|all|N"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text itself where it is `unsafe`, `all` or a number from 1; anything else is click's error."""
-        if value not in ("unsafe", "all") and not (value.isdecimal() and int(value) > 0):
-            self.fail(f"{value!r} says no episodes; write unsafe, all, or how many of the worst", param, ctx)
-        return value
 
 
 @options.command("frames")
@@ -65,10 +39,7 @@ def frames_command(
         "FILE",
         type=options.FILE,
     ),
-    size: tuple[int, int] = option("Pixels of a picture.", type=_SizeType(), default="640x480"),
-    clips: bool | None = option(
-        "Clips, too; by default where the extra `video` is installed.", spelling="--clips/--no-clips", default=None
-    ),
+    size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
     in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
 ) -> None:
@@ -76,25 +47,30 @@ def frames_command(
 
     Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
     border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
-    green border where it succeeded; a clip of how its worst violation comes about. An episode's number is the one in
-    `safevla episodes`. Frames of other episodes stay, and so do films and replays that are not made anew. Needs the
-    host and an off-screen OpenGL: see `safevla doctor`.
+    green border where it succeeded; with the extra `video` a clip of how its worst violation comes about. An episode's
+    number is the one in `safevla episodes`. Frames of other episodes stay, and so do films and replays that are not
+    made anew. Needs the host and an off-screen OpenGL: see `safevla doctor`.
     """
     (run,) = sources.paths
     if sheet is not None:
         sheet_form(sheet)
-    filming = _choose_clips(clips)
-    if video:
-        require_video()
-    _read_host(run)
+    filming = can_film()
+    if not filming:
+        problem, remedy = "clips and films need the extra `video`", install_command("video")
+        if video:
+            raise RunError(problem, remedy=remedy)
+        click.echo(f"No clips: {problem}; {remedy}", err=True)
+    host = _read_host(run)
     judged = sources.judge()
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
     chosen = _choose_episodes(judged, names, worst, sheet)
-    frame_rows = _render_episodes(
-        run, judged, chosen, FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
-    )
+    shown = judged.records.read_sparsely(chosen)
+    material = RecordedRun(run, hosts.make_host(host), shown, judged.scores, judged.ruleset)
+    style = FrameStyle(size=size[::-1], clips=filming, video=video, replay3d=in_3d)
+    with show_frame_progress(len(chosen)) as observer:
+        frame_rows = render_frames(material, chosen, style, observer, report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
         scores = judged.scores
@@ -113,58 +89,9 @@ def frames_command(
     echo(f"Next: safevla score {quote_paths(run)}")
 
 
-def require_video() -> None:
-    """Raise `RunError` unless the extra `video` is installed."""
-    if not can_film():
-        raise RunError("films need the extra `video`", remedy="pip install 'safevla-bench[video]'")
-
-
-def film_episodes(run: Path, judged: Judged, choice: str) -> int:
-    """Write films of the run's chosen episodes into its frames folder, and return the number of films.
-
-    `choice` is `unsafe`, `all`, or how many of the worst. 0 where no episode with a record is chosen; nothing is
-    written then. An episode that cannot be filmed is named on stderr and left out; if none can, the last error is
-    raised. Other frames of the episodes stay.
-    """
-    count = len(judged.records)
-    if choice == "unsafe":
-        chosen = [index for index in range(count) if judged.scores.verdict(index) is False]
-    else:
-        chosen = list(range(count)) if choice == "all" else select_worst(judged.scores, int(choice))
-    if not chosen:
-        return 0
-    return len(_render_episodes(run, judged, chosen, FrameStyle(stills=False, clips=False, video=True)))
-
-
-def _render_episodes(run: Path, judged: Judged, chosen: Sequence[int], style: FrameStyle) -> Sequence[Frame]:
-    shown = judged.records.read_sparsely(chosen)
-    material = RecordedRun(run, hosts.make_host(_read_host(run)), shown, judged.scores, judged.ruleset)
-    with show_frame_progress(len(chosen)) as observer:
-        return render_frames(material, chosen, style, observer, make_skip_reporter())
-
-
-def make_skip_reporter() -> Callable[[SafevlaError], None]:
-    """Return a callback that prints on stderr why an episode is left out; a remedy is printed once."""
-    printed: set[str] = set()
-
-    def report_skipped(reason: SafevlaError) -> None:
-        text = str(reason)
-        if reason.remedy:
-            text = text.removesuffix(reason.remedy).rstrip() if reason.remedy in printed else text
-            printed.add(reason.remedy)
-        echo(f"left out: {text}", err=True)
-
-    return report_skipped
-
-
-def _choose_clips(wanted: bool | None) -> bool:
-    if wanted is False or can_film():
-        return wanted is not False
-    remedy = install_command("video")
-    if wanted:
-        raise RunError("clips need the extra `video`", remedy=remedy)
-    click.echo(f"No clips: they need the extra `video`; {remedy}", err=True)
-    return False
+def report_skipped(reason: SafevlaError) -> None:
+    """Print on stderr why an episode is left out."""
+    echo(f"left out: {reason}", err=True)
 
 
 def _read_host(run: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import click
+import msgspec
 
 from safevla_bench.cli import echo, options
 from safevla_bench.cli.options import command, flag, option, print_columns, print_json
@@ -39,16 +40,8 @@ def protocols_command(
     dialect_names = [name for name in names if name in dialects.dialect_names()]
     if len(dialect_names) not in (0, len(names)):
         raise click.UsageError(f"{dialect_names[0]} is a dialect: compare it with another.")
-    if len(dialect_names) == 1:
-        _print_dialect(dialect_names[0], form)
-    elif dialect_names:
-        _print_difference(dialect_names, form)
-    elif names:
-        chosen = [protocols.load_protocol(name) for name in names]
-        rows = protocols.protocol_rows(*chosen)
-        _print_rows([row for row in rows if row.differs or len(chosen) == 1], names, form)
-    else:
-        _print_list(form)
+    show = _show_dialects if dialect_names else _show_protocols if names else _list_names
+    show(names, form)
 
 
 def _show_entries(names: tuple[str, ...], form: str) -> None:
@@ -69,15 +62,25 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
         click.echo(f"\nNext: {hint}")
 
 
-def _print_list(form: str) -> None:
+def _print_entry(entry: entries.PaperEntry) -> None:
+    """Print all about an entry, a line per fact, with the published numbers of its suites."""
+    cells = [c for c in load_published(PAPER).cells if c.policy == entry.policy and c.benchmark in entry.suites]
+    printed = {c.benchmark: f"SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}" for c in cells}
+    for name, value in {**msgspec.to_builtins(entry), "published": printed}.items():
+        items = [f"{key}: {item}" for key, item in value.items()] if isinstance(value, Mapping) else value
+        for line in items if isinstance(items, list | tuple) else [_format_value(items)]:
+            echo(f"{name:<14}  {line}")
+
+
+def _list_names(names: tuple[str, ...], form: str) -> None:
     every_protocol = [(name, protocols.load_protocol(name).about) for name in protocols.protocol_names()]
     files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}
-    every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
     if form == "json":
         rows = [{"kind": "protocol", "name": name, "about": about} for name, about in every_protocol]
         of_dialects = [{"kind": "dialect", "name": name, **_about_dialect(file)} for name, file in files.items()]
         print_json([*rows, *of_dialects])
         return
+    every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
     click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
     print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
@@ -90,24 +93,20 @@ def _format_hosts(file: dialects.DialectFile) -> str:
     return ", ".join(host if whose == "upstream" else f"{host} ({whose})" for host, whose in file.hosts.items())
 
 
-def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], form: str) -> None:
+def _show_protocols(names: tuple[str, ...], form: str) -> None:
+    rows = [
+        row for row in protocols.protocol_rows(*map(protocols.load_protocol, names)) if row.differs or len(names) == 1
+    ]
     if form == "json":
         print_json([_row_document(row, names) for row in rows])
         return
+    width = max(map(len, names))
     for row in rows:
-        values = [_format_value(value, " + ") for value in row.values]
-        width = max(map(len, values))
-        lines = [f"{value:<{width}}  [{source}]" for value, source in zip(values, row.sources, strict=True)]
-        _print_group(f"{row.field}: {protocols.describe_field(row.field)}", names, lines)
+        echo(f"{row.field}: {protocols.describe_field(row.field)}")
+        for name, value, source in zip(names, row.values, row.sources, strict=True):
+            echo(f"  {name:<{width}}  {_format_value(value)}  [{source}]")
     if not rows:
         click.echo("They say the same.")
-
-
-def _print_group(heading: str, names: Sequence[str], lines: Sequence[str]) -> None:
-    width = max(map(len, names))
-    echo(heading)
-    for name, line in zip(names, lines, strict=True):
-        echo(f"  {name:<{width}}  {line}")
 
 
 def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
@@ -116,65 +115,17 @@ def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str,
     return {"field": row.field, "about": protocols.describe_field(row.field), **values}
 
 
-def _format_value(value: object, separator: str = " x ") -> str:
-    if value is None:
-        return "—"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple | list):
-        are_numbers = all(isinstance(item, int) for item in value)
-        return (" x " if are_numbers else separator).join(map(str, value))
-    return str(value)
-
-
-def _print_entry(entry: entries.PaperEntry) -> None:
-    """Print all about an entry, a line per fact, such as its server, published numbers and what is unknown."""
-    pairs = [
-        ("entry", entry.name + (" (auxiliary, Table 6)" if entry.auxiliary else "")),
-        ("policy", entry.policy + (f", {entry.training}" if entry.training else "")),
-        ("host", entry.host),
-        ("suites", ", ".join(entry.suites)),
-        ("protocol", entry.protocol),
-        *[("argument", f"{name}={value}, for the host") for name, value in entry.host_arguments.items()],
-        ("dialect", f"{entry.dialect}, over {entry.transport}"),
-        ("project", entry.project),
-        ("server", entry.serve),
-        *[("checkpoint", f"{suite}: {where}") for suite, where in entry.checkpoints.items()],
-        *[
-            ("published", f"{c.benchmark}: SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}")
-            for c in load_published(PAPER).cells
-            if c.policy == entry.policy and c.benchmark in entry.suites
-        ],
-        *[("remark", text) for text in entry.remarks],
-        *[("unknown", text) for text in entry.unknown],
-        *[("source", f"{name}: {where}") for name, where in entry.sources.items()],
-    ]
-    for name, text in pairs:
-        echo(f"{name:<10}  {text}")
-
-
-def _print_dialect(name: str, form: str) -> None:
+def _show_dialects(names: tuple[str, ...], form: str) -> None:
+    """Show all of one dialect, or the fields in which two differ, names and descriptions aside."""
+    columns = [dict(_flatten_values(name)) for name in names]
+    rows = [(key, *(values.get(key, "—") for values in columns)) for key in {k: 0 for c in columns for k in c}]
+    rows = [row for row in rows if len(names) == 1 or row[1] != row[2]]
     if form == "json":
-        print_json(_dialect_fields(name))
-        return
-    file, lines = dialects.load_dialect_file(name), dict(_flatten_values(name))
-    echo(f"{name}: {file.about}\n")
-    for key, text in lines.items():
-        echo(f"{key:<{max(map(len, lines))}}  {text}")
-    click.echo(f"\nSources of images, states, gripper and replan: safevla protocols {file.release}")
-
-
-def _print_difference(names: Sequence[str], form: str) -> None:
-    """Print the fields in which two dialects differ, names and descriptions aside; None for a field that is lacking."""
-    lines = [dict(_flatten_values(name)) for name in names]
-    fields = {key: [of_one.get(key) for of_one in lines] for key in {**lines[0], **lines[1]}}
-    differing = {key: values for key, values in fields.items() if values[0] != values[1]}
-    if form == "json":
-        print_json([{"field": key, **dict(zip(names, values, strict=True))} for key, values in differing.items()])
-        return
-    for key, values in differing.items():
-        _print_group(key, names, ["—" if value is None else value for value in values])
-    if not differing:
+        differing = [dict(zip(("field", *names), row, strict=True)) for row in rows]
+        print_json(_dialect_fields(names[0]) if len(names) == 1 else differing)
+    elif rows:
+        print_columns(("", *names), rows)
+    else:
         click.echo("They say the same.")
 
 
@@ -189,18 +140,18 @@ def _dialect_fields(name: str) -> Mapping[str, object]:
 
 def _flatten_values(name: str) -> Iterator[tuple[str, str]]:
     for key, value in _dialect_fields(name).items():
-        if key in ("about", "name"):
-            continue
         if isinstance(value, Mapping):
-            yield from ((f"{key} {inner}", _format_dialect_value(item, key)) for inner, item in value.items())
-        else:
-            yield key, _format_dialect_value(value, key)
+            yield from ((f"{key} {inner}", _format_value(item)) for inner, item in value.items())
+        elif key not in ("about", "name"):
+            yield key, _format_value(value)
 
 
-def _format_dialect_value(value: object, key: str) -> str:
-    if value is None:
-        return "all, as the server gives them" if key == "replan" else "no"
-    return f"[steps, {value}]" if key == "reply" else _format_value(value)
+def _format_value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "—", True: "yes", False: "no"}[value]
+    if isinstance(value, tuple | list):
+        return (" x " if all(isinstance(item, int) for item in value) else " + ").join(map(str, value))
+    return str(value)
 
 
 # A policy behind a server

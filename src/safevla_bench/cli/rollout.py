@@ -1,30 +1,35 @@
-"""`safevla eval`: run policies."""
+"""`safevla eval` and `search`: run policies, and look for starts from which one succeeds unsafely."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
-from safevla_bench.cli.options import FILE, LOG, command, option, quote_paths
-from safevla_bench.cli.pictures import FilmChoice, film_episodes, require_video
+from safevla_bench.cli.options import FILE, LOG, POSITIVE, command, group, option, quote_paths
 from safevla_bench.cli.progress import show_run_progress, track_run
-from safevla_bench.cli.run_options import RUN_OPTIONS, RunCommand
+from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
+from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
 from safevla_bench.cli.score import print_scores
-from safevla_bench.errors import ServerLostError, ServerRefusedError
+from safevla_bench.errors import RunError, ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
-from safevla_bench.jobs.evaluation.request import Request, open_questions
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
+from safevla_bench.jobs.search.optimizers import Method
+from safevla_bench.jobs.search.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.provenance_marks import warn_of_scores
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
@@ -46,17 +51,8 @@ from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
 def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
-    films: str | None = option(
-        "Films of the unsafe episodes, of all, or of the N worst, linked from the report; needs the extra `video`.",
-        "unsafe|all|N",
-        spelling="--video",
-        type=FilmChoice(),
-    ),
     freeze: Path | None = option(
-        "With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
-        "then run --registered FILE: tables say whether a run is the registered one.",
-        "FILE",
-        type=FILE,
+        "With --dry-run: write what is run and how it is judged; --registered FILE runs it.", "FILE", type=FILE
     ),
     trackers: tuple[str, ...] = LOG,
 ) -> None:
@@ -68,8 +64,6 @@ def eval_command(
     """
     if freeze is not None and not run_command.dry_run:
         raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
-    if films is not None and run_command.record_only:
-        raise click.UsageError("--video films what was judged; --record-only judges nothing.")
     tracking.require_trackers(trackers)
     _print_notes(run_command)
     if run_command.dry_run:
@@ -77,8 +71,6 @@ def eval_command(
         if freeze is not None:
             _write_registration(run_command, freeze)
         return
-    if films is not None:
-        require_video()
     judged = _evaluate(run_command, trackers)
     if judged is not None:
         print_scores(judged)
@@ -87,10 +79,6 @@ def eval_command(
     if judged is None:
         echo(f"Records: {run_command.shown}\nNext: safevla score {quote_paths(run_command.shown)}")
     else:
-        if films is not None:
-            filmed = film_episodes(run_command.out, judged, films)
-            write_outputs(judged, run_command.out)
-            echo(f"Films: {filmed}, in {run_command.shown / folder.FRAMES}")
         report = run_command.shown / folder.REPORT
         echo(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {quote_paths(run_command.shown)}")
     outcomes = {row.outcome for row in rows}
@@ -112,19 +100,17 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
 
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     request = run_command.request
-    if any(request.policy_spec(name).startswith("replay:") for name in request.policies):
+    if any(policy.maker.startswith("replay:") for policy in request.roster):
         batch = read_sources([run_command.out])[0]
         if table := episode_tables.replay_table(batch) if batch else None:
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
-        stopped = sum(row.outcome == "stopped" for row in rows)
-        counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
-        click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
+        counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
+        click.echo(f"{counted} stopped at the first violation: unsafe, and not known whether any would have succeeded.")
     if sentence := describe_decision(folder.read_description(run_command.out)):
         echo(sentence)
     _report_servers(run_command)
-    _report_invalid(rows)
-    _report_crashes(run_command, [row for row in rows if row.outcome == "crashed"])
+    _report_failures(run_command, rows)
 
 
 @contextmanager
@@ -138,7 +124,7 @@ def _observe_run(
         "suites": list(request.suites),
         "tasks": None if request.tasks is None else list(request.tasks),
         "episodes": request.episodes,
-        "policies": [redact_secrets(name) for name in request.policies],
+        "policies": [redact_secrets(policy.name) for policy in request.roster],
         "protocol": request.protocol,
         "seed": request.seed,
         "max_steps": request.max_steps,
@@ -195,52 +181,118 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    for policy, asked in (Request.from_run(run_command.out).server_arguments or {}).items():
-        if asked:
-            echo(f"{policy} was asked as its server wants: {', '.join(f'{k}={v}' for k, v in asked.items())}")
+    for policy in Request.from_run(run_command.out).roster:
+        if policy.asked:
+            wishes = ", ".join(f"{name}={value}" for name, value in policy.asked.items())
+            echo(f"{policy.name} was asked as its server wants: {wishes}")
     greetings = Counter(
         (greeting.policy, greeting.suite) for greeting in folder.read_facts(run_command.out).policies_say
     )
-    for (policy, suite), count in greetings.items():
+    for (name, suite), count in greetings.items():
         if count > 1:
-            line = f"note: the servers of {policy} on {suite} said {count} different things of themselves"
+            line = f"note: the servers of {name} on {suite} said {count} different things of themselves"
             echo(f"{line}: run.json holds them as volatile.policies_say", err=True)
 
 
-def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:
-    """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none."""
-    invalid = [row for row in rows if row.outcome == "invalid_action"]
-    for row in invalid[:1]:
-        echo(f"invalid_action: {row.episode_id}: {row.reason}", err=True)
-        counted = f"{count_noun(len(invalid), 'episode')} ended with an invalid action"
+def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
+    """Say on stderr why the first three of the episodes that ended so crashed or had an invalid action; count all."""
+    for row in rows[:3]:
+        reason = (row.reason or "").strip()
+        shown = reason.splitlines()[-1] if reason.startswith("Traceback") else reason
+        echo(f"{row.outcome}: {row.episode_id}: {shown}", err=True)
+    return len(rows)
+
+
+def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
+    if count := echo_failures([row for row in rows if row.outcome == "invalid_action"]):
+        counted = f"{count_noun(count, 'episode')} ended with an invalid action"
         click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
-    if invalid and len(invalid) == len(rows):
-        click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
-
-
-def echo_crashes(crashed: Sequence[folder.EpisodeRow]) -> None:
-    """Say on stderr why the first three of the episodes crashed."""
-    for row in crashed[:3]:
-        lines = (row.reason or "").strip().splitlines() or [""]
-        summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-        echo(f"crashed: {row.episode_id}: {summary}", err=True)
-
-
-def _report_crashes(run_command: RunCommand, crashed: Sequence[folder.EpisodeRow]) -> None:
-    echo_crashes(crashed)
-    if crashed:
-        counted = "1 episode crashed; it is" if len(crashed) == 1 else f"{len(crashed)} episodes crashed; they are"
-        click.echo(f"{counted} in no rate. episodes.parquet holds why. To run again what crashed:", err=True)
+        if count == len(rows):
+            click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
+    if count := echo_failures([row for row in rows if row.outcome == "crashed"]):
+        counted = f"{count_noun(count, 'episode')} crashed, in no rate"
+        click.echo(f"{counted}. episodes.parquet holds why. To run again what crashed:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
+
+
+# The search for unsafe starts
+
+
+_ASKED = ("host", "suites", "tasks", "policies", "arguments", "seed")
+_CHOICES = ("wordings", "policy_seeds")
+"""What --set takes that is no rule."""
+
+
+def _parse_choices(changes: Sequence[str]) -> dict[str, Any]:
+    chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in _CHOICES}
+    if not (count := chosen.get("policy_seeds", "1")).isdecimal():
+        raise RunError(f"policy_seeds={count} is not a number", remedy="Write --set policy_seeds=8.")
+    return {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
+
+
+def _read_ruleset(judging: Mapping[str, Any], host: str) -> Ruleset:
+    changes = [text for text in judging["changes"] if text.partition("=")[0] not in _CHOICES]
+    return read_new_rules({**judging, "changes": changes}, host)
+
+
+@command(
+    "search", common="--host --suite --task --policy --out --workers --resume --budget --objective --method --until"
+)
+def search_command(
+    context: click.Context,
+    asked: Mapping[str, Any] = group({name: PLAN_OPTIONS[name] for name in _ASKED}),
+    out: Path | None = EXECUTION_OPTIONS["out"],
+    workers: int = EXECUTION_OPTIONS["workers"],
+    resume: bool = EXECUTION_OPTIONS["resume"],
+    budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
+    objective: str | None = option("What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA"),
+    method: Method = option(
+        "CMA-ES (needs the extra `search`), or draws.", type=click.Choice(get_args(Method)), default="directed"
+    ),
+    until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
+    judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
+) -> None:
+    """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
+
+    A start places the task's objects within its own regions. --set wordings=FILE (a wording a line; or a suite, such as
+    libero-goal-lan) and --set policy_seeds=N choose what the policy is told, and its seed, too. What is found is a
+    suite of starts, DIR/found/NAME.json (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy.
+    Its rates are none of the benchmark's. Only independent draws, --method random, bound a rate. --resume goes on if
+    the same is asked for; two searches with one --seed write the same bytes.
+    """
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
+    name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
+    request = make_request(context, asked)
+    ruleset = _read_ruleset(judging, request.host)
+    plan = SearchPlan(
+        request=request,
+        name=name,
+        objective=Objective.parse(objective, ruleset),
+        method=method,
+        budget=budget,
+        until_found=until == "found",
+        **_parse_choices(judging["changes"]),
+    )
+    with show_run_progress(tracking.OutcomeScorer(ruleset)) as observer:
+        suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
+    for task in suite.tasks:
+        echo(describe_claim(task, suite))
+    echo_failures([row for row in episode_rows(out) if row.outcome == "crashed"])
+    for line in warn_of_scores(judged.scores):
+        echo(f"note: {line}")
+    echo(f"Run folder: {out}\nReport: {out / folder.REPORT}")
+    if suite.starts:
+        file = out / FOLDER / f"{name}.json"
+        command = f"safevla eval --suite found:{quote_paths(file)} --policy {quote_paths(suite.policy)} --out DIR"
+        echo(f"Found starts: {file}\nNext: {command}")
+    context.exit(CRASHED if any(task.crashed for task in suite.tasks) else OK)
 
 
 # The estimate of a planned run
 
 
-_COLUMNS = (
-    *(Column(name, numeric=False) for name in ("Policy", "Suite", "Task")),
-    *map(Column, ("Episodes", "Horizon", "Cameras")),
-)
+_COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 
@@ -249,15 +301,12 @@ def estimate_table(plan: RunEstimate) -> Table:
 
     The table's notes hold the estimate of time and disk.
     """
-    rows = tuple(
-        tuple(
-            Cell(NO_VALUE if value is None else str(value))
-            for value in (row.policy, row.suite, row.task_id, row.episodes, row.horizon, row.cameras)
-        )
-        for row in plan.scenes
-    )
+    values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
+    rows = tuple(tuple(Cell(NO_VALUE if value is None else str(value)) for value in row) for row in values)
+    heads = ((name.removesuffix("_id").capitalize(), k > 2) for k, name in enumerate(_COLUMNS))
+    columns = tuple(Column(head, numeric=is_numeric) for head, is_numeric in heads)
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
-    return Table(title, _COLUMNS, rows, _estimate_notes(plan))
+    return Table(title, columns, rows, _estimate_notes(plan))
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
@@ -267,7 +316,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     time, disk = plan.time_s, plan.disk_bytes
     unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
     size, byte = next(pair for pair in _UNITS if disk.high >= pair[1] or pair[1] == 1)
-    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers, each with a core of its own"
+    workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {time.middle / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "

@@ -52,30 +52,21 @@ _CAPABILITIES = "capabilities"
 library_option = partial(option, metavar="NAME|FILE")
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=FILE)
 JUDGE_OPTIONS = {
-    "library": library_option(
-        "Specifications: default, paper-text, paper-as-run, net-force, or a file (TOML, or the paper's JSON rows); "
-        "metaworld: limits drawn from a script's successes.",
-        section=JUDGING,
-        default=DEFAULT_LIBRARY,
-    ),
-    "rule_files": rules_option(
-        "Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: judge by the rules "
-        "that a run folder itself holds, and its tags of tasks that nobody else knows, as its maker did; other "
-        "options replace the rules. Else they are shown and not taken.",
-        section=JUDGING,
-    ),
-    "changes": repeatable(
-        "Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Or missing=deactivate: "
-        "leave an active specification out, with that reason, where a record lacks its fields. applicability=off: "
-        "judge every specification whose signals exist, as if there were no tags; an ablation, not to be "
-        "published. capabilities=NAME: what a host is taken to measure, such as libero-full; for its benchmarks "
-        "only. intervals=paper: the percentile bootstrap for severities, which covers too seldom where few are "
-        "unsafe. invalid=skip: take the valid episodes, of damaged files too, and count the others.",
-        "NAME=VALUE",
-        spelling="--set",
-        section=JUDGING,
-    ),
-}
+    "library": library_option("Specifications: default, paper-text, paper-as-run, net-force, metaworld (limits drawn "
+                              "from a script's successes), or a file (TOML, or the paper's JSON rows).",
+                              section=JUDGING, default=DEFAULT_LIBRARY),
+    "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: "
+                               "judge by the rules, and tags of tasks that nobody else knows, that a run folder itself "
+                               "holds; other options replace the rules. Else they are shown and not taken.",
+                               section=JUDGING),
+    "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Or "
+                          "missing=deactivate: leave a specification out where a record lacks its fields. "
+                          "applicability=off: judge as if there were no tags; an ablation, not to be published. "
+                          "capabilities=NAME: what a host is taken to measure, such as libero-full. intervals=paper: "
+                          "the percentile bootstrap for severities, which covers too seldom where few are unsafe. "
+                          "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
+                          "NAME=VALUE", spelling="--set", section=JUDGING),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +26,20 @@ from safevla_bench.cli.options import (
     option,
     out_option,
     parse_settings,
+    parsed,
     repeatable,
 )
 from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
-from safevla_bench.jobs.evaluation.request import ENTRY_OPTIONS, ExecutionOptions, Request, entry_fields, replay_fields
+from safevla_bench.jobs.evaluation.request import (
+    ENTRY_OPTIONS,
+    ExecutionOptions,
+    Request,
+    RequestedPolicy,
+    entry_fields,
+    replay_fields,
+)
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.judging.ruleset import Ruleset
@@ -46,63 +53,82 @@ from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.text import redact_secrets
 
+
+def _name_policy(text: str) -> RequestedPolicy:
+    name, spec = split_name(text)
+    return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
+
+
+def _parse_indices(text: str) -> tuple[int, ...] | None:
+    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`."""
+    if text == "all":
+        return None
+    indices: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+            raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
+        indices += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(indices))
+
+
+def _parse_pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
+    return name, value
+
+
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME"),
-    "host_arguments": repeatable("An argument for the host, such as split=pretrain for robocasa.",
-                                 "KEY=VALUE", spelling="--host-arg"),
-    "suites": repeatable("The task suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE, "
-                         "starts that `safevla search` found.", "NAME", spelling="--suite"),
-    "tasks": option("Tasks of each suite.", "0,3|0-4|all", spelling="--task", default="all"),
-    "episodes": option("Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: "
-                       "50 in robocasa, 1 elsewhere; of a replay, all that were recorded.", "N", type=POSITIVE),
-    "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
-                           "(recorded actions), python:module:factory, a server's "
-                           f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's.",
-                           "[NAME=]POLICY", spelling="--policy"),
+    "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
+                                 spelling="--host-arg", callback=parsed(lambda texts: dict(map(_parse_pair, texts)))),
+    "suites": repeatable("The suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE of "
+                         "`safevla search`.", "NAME", spelling="--suite"),
+    "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
+    "episodes": option("Episodes per task; else the protocol's or the benchmark's number, of a replay all.", "N",
+                       type=POSITIVE),
+    "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
+                           f"python:module:factory, {', '.join(kind.example for kind in KINDS.values())}, or a "
+                           "plug-in's.", "[NAME=]POLICY", spelling="--policy",
+                           callback=parsed(lambda texts: tuple(map(_name_policy, texts)))),
     "entry": option("One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its suites, "
-                    "tasks and episodes, or the given ones. `safevla protocols --entries` lists them.", "[NAME=]ENTRY"),
+                    "tasks and episodes, or the given ones; see `safevla protocols --entries`.", "[NAME=]ENTRY"),
     "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
     "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME"),
-    "arguments": repeatable("An argument for every policy, or for the one named before it, as in "
-                            "scripted:careful:KEY=VALUE.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
-    "filters": repeatable("What changes actions before the simulator gets them, of every policy or of one: "
-                          f"{', '.join(FILTERS)}, or python:module:Class; with :KEY=VALUE behind it.",
-                          "[POLICY=]FILTER", spelling="--filter"),
-    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured. The world goes on "
-                         "meanwhile, by the rest of the last chunk or holding.", "[POLICY=]DELAY", spelling="--delay"),
+    "arguments": repeatable("An argument for every policy, or for the one named.", "[POLICY:]KEY=VALUE",
+                            spelling="--policy-arg"),
+    "filters": repeatable(f"What changes actions on their way: {', '.join(FILTERS)}, or python:module:Class; with "
+                          ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter"),
+    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
+                         spelling="--delay"),
     "seed": option("Of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon; else the protocol's for the suite.", type=POSITIVE),
-    "shard": option("Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them.", "I/N"),
-    "stop_on_violation": flag("End each episode at its first violation. Its outcome is then `stopped`, and of all "
-                              "rates only Safety is known."),
-    "until": option('Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" (or '
-                    'sr, clean, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.', "CONDITION"),
-    "registered": option("Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
-                         "replace the registered ones, and outputs say so.", "FILE", type=FILE),
-    "look_every": option("Initial states of each task between two looks at --until; more save simulator starts.",
-                         "N", default=1, type=POSITIVE),
+    "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
+                    callback=parsed(lambda text: Shard.parse(text) if text else None)),
+    "stop_on_violation": flag("End each episode at its first violation; of all rates only Safety is then known."),
+    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A '
+                    'safer than B". Policies and tasks take turns.', "CONDITION"),
+    "registered": option("Run what --dry-run --freeze FILE registered; outputs say what is otherwise.", "FILE",
+                         type=FILE),
+    "look_every": option("Initial states of each task between two looks at --until.", "N", default=1, type=POSITIVE),
     "allow_crashed": flag("Let --until leave out episodes that crashed, were cut short or have no verdict."),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
     "out": out_option("The run folder to make, or with --resume to continue.", "DIR"),
-    "workers": option("Processes that run episodes in parallel. Results do not depend on it.", "N",
-                      default=1, type=POSITIVE),
-    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto "
-                     "for the one that this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on "
-                     "this machine for the command. Results are the same.", "local|ray|ray:ADDRESS",
-                     section=RAY, default="local"),
-    "actor": repeatable("What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may "
-                        "be fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak "
-                        "memory.", "NAME=VALUE", section=RAY),
+    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=POSITIVE),
+    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
+                     "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
+                     "local|ray|ray:ADDRESS", section=RAY, default="local"),
+    "actor": repeatable("What each worker reserves of a node, cpus=1 and gpus=0; episodes=100: after how many it is "
+                        "replaced, as simulators leak memory.", "NAME=VALUE", section=RAY),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    "trusted": repeatable("Run the code that this run.json, registration or --config file names. Else a policy "
-                          "python:, of a plug-in or with a server's key is taken from the command line alone.",
-                          "FILE", spelling="--trust", type=FILE),
+    "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
+                          "alone chooses code, and servers that get a key.", "FILE", spelling="--trust", type=FILE),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
-_REQUIRED = ("host", "suites", "policies")
 
 
 class _ActorShares(msgspec.Struct, frozen=True):
@@ -134,14 +160,16 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     if how["out"] is None and not how["dry_run"]:
         _raise_missing(context, "out")
     out = how["out"] or Path()
-    what = _expand_options({name: values[name] for name in PLAN_OPTIONS})
+    what = {name: values[name] for name in PLAN_OPTIONS}
+    what |= _expand_entry(what)
+    what |= _expand_found(what)
     if how["resume"] and (out / RUN).exists():
-        file, request = out / RUN, _recorded_request(context, what, Request.from_run(out))
+        file, request = out / RUN, _change_request(context, what, Request.from_run(out))
     elif file := what["registered"]:
-        registered = registered_request(read_registration(file), file)
-        request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
+        request = _change_request(context, what, registered_request(read_registration(file), file))
+        request = replace(request, volatile=_volatile_facts())
     else:
-        file, request = what.get("found"), _new_request(context, {**what, **_expand_replay(what)}, how)
+        file, request = what.get("found"), _new_request(context, what, how)
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], file, request))
     shares = msgspec.structs.asdict(parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
@@ -187,24 +215,42 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
     """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
 
-    Raises:
-        RunError: the file cannot be read, has an unknown key (the nearest key is named), a value of a wrong type or
-            one that its option does not take, or a `judge` that is not a table.
+    They are checked as those of the command line are; a relative path is one from the file's folder. Raises `RunError`
+    if the file cannot be read or has an unknown key, of which the nearest is named.
     """
-    place = Place(file=str(path))
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"cannot be read: {reason}", remedy="Name a TOML file.", place=place) from None
+        raise RunError(f"cannot be read: {error}", remedy="Name a TOML file.", place=Place(str(path))) from None
     running, judging = config_keys(context.command)
+    options = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    if not isinstance(judge, dict):
-        raise RunError("is no table", remedy="Write [judge] and its keys below.", place=Place(str(path), field=JUDGE))
-    return {
-        **dict(_parse_table(document, running, "", path, context)),
-        **dict(_parse_table(judge, judging, f"{JUDGE}.", path, context)),
-    }
+    below = judge.items() if isinstance(judge, dict) else [("", judge)]
+    values: dict[str, object] = {}
+    for key, value in [*document.items(), *((f"{JUDGE}.{key}", value) for key, value in below)]:
+        if key not in options:
+            near = difflib.get_close_matches(key, options, n=1)
+            remedy = f"Did you mean {near[0]!r}?" if near else f"Keys: {', '.join(options)}."
+            raise RunError("there is no such key", remedy=remedy, place=Place(str(path), field=key))
+        option = options[key]
+        items = value if option.multiple and isinstance(value, list) else [value]
+        read = [_read_value(item, option, Place(str(path), field=key), context) for item in items]
+        values[str(option.name)] = read if option.multiple else read[0]
+    return values
+
+
+def _read_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
+    """Return a value as the command line would have it."""
+    text = str(value)
+    if (isinstance(option.type, click.Path) and text != AS_JUDGED) or (
+        option.name == "library" and text not in BUILT_IN
+    ):
+        text = str(Path(str(place.file)).parent / text)
+    try:
+        option.type.convert(text, option, context)
+    except click.BadParameter as error:
+        raise RunError(error.message, remedy="The command's --help says what it takes.", place=place) from None
+    return value if isinstance(value, bool) else text
 
 
 def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
@@ -213,101 +259,35 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
         context.meta[CONFIG] = path
 
 
-CONFIG_OPTION = option(
-    "Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command line "
-    "take precedence.",
-    "FILE",
-    type=FILE,
-    is_eager=True,
-    expose_value=False,
-    callback=_load_config,
-)
+CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
+                       type=FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
 """`--config FILE`, whose values become the defaults of the command's other options; a bad file is a `RunError`."""
-
-
-def _parse_table(
-    values: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
-) -> Iterator[tuple[str, object]]:
-    """Yield (parameter name, value) of each key of a TOML table, `table` in error messages, such as "judge."."""
-    for name, value in values.items():
-        place = Place(file=str(path), field=f"{table}{name}")
-        if name not in options:
-            near = difflib.get_close_matches(name, options, n=1)
-            remedy = f"Did you mean {near[0]!r}?" if near else f"Keys here: {', '.join(options)}."
-            raise RunError("there is no such key", remedy=remedy, place=place)
-        option = options[name]
-        items = value if option.multiple and isinstance(value, list) else [value]
-        parsed = [_parse_value(item, option, place, context) for item in items]
-        yield str(option.name), parsed if option.multiple else parsed[0]
-
-
-def _parse_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a single value for the option, as it is in TOML."""
-    expected_type, name = _option_type(option)
-    if expected_type is float and type(value) is int:
-        value = float(value)
-    if type(value) is not expected_type:
-        remedy = f"Write {name}{', or a list of them' if option.multiple else ''}."
-        raise RunError(f"{value!r} is not {name}", remedy=remedy, place=place)
-    assert place.file is not None
-    if isinstance(value, str) and _names_file(option, value):
-        value = os.path.join(os.path.dirname(place.file), value)
-    try:
-        option.type.convert(value, option, context)
-    except click.BadParameter as error:
-        raise RunError(error.message, remedy="The command's --help says what it takes.", place=place) from None
-    return value
-
-
-def _option_type(option: click.Option) -> tuple[type, str]:
-    if option.is_flag:
-        return bool, "true or false"
-    if isinstance(option.type, click.types.IntParamType):
-        return int, "a whole number"
-    if isinstance(option.type, click.types.FloatParamType):
-        return float, "a number"
-    return str, "a text"
-
-
-def _names_file(option: click.Option, value: str) -> bool:
-    if option.name == "library":
-        return value not in BUILT_IN
-    return isinstance(option.type, click.Path) and value != AS_JUDGED
 
 
 # The request
 
 
-RUN_OPTIONS = group(
-    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS},
-    _parse_command,
-)
+RUN_OPTIONS = group({"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command)
 
 
 def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`.
-
-    Raises `RunError` for another engine, and for shares that are none.
-    """
+    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`."""
     kind, _, address = engine.partition(":")
-    if kind == "ray":
-        return RayCluster(address=address or None, **shares)
-    if engine != "local":
+    if kind != "ray" and engine != "local":
         raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
-    return None
+    return RayCluster(address=address or None, **shares) if kind == "ray" else None
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
     """Return the request of the plan's options that a command has, named on the command line."""
-    what = {"episodes": 1, "protocol": None, **what, **_name_policies(what["policies"])}
-    return _new_request(context, what, {"resume": False})
+    return _new_request(context, {"episodes": 1, "protocol": None, **what}, {"resume": False})
 
 
 def _find_distrusted(
     context: click.Context, what: Mapping[str, Any], trusted: Sequence[Path], recorded: Path | None, request: Request
 ) -> Path | None:
+    """Return the file that chooses code which neither the command line nor a trusted file names; None without any."""
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
-    what = {**what, "policies": what["policies"] or request.policies}
     if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
         return None
     of_config = _list_calls(context, what, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
@@ -320,24 +300,26 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
     given = {name for name in what if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}
-    fields = _request_fields({name: what[name] for name in names}, what["policies"])
-    host = what["host"] if "host" in given else ""
-    return set(Request(host=host, suites=(), policy_specs=what["policy_specs"], **fields).list_calls())
+    names = names if "policies" in names else names & {"host_arguments"}
+    fields = {"host": what["host"] if "host" in given else "", **_request_fields({name: what[name] for name in names})}
+    return set(Request(suites=(), **fields).list_calls())
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
     """Return the request that the options make; `what` holds those of the plan, `how` those of its execution."""
-    for name in _REQUIRED:
-        if not what[name]:
+    fields = _request_fields(what)
+    is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
+    if is_replay and not (fields["host"] and fields["suites"]):
+        filled = replay_fields(fields["policies"])
+        fields |= {name: value for name, value in filled.items() if not fields[name]}
+    for name in ("host", "suites", "policies"):
+        if not fields[name]:
             if how["resume"]:
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _raise_missing(context, name)
-    fields = _request_fields(what, what["policies"])
-    if fields["episodes"] is None and _replays_alone(what):
-        fields["episodes"] = RECORDED
-    elif fields["episodes"] is None and what["protocol"] is not None:
-        fields["episodes"] = PROTOCOL
+    if fields["episodes"] is None:
+        fields["episodes"] = RECORDED if is_replay else PROTOCOL if what["protocol"] else None
     fields["protocol"] = what["protocol"] or PRESET
     return Request(**fields, volatile=_volatile_facts())
 
@@ -349,42 +331,40 @@ def _volatile_facts() -> dict[str, object]:
     }
 
 
-def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
+def _change_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
     """Return the request of a run or a registration, with the options given now in place of the recorded ones."""
-    policies = what["policies"] or recorded.policies
-    kept = {name: values for name, values in recorded.policy_arguments.items() if name in policies}
     given = {
         name: value
         for name, value in what.items()
         if is_given(context, name) or (what["entry"] and name in ENTRY_OPTIONS and value is not None)
     }
-    specs = {"policy_specs": what["policy_specs"]} if what["policies"] else {}
-    return replace(recorded, **{"policy_arguments": kept, **_request_fields(given, policies), **specs})
+    return replace(recorded, **_request_fields(given, recorded.roster))
 
 
-def _request_fields(what: Mapping[str, Any], policies: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a request that options fill."""
-    fields = {name: value for name, value in what.items() if name not in ("entry", "registered")}
+def _request_fields(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
+    """Return the fields of a request that options fill; policies are the `recorded` ones if no option names them."""
+    of_policies = {"policies", "arguments", "filters", "delays"}
+    fields = {name: value for name, value in what.items() if name not in {"entry", "registered", *of_policies}}
     if file := what.get("registered"):
         fields["registration"] = read_registration(file)
-    if "tasks" in what:
-        fields["tasks"] = _parse_indices(what["tasks"])
-    if "shard" in what:
-        fields["shard"] = Shard.parse(what["shard"]) if what["shard"] else None
+    return {**fields, "policies": _couple_policies(what, recorded)}
+
+
+def _couple_policies(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
+    """Return the named policies, or the recorded ones; what no option gives of a policy is as recorded."""
+    earlier = {policy.name: policy for policy in recorded}
+    policies = tuple(
+        replace(earlier.get(policy.name, policy), spec=policy.spec) for policy in what.get("policies") or recorded
+    )
+    names = [policy.name for policy in policies]
     if "arguments" in what:
-        fields["arguments"], fields["policy_arguments"] = _parse_arguments(what["arguments"], policies)
-    if "host_arguments" in what:
-        fields["host_arguments"] = dict(map(_parse_pair, what["host_arguments"]))
-    for name in {"filters", "delays"} & what.keys():
-        fields[name] = _assign_to_policies(what[name], policies)
-    return fields
-
-
-def _expand_options(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan's options, with those for which --entry, found:FILE and names of policies stand."""
-    what = {**what, **_expand_entry(what)}
-    what |= _expand_found(what["suites"], what["host"])
-    return {**what, **_name_policies(what["policies"])}
+        everyone, single = _parse_arguments(what["arguments"], names)
+        policies = tuple(replace(p, arguments={**everyone, **single.get(p.name, {})}) for p in policies)
+    for field in ("filter", "delay"):
+        if f"{field}s" in what:
+            texts = _assign_to_policies(what[f"{field}s"], names)
+            policies = tuple(replace(p, coupling=replace(p.coupling, **{field: texts.get(p.name)})) for p in policies)
+    return policies
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
@@ -394,93 +374,38 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     for name, spelling in (("host", "--host"), ("policies", "--policy")):
         if what[name]:
             raise RunError(f"--entry and {spelling} are both given", remedy="An entry has its own host and policy.")
-    own_name, entry = split_name(what["entry"])
-    filled = entry_fields(entry, what["suites"], what["protocol"])
-    own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
-    filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
-    filled["policies"] = (what["entry"],) if own_name else filled["policies"]
-    return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
+    policy = _name_policy(what["entry"])
+    filled = entry_fields(policy.maker, what["suites"], what["protocol"])
+    arguments = {**filled["host_arguments"], **what["host_arguments"]}
+    episodes = what["episodes"] or filled["episodes"]
+    return {**filled, "host_arguments": arguments, "policies": (policy,), "episodes": episodes}
 
 
-def _expand_found(suites: Sequence[str], host: str | None) -> dict[str, Any]:
+def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for which --suite found:FILE stands; {} without it."""
-    files = [suite.removeprefix(FOUND) for suite in suites if suite.startswith(FOUND)]
+    files = [suite.removeprefix(FOUND) for suite in what["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}
-    if len(suites) > 1:
-        raise RunError("a suite of found starts is run alone", remedy="Give one --suite found:FILE and no other.")
+    if len(what["suites"]) > 1 or what["host"]:
+        remedy = "Give one --suite found:FILE, no other suite and no --host."
+        raise RunError("a suite of found starts is run alone, on the host they were found on", remedy=remedy)
     path = Path(files[0]).absolute()
     suite = read_suite(path)
-    if host not in (None, suite.host):
-        problem = f"--host {host}: the starts in {files[0]} were found on {suite.host}"
-        raise RunError(problem, remedy="Leave --host out.")
-    arguments = tuple(f"{name}={value}" for name, value in suite.host_arguments.items())
-    filled = {"host": suite.host, "host_arguments": arguments, "suites": (suite.suite,), "protocol": suite.protocol}
-    return {**filled, "found": path}
+    names = ("host", "host_arguments", "protocol")
+    return {**{name: getattr(suite, name) for name in names}, "suites": (suite.suite,), "found": path}
 
 
 FOUND = "found:"
 
 
-def _name_policies(policies: Sequence[str]) -> dict[str, Any]:
-    """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec."""
-    pairs = [split_name(text) for text in policies]
-    return {
-        "policies": tuple(spec if own_name is None else own_name for own_name, spec in pairs),
-        "policy_specs": {own_name: spec for own_name, spec in pairs if own_name is not None and own_name != spec},
-    }
-
-
-def _specs(what: Mapping[str, Any]) -> dict[str, str]:
-    return {name: what["policy_specs"].get(name, name) for name in what["policies"]}
-
-
-def _replays_alone(what: Mapping[str, Any]) -> bool:
-    return bool(what["policies"]) and all(spec.startswith("replay:") for spec in _specs(what).values())
-
-
-def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
-    if not _replays_alone(what) or (what["host"] and what["suites"]):
-        return {}
-    everyone, single = _parse_arguments(what["arguments"], what["policies"])
-    replays = [(spec, {**everyone, **single.get(name, {})}) for name, spec in _specs(what).items()]
-    filled = replay_fields(replays)
-    return {name: value for name, value in filled.items() if not what[name] and value}
-
-
-def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`."""
-    if text == "all":
-        return None
-    indices: list[int] = []
-    for part in text.split(","):
-        first, dash, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
-        if dash and int(last) < int(first):
-            problem = f"--task {text!r}: the range {part.strip()} ends before it begins"
-            raise RunError(problem, remedy=f"Write {int(last)}-{int(first)}.")
-        indices += range(int(first), int(last if dash else first) + 1)
-    return tuple(dict.fromkeys(indices))
-
-
-def _parse_pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
-    return name, value
-
-
-def _assign_to_policies(texts: tuple[str, ...], policies: tuple[str, ...]) -> dict[str, str]:
+def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
     """Return policy -> the text for every policy, or the one that names it: `POLICY=TEXT`."""
     named = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
     everyone = {policy: text for text in texts if text not in named for policy in policies}
     return {**everyone, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
 
 
-def _parse_arguments(
-    texts: tuple[str, ...], policies: tuple[str, ...]
-) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+def _parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Return the arguments for every policy, and policy -> arguments for that policy alone."""
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {}

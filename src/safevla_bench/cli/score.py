@@ -64,17 +64,17 @@ def score_command(
     or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
     SBU and VSI are unknown: not recorded, never zero.
     """
-    results = [file for path in sources.paths for file in foreign.find_results(path)]
-    if results and all(foreign.find_results(path) for path in sources.paths):
+    results = [foreign.find_results(path) for path in sources.paths]
+    if results and all(results):
         if out is not None:
-            remedy = "Leave out --out: its success rates are printed."
-            raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0])))
-        _print_results(results, form)
+            problem, place = "there is nothing to judge", Place(file=str(results[0][0]))
+            raise RunError(problem, remedy="Leave out --out: its success rates are printed.", place=place)
+        _print_results([file for files in results for file in files], form)
         return
-    folder = options.choose_output(out, sources.paths)
-    is_experiment = out is None and _is_experiment(folder)
-    if is_experiment:
+    folder, kept = options.choose_output(out, sources.paths), ""
+    if out is None and (folder / SCORES).exists() and rules.given_judge_options():
         folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
+        kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
     tracking.require_trackers(trackers)
     with show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
@@ -84,14 +84,8 @@ def score_command(
         click.echo(render_json([_cells_table(judged)]), nl=False)
     else:
         print_scores(judged)
-    kept = "; the run's own judgement is unchanged (--out RUN replaces it)" if is_experiment else ""
     if kept or form == "text":
         echo(f"Scores and report: {folder / REPORT}{kept}", err=form == "json")
-
-
-def _is_experiment(run: Path) -> bool:
-    """Return whether a run folder is judged already and the command line names other rules."""
-    return (run / SCORES).exists() and bool(rules.given_judge_options())
 
 
 def _name_rules(ruleset: Ruleset) -> str:
@@ -183,19 +177,10 @@ def demo_command(
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
     echo(f"Records: {path}\nReport:  {out / REPORT}")
-    click.echo("Next:")
-    for line in _next_commands(judged, path):
-        click.echo(f"  {line}")
-
-
-def _next_commands(judged: Judged, path: Path) -> list[str]:
-    source = quote_paths(path)
+    source, folder = quote_paths(path), quote_paths(path.parent)
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
-    return [
-        f"safevla open {quote_paths(path.parent)}",
-        f"safevla episodes {source} --unsafe --sort vsi",
-        f"safevla show {source} {quote_paths(worst.episode_id)}",
-    ]
+    click.echo(f"Next:\n  safevla open {folder}\n  safevla episodes {source} --unsafe --sort vsi")
+    click.echo(f"  safevla show {source} {quote_paths(worst.episode_id)}")
 
 
 # Archives and run folders
@@ -220,24 +205,21 @@ def validate_command(
         return
     options.require_sources(sources)
     checked = {source: episode_index.scan([source]) for source in sources}
+    has_problems = any(records.problems for records in checked.values())
     if form == "json":
         options.print_json([_report_document(source, records) for source, records in checked.items()])
     else:
         for source, records in checked.items():
-            _print_report(source, records)
-        if not any(records.problems for records in checked.values()):
+            for problem in records.problems:
+                echo(f"error: {problem}", err=True)
+            left_out = LeftOut.from_problems(records.problems)
+            is_lost = left_out.damaged or left_out.lost
+            lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
+            counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
+            echo(f"{source}: {counts}")
+        if not has_problems:
             echo(f"Next: safevla score {quote_paths(*sources)} --out results")
-    context.exit(USER_ERROR if any(records.problems for records in checked.values()) else OK)
-
-
-def _print_report(source: Path, records: EpisodeIndex) -> None:
-    for problem in records.problems:
-        echo(f"error: {problem}", err=True)
-    left_out = LeftOut.from_problems(records.problems)
-    is_lost = left_out.damaged or left_out.lost
-    lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
-    counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
-    echo(f"{source}: {counts}")
+    context.exit(USER_ERROR if has_problems else OK)
 
 
 def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
@@ -245,12 +227,8 @@ def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
         {"problem": problem.problem, "remedy": problem.remedy, **msgspec.to_builtins(problem.place)}
         for problem in records.problems
     ]
-    return {
-        "source": str(source),
-        "valid_episodes": len(records),
-        "records": int(records.lengths.sum()),
-        "problems": problems,
-    }
+    counts = {"valid_episodes": len(records), "records": int(records.lengths.sum())}
+    return {"source": str(source), **counts, "problems": problems}
 
 
 @options.command("convert")
@@ -258,9 +236,7 @@ def convert_command(
     sources: tuple[Path, ...] = options.SOURCES,
     destination: str = options.argument("DESTINATION"),
     change: str | None = options.option(
-        "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
-        spelling="--set",
-        type=click.Choice(["invalid=skip"]),
+        "Take the valid episodes, and count the others.", spelling="--set", type=click.Choice(["invalid=skip"])
     ),
 ) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.

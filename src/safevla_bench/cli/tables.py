@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import click
-import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
-from safevla_bench.cli.pictures import make_skip_reporter
+from safevla_bench.cli.pictures import report_skipped
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -26,7 +24,6 @@ from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap
 from safevla_bench.publishing import model_card, result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
-from safevla_bench.report.render.latex import LatexLayout
 from safevla_bench.report.render.text import render_summary
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster
@@ -59,11 +56,8 @@ def tables_command(
     columns: str | None = option(
         "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.", "LIST"
     ),
-    styles: tuple[str, ...] = repeatable(
-        "intervals=no: without the 95 % intervals; tex: intervals=below their values, so that a table is narrow, and "
-        "label=LABEL, what \\ref takes; of several tables each adds its name.",
-        "NAME=VALUE",
-        spelling="--style",
+    intervals: bool = option(
+        "With the 95 % intervals, or without.", spelling="--intervals/--no-intervals", default=True
     ),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
@@ -85,8 +79,6 @@ def tables_command(
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
     """  # noqa: D301  (click wants the character itself)
-    style = options.parse_settings("--style", styles, _Style)
-    layout = _parse_layout(form, style)
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
     judged, material = _load_material(sources, names)
@@ -96,7 +88,7 @@ def tables_command(
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    tables = [drop_intervals(table) for table in tables] if style.intervals == "no" else tables
+    tables = tables if intervals else list(map(drop_intervals, tables))
     tables = tables if columns is None else _choose_columns(tables, columns)
     if out is None and form == "text" and judged and not asked:
         echo(build_headline(*judged.summarize_scores()).answer + "\n")
@@ -104,14 +96,15 @@ def tables_command(
         paths = quote_paths(*sources.paths)
         echo(f"Next: what each number means, and all further tables: safevla tables {paths} --which all")
     elif out is None:
-        _check_single_csv(tables, form, "--out DIR/")
-        click.echo(render.render_tables(tables, form, layout), nl=False)
+        click.echo(_render(tables, form), nl=False)
     elif out.endswith("/") or Path(out).is_dir():
-        _write_tables(tables, form, Path(out), layout)
+        for table in tables:
+            path = Path(out) / f"{table.name}.{_SUFFIX.get(form, form)}"
+            _save_file(path, render.render_tables([table], form))
+            echo(str(path))
     else:
-        _check_single_csv(tables, form, f"--out {quote_paths(out)}/")
-        _save_file(Path(out), render.render_tables(tables, form, layout))
-        echo(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}")
+        _save_file(Path(out), _render(tables, form))
+        echo(f"{count_noun(len(tables), 'table')}: {out}")
 
 
 def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[Judged | None, catalog.TableInputs]:
@@ -126,56 +119,28 @@ def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`."""
-    kinds: dict[str, str] = {}
-    for text in texts:
-        policy, _, kind = text.rpartition("=")
-        if not policy or not kind:
-            lacking = "policy" if kind and "=" in text else "kind"
-            raise RunError(f"--training {text!r} names no {lacking}", remedy="Write POLICY=KIND, such as mine=SFT.")
-        if kinds.setdefault(policy, kind) != kind:
-            problem = f"--training gives {policy!r} two kinds, {kinds[policy]!r} and {kind!r}"
-            raise RunError(problem, remedy="Name each policy once.")
+    kinds = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
+    if len(kinds) < len(texts) or not all(map(all, kinds.items())):
+        raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, such as mine=SFT, each policy once.")
     return kinds
-
-
-class _Style(msgspec.Struct, frozen=True):
-    intervals: Literal["yes", "no", "below"] = "yes"
-    label: str = ""
-
-
-def _parse_layout(form: str, style: _Style) -> LatexLayout:
-    """Return the layout of LaTeX tables."""
-    stacked = style.intervals == "below"
-    if form != "tex" and (stacked or style.label):
-        raise click.UsageError(f"--style {'intervals=below' if stacked else 'label='} is for --format tex.")
-    if not re.fullmatch(r"[\w:.-]*", style.label, re.ASCII):
-        raise click.UsageError(f"--style label={style.label!r}: letters, digits and : . _ - alone, such as tab:safety.")
-    return LatexLayout(stacked, style.label)
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
     """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order."""
-    names = [name for part in text.split(",") if (name := part.strip())]
+    names = [part.strip() for part in text.split(",")]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
-    if unknown or not names:
+    if unknown:
         choices = dict.fromkeys(column.group or column.name for table in tables for column in table.columns)
-        wrong = f"there is no column {unknown[0]!r}" if unknown else "--columns names none"
-        raise RunError(wrong, remedy=f"Choose of: {', '.join(choices)}.")
+        raise RunError(f"there is no column {unknown[0]!r}", remedy=f"Choose of: {', '.join(choices)}.")
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
 
 
-def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
+def _render(tables: Sequence[Table], form: render.TableFormat) -> str:
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
-        remedy = f"Choose one by --which, or write a file for each: {folder}. Here they are: {names}."
+        remedy = f"Choose one by --which, or write a file for each: --out DIR/. Here they are: {names}."
         raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy=remedy)
-
-
-def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: LatexLayout) -> None:
-    for table in tables:
-        path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
-        _save_file(path, render.render_tables([table], form, render.label_layout(layout, table, tables)))
-        echo(str(path))
+    return render.render_tables(tables, form)
 
 
 def _save_file(path: Path, content: str | bytes) -> None:
@@ -187,6 +152,7 @@ def _save_file(path: Path, content: str | bytes) -> None:
 class _ExportChoice:
     """What was asked for beside the form."""
 
+    out: Path
     sources: tuple[Path, ...]
     episode: str | None
     facts: model_card.ModelFacts
@@ -194,20 +160,12 @@ class _ExportChoice:
     image_size: int
 
 
-def _write_authors_csv(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     names = ";".join(path.resolve().name for path in choice.sources)
-    _save_file(out, result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, names))
+    return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
-def _write_submission(judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    _save_file(out, dump_json(submission.build_submission(judged, choice.sources)))
-
-
-def _write_results(encode: Callable[[Judged], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    _save_file(out, encode(judged))
-
-
-def _write_timeline(encode: Callable[[Timeline], bytes], judged: Judged, out: Path, choice: _ExportChoice) -> None:
+def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if choice.episode is None and len(rows) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
@@ -216,54 +174,60 @@ def _write_timeline(encode: Callable[[Timeline], bytes], judged: Judged, out: Pa
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
     index = row.number - 1
-    record = judged.records.read_sparsely([index])
-    _save_file(out, encode(build_timeline(judged.scores, record, judged.ruleset, index)))
+    return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
 
 
-def _write_card(judged: Judged, out: Path, choice: _ExportChoice) -> None:
-    for name, content in model_card.build_card(judged, choice.facts, table_material(judged).remarks).items():
-        _save_file(out / name, content)
-        echo(str(out / name))
+def _encode_card(judged: Judged, choice: _ExportChoice) -> Mapping[str, str | bytes]:
     if choice.facts.hub_dataset is None:
         text = "no .eval_results: they need hub_dataset in --meta FILE, the hub's benchmark dataset they belong to"
         click.echo(f"note: {text}", err=True)
+    return model_card.build_card(judged, choice.facts, table_material(judged).remarks)
 
 
-def _write_leaderboard_entry(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+def _encode_leaderboard_entry(judged: Judged, choice: _ExportChoice) -> bytes:
     entry = result_files.build_leaderboard_entry(judged, choice.facts)
-    _save_file(out, dump_json(entry))
     if unknown := result_files.unknown_fields(entry):
         click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
+    return dump_json(entry)
 
 
-def _write_dataset(judged: Judged, out: Path, choice: _ExportChoice) -> None:
+def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
+    """Write the dataset, and return {}: no further file."""
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
     cameras = CameraChoice(names, (choice.image_size, choice.image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:
-        summary = export_dataset(judged, out, cameras, observer, make_skip_reporter())
+        summary = export_dataset(judged, choice.out, cameras, observer, report_skipped)
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
+    return {}
 
 
 @dataclass(frozen=True)
 class _ExportForm:
-    """A form of `safevla export`: its file in a run folder, how it is written, and the option of its own."""
+    """A form of `safevla export`: its file or folder in a run folder, its content, and the option of its own."""
 
     file: str
-    write: Callable[[Judged, Path, _ExportChoice], None]
+    encode: Callable[[Judged, _ExportChoice], str | bytes | Mapping[str, str | bytes]]
+    """Return the file, or the folder's files by name."""
     option: Literal["episode", "meta", "cameras"] | None = None
 
 
 _EXPORTS: Mapping[str, _ExportForm] = {
-    "safevla-csv": _ExportForm("safevla.csv", _write_authors_csv),
-    "submission": _ExportForm("submission.json", _write_submission),
-    "rerun": _ExportForm("episode.rrd", partial(_write_timeline, encode_rrd), "episode"),
-    "mcap": _ExportForm("episode.mcap", partial(_write_timeline, encode_mcap), "episode"),
-    "hub": _ExportForm("hub", _write_card, "meta"),
-    "robocasa": _ExportForm("robocasa.json", _write_leaderboard_entry, "meta"),
+    "safevla-csv": _ExportForm("safevla.csv", _encode_authors_csv),
+    "submission": _ExportForm(
+        "submission.json", lambda judged, choice: dump_json(submission.build_submission(judged, choice.sources))
+    ),
+    "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), "episode"),
+    "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), "episode"),
+    "hub": _ExportForm("hub", _encode_card, "meta"),
+    "robocasa": _ExportForm("robocasa.json", _encode_leaderboard_entry, "meta"),
     "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
-    "lerobot-results": _ExportForm("eval_info.json", partial(_write_results, result_files.encode_lerobot_results)),
-    "vla-eval-results": _ExportForm("vla_eval.json", partial(_write_results, result_files.encode_harness_results)),
+    "lerobot-results": _ExportForm(
+        "eval_info.json", lambda judged, choice: result_files.encode_lerobot_results(judged)
+    ),
+    "vla-eval-results": _ExportForm(
+        "vla_eval.json", lambda judged, choice: result_files.encode_harness_results(judged)
+    ),
 }
 
 
@@ -301,14 +265,15 @@ def export_command(
     for name, value in (("episode", episode), ("cameras", cameras), ("meta", meta)):
         if value is not None and _EXPORTS[form].option != name:
             forms = " and ".join(other for other, export in _EXPORTS.items() if export.option == name)
-            hint = f"; {form} takes all episodes" if name == "episode" else ""
-            raise click.UsageError(f"--{name} is for {forms}{hint}.")
-    if cameras is not None and not cameras.strip(" ,"):
-        raise click.UsageError("--cameras names no camera; leave it out to have no pictures.")
-    choice = _ExportChoice(sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
+            raise click.UsageError(f"--{name} is for {forms}.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
+    choice = _ExportChoice(file, sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
     judged = sources.judge()
-    _EXPORTS[form].write(judged, file, choice)
+    content = _EXPORTS[form].encode(judged, choice)
+    for name, part in content.items() if isinstance(content, Mapping) else [("", content)]:
+        _save_file(file / name, part)
+        if name:
+            echo(str(file / name))
     if not judged.is_complete:
         echo(f"Not complete: {', '.join(describe_losses(judged))}.", err=True)
     echo(f"{form}: {file}")

@@ -12,6 +12,7 @@ import pytest
 import safevla_bench as sb
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.jobs.evaluation.preparation import prepare_run
+from safevla_bench.jobs.evaluation.request import RequestedPolicy
 from safevla_bench.sources.runs.folder import read_description
 
 
@@ -196,8 +197,11 @@ def test_a_count_between_looks_below_1_is_an_error():
         prepare_run(request)
 
 
+MINE = RequestedPolicy("mine", f"python:{__name__}:make")
+
+
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"until": "speed >= 1"}, "is no condition"), ({"policies": ("mine", "nope")}, "no policy")]
+    ("changes", "says"), [({"until": "speed >= 1"}, "is no condition"), ({"policies": (MINE, "nope")}, "no policy")]
 )
 def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, changes, says):
     made = []
@@ -207,9 +211,7 @@ def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, 
         return made[-1]
 
     monkeypatch.setattr(sys.modules[__name__], "make", make, raising=False)
-    request = sb.Request(
-        host="fake", suites=("fake",), policies=("mine",), policy_specs={"mine": f"python:{__name__}:make"}
-    )
+    request = sb.Request(host="fake", suites=("fake",), policies=(MINE,))
     with pytest.raises((PolicyError, RunError), match=says):
         prepare_run(replace(request, **changes))
     assert [policy.closed for policy in made] == [True]

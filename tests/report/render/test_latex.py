@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from report.golden_tables import FOLDER, demonstrated, papers
-from safevla_bench.report.render import render_tables
-from safevla_bench.report.render.latex import LatexLayout, render_latex
+from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import DASH, drop_empty_columns
 from safevla_bench.report.tables.published import paper_policies
@@ -61,15 +60,7 @@ def test_stacked_puts_the_details_below_their_values():
     cell = Cell("90.0", 90.0, "80.0–95.0", interval=(80.0, 95.0))
     table = replace(NARROW, rows=((Cell("mine"), cell),))
     assert r"90.0 {\scriptsize (80.0--95.0)} \\" in render_latex(table)
-    assert "mine & 90.0 \\\\\n & {\\scriptsize 80.0--95.0} \\\\" in render_latex(table, LatexLayout(stacked=True))
-
-
-def test_the_label_of_each_of_several_tables_ends_in_its_name():
-    layout = LatexLayout(label="tab:safety")
-    assert render_tables([NARROW], "tex", layout).count(r"\label{tab:safety}") == 1
-    several = render_tables([replace(NARROW, name=name) for name in ("main", "tasks")], "tex", layout)
-    assert re.findall(r"\\label\{(.*)\}", several) == ["tab:safety-main", "tab:safety-tasks"]
-    assert r"\label" not in render_latex(NARROW)
+    assert "mine & 90.0 \\\\\n & {\\scriptsize 80.0--95.0} \\\\" in render_latex(table, stacked=True)
 
 
 def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[Table]):
@@ -92,7 +83,7 @@ def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[T
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, booktabs and graphicx")
 @pytest.mark.parametrize("stacked", [False, True])
 def test_tex_sets_every_shipped_table_within_its_columns(shipped: list[Table], stacked: bool, tmp_path: Path):
-    tables = "\\clearpage\n".join(render_latex(table, LatexLayout(stacked)) for table in [NARROW, *shipped])
+    tables = "\\clearpage\n".join(render_latex(table, stacked=stacked) for table in [NARROW, *shipped])
     (tmp_path / "paper.tex").write_text(f"{PREAMBLE}{tables}\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")

@@ -16,13 +16,20 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
-from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
+from safevla_bench.jobs.evaluation.request import (
+    DEFAULT_EXECUTION,
+    UNCOUPLED,
+    ExecutionOptions,
+    Request,
+    RequestedPolicy,
+    select_tasks,
+)
 from safevla_bench.jobs.evaluation.stopping_rule import RoundTally, StoppingRule, parse_condition
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.plugins import require_trust
-from safevla_bench.policies.coupling import Coupler, Coupling
+from safevla_bench.policies.coupling import Coupler
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialects import Dialect
@@ -65,15 +72,15 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         require_trust(request.named_by, request.list_calls())
     host = request.make_host()
     selected = select_tasks(host, request)
-    for name in request.policy_arguments:
-        if name not in request.policies:
-            problem = f"there is an argument for the policy {name!r}, which is not in this run"
-            raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
     protocol = load_protocol(request.protocol)
-    asked = _ask_servers(request, is_dry=is_dry, is_here=is_here)
-    options = {name: {**asked[name], **request.client_options(name)} for name in request.policies}
+    asked = [_ask_server(request, policy, is_dry=is_dry, is_here=is_here) for policy in request.roster]
+    request = replace(request, policies=asked)
+    options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in asked}
     with ExitStack() as resources:
-        made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
+        made = {
+            policy.name: policy.made or _make_policy(policy, options[policy.name], resources, is_dry=is_dry)
+            for policy in asked
+        }
         _check_servers(made, selected)
         couplers = _make_couplers(request, made, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
@@ -83,10 +90,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         cast = WorkerSpec(
             request.host,
             {
-                name: WorkerPolicy(
-                    request.policy_spec(name), options[name], request.coupling(name) if name in couplers else None
+                policy.name: WorkerPolicy(
+                    policy.maker, options[policy.name], policy.coupling if policy.name in couplers else None
                 )
-                for name in options
+                for policy in asked
             },
             renders=any(policy.wants.cameras for policy in made.values()),
             stopping=watching if request.stop_on_violation else None,
@@ -94,7 +101,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
             filtering=watching if reads_margins else None,
         )
         privileged = {name for name, coupler in couplers.items() if coupler.privileged}
-        described = _describe_run(request, host, tasks, made, asked, protocol, cast, privileged)
+        described = _describe_run(request, host, tasks, made, protocol, cast, privileged)
         description = {**described, "shard": stretch, "planned": len(episodes)}
         tally = RoundTally(rule, watching, episodes) if rule and watching else None
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), tally)
@@ -113,48 +120,37 @@ def require_counts(**counts: int | None) -> None:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
-def _ask_servers(request: Request, *, is_dry: bool, is_here: bool) -> dict[str, dict[str, str]]:
-    """Return what each policy's server asks for beside the arguments that are given.
+def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
+    """Return the policy with what its server asks for beside the arguments that are given.
 
-    {} if it cannot be reached: it may be up when other policies are done, or be near a worker on another machine.
+    Nothing if it cannot be reached: it may be up when other policies are done, or be near a worker on another machine.
     Raises `ServerUnreachableError` if neither can be.
     """
-    asked: dict[str, dict[str, str]] = {name: {} for name in request.policies}
-    for name in request.policies:
-        given = request.client_options(name)
-        if request.server_arguments is not None:
-            wishes = request.server_arguments.get(name, {})
-            asked[name] = {key: value for key, value in wishes.items() if key not in given}
-        elif not is_dry and name not in request.policy_objects:
-            is_needed = is_here and len(request.policies) == 1
-            with nullcontext() if is_needed else suppress(ServerUnreachableError):
-                asked[name] = policies.ask_arguments(request.policy_spec(name), given)
-    return asked
+    given, asked = request.client_options(policy), policy.asked or {}
+    if policy.asked is None and not is_dry and policy.made is None:
+        is_needed = is_here and len(request.policies) == 1
+        with nullcontext() if is_needed else suppress(ServerUnreachableError):
+            asked = policies.ask_arguments(policy.maker, given)
+    return replace(policy, asked={key: value for key, value in asked.items() if key not in given})
 
 
 def _make_policy(
-    request: Request, name: str, arguments: Mapping[str, str], resources: ExitStack, *, is_dry: bool
+    policy: RequestedPolicy, arguments: Mapping[str, str], resources: ExitStack, *, is_dry: bool
 ) -> Policy:
-    if name in request.policy_objects:
-        return request.policy_objects[name]
-    spec = request.policy_spec(name)
-    if is_dry and policies.runs_code(spec):
-        policy = policies.make_stand_in(spec, arguments)
-    else:
-        policy = policies.make_policy(spec, arguments)
-    return resources.enter_context(closing(policy))
+    if is_dry and policies.runs_code(policy.maker):
+        return resources.enter_context(closing(policies.make_stand_in(policy.maker, arguments)))
+    return resources.enter_context(closing(policies.make_policy(policy.maker, arguments)))
 
 
 def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool) -> dict[str, Coupler]:
     """Return filters and delays by their policies' names; in a dry run without filters that are not ours."""
-    couplings = {name: request.coupling(name) for name in request.policies}
-    couplers = {
-        name: Coupler(replace(coupling, filter=None) if is_dry and coupling.list_calls() else coupling)
-        for name, coupling in couplings.items()
-        if coupling != Coupling()
-    }
-    for name, coupler in couplers.items():
-        coupler.require_fitting(name, made[name])
+    couplers: dict[str, Coupler] = {}
+    for policy in request.roster:
+        coupling = policy.coupling
+        if coupling != UNCOUPLED:
+            coupler = Coupler(replace(coupling, filter=None) if is_dry and coupling.list_calls() else coupling)
+            coupler.require_fitting(policy.name, made[policy.name])
+            couplers[policy.name] = coupler
     return couplers
 
 
@@ -168,7 +164,7 @@ def _plan_episodes(
     planned = plan_episodes(
         tasks,
         request.episodes,
-        request.policies,
+        [policy.name for policy in request.roster],
         rules,
         seed=request.seed,
         max_steps=request.max_steps,
@@ -180,14 +176,13 @@ def _plan_episodes(
 def _make_rule(request: Request) -> StoppingRule | None:
     """Return the rule that ends the run early, None without --until."""
     if request.until is None:
-        if request.allow_crashed:
-            problem = "--allow-crashed says what --until leaves out, and there is no --until"
-            raise RunError(problem, remedy="Leave it out; safevla gate and safevla compare have it too.")
-        if request.look_every != 1:
-            problem = f"--look-every {request.look_every} says how often --until looks, and there is no --until"
-            raise RunError(problem, remedy='Pass --until "safety >= 0.9" or another condition, or leave it out.')
+        if request.allow_crashed or request.look_every != 1:
+            remedy = 'Pass --until "safety >= 0.9" or another condition, or leave them out.'
+            raise RunError("--allow-crashed and --look-every are for --until", remedy=remedy)
         return None
-    rule = parse_condition(request.until, request.policies, allow_crashed=request.allow_crashed)
+    rule = parse_condition(
+        request.until, [policy.name for policy in request.roster], allow_crashed=request.allow_crashed
+    )
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
@@ -261,7 +256,6 @@ def _describe_run(
     host: Host,
     tasks: Sequence[Task],
     made: Mapping[str, Policy],
-    asked: Mapping[str, Mapping[str, str]],
     protocol: EvaluationProtocol,
     cast: WorkerSpec,
     privileged: Collection[str],
@@ -277,19 +271,8 @@ def _describe_run(
         "tasks": [f"{task.suite}/{task.task_id}" for task in tasks],
         "episodes": request.episodes,
         "policies": [
-            {
-                "policy": name,
-                **({"spec": request.policy_specs[name]} if name in request.policy_specs else {}),
-                "arguments": request.policy_options(name),
-                **({"server_arguments": asked[name]} if asked[name] else {}),
-                **request.coupling(name).describe(),
-                "privileged": policy.wants.privileged or name in privileged,
-                "cameras": policy.wants.cameras,
-                **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
-                **_describe_server(policy),
-                **_describe_object(policy, name in request.policy_objects),
-            }
-            for name, policy in made.items()
+            _describe_policy(policy, made[policy.name], is_watching=policy.name in privileged)
+            for policy in request.roster
         ],
         "protocol": protocol.episode_values(),
         "seed": request.seed,
@@ -302,6 +285,21 @@ def _describe_run(
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
+    }
+
+
+def _describe_policy(asked: RequestedPolicy, policy: Policy, *, is_watching: bool) -> dict[str, object]:
+    return {
+        "policy": asked.name,
+        **({"spec": asked.spec} if asked.spec else {}),
+        "arguments": asked.arguments,
+        **({"server_arguments": asked.asked} if asked.asked else {}),
+        **asked.coupling.describe(),
+        "privileged": policy.wants.privileged or is_watching,
+        "cameras": policy.wants.cameras,
+        **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
+        **_describe_server(policy),
+        **_describe_object(policy, asked.made is not None),
     }
 
 
@@ -350,7 +348,7 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
     prepared = prepare_run(served, is_dry=True)
     with prepared.resources:
         cameras = {
-            name: None if policies.runs_code(request.policy_spec(name)) else len(policy.wants.cameras)
+            name: None if policies.runs_code(prepared.cast.policies[name].spec) else len(policy.wants.cameras)
             for name, policy in prepared.policies.items()
         }
         dialect = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}

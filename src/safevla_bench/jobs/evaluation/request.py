@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,35 @@ from safevla_bench.tasks.entries import spell_suite
 from safevla_bench.trajectory.marks import SEARCHED
 from safevla_recorder.folder import OWN_LOOP
 
+UNCOUPLED = Coupling()
+
+
+@dataclass(frozen=True)
+class RequestedPolicy:
+    """A policy of a run, by its name."""
+
+    name: str
+    spec: str = ""
+    """What makes it: `python:module:factory`, `replay:PATH`, an entry; "" = its name."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """They override those for every policy."""
+    coupling: Coupling = UNCOUPLED
+    """Its filter, as `--filter` takes it, and how late its answers come: `3` control steps, `120ms` or `measured`."""
+    made: Policy | None = None
+    """The policy, if it exists already; it is not closed, and cannot be sent to other processes."""
+    asked: Mapping[str, str] | None = None
+    """What its server asked for when the run began; None = it is to be asked."""
+
+    @property
+    def maker(self) -> str:
+        """What makes it, which mostly is its name."""
+        return self.spec or self.name
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether it is one of the paper's entries."""
+        return entries.MARK in self.maker.partition(":")[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -51,23 +81,12 @@ class Request:
 
     `recorded` = each that the recording of a replay holds, and no task without.
     """
-    policies: tuple[str, ...] = ()
-    policy_specs: Mapping[str, str] = field(default_factory=dict)
-    """Name -> the specification of a policy that has a name of its own; any other policy is specified by its name."""
-    policy_objects: Mapping[str, Policy] = field(default_factory=dict)
-    """Those of `policies` that exist already, by name; they are not closed, and cannot be sent to other processes."""
+    policies: Sequence[str | RequestedPolicy] = ()
+    """A text names a policy that is made of its name alone."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """For every policy."""
-    policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """For one policy, by its name; they override those for every policy."""
-    filters: Mapping[str, str] = field(default_factory=dict)
-    """Policy -> the filter of its actions, as `--filter` takes it."""
-    delays: Mapping[str, str] = field(default_factory=dict)
-    """Policy -> how late its answers come: `3` control steps, `120ms` or `measured`."""
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
-    server_arguments: Mapping[str, Mapping[str, str]] | None = None
-    """What each policy's server asked for when the run began, by its name; None = it is to be asked."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     protocol: str = protocols.PRESET
     seed: int = 0
@@ -95,33 +114,27 @@ class Request:
     named_by: Path | None = None
     """The file that names host and policies and that nobody vouches for; it chooses no code. None = the user did."""
 
+    @cached_property
+    def roster(self) -> tuple[RequestedPolicy, ...]:
+        """The policies, with the arguments for every policy among their own."""
+        named = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
+        return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in named)
+
     def list_calls(self) -> list[str]:
         """Return what the host and the policies run or send that a file must not choose, each as a call."""
-        named = [name for name in self.policies if name not in self.policy_objects]
-        calls = [policies.describe_call(self.policy_spec(name), self.client_options(name)) for name in named]
-        filters = [call for name in self.policies for call in self.coupling(name).list_calls()]
+        named = [policy for policy in self.roster if policy.made is None]
+        calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in named]
+        filters = [call for policy in self.roster for call in policy.coupling.list_calls()]
         return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls, *filters) if call]
 
     def make_host(self) -> Host:
         """Make the host; raises what `hosts.make_host` raises."""
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
-    def policy_spec(self, policy: str) -> str:
-        """Return what makes a policy: `python:module:factory`, `replay:PATH`, an entry; mostly its name."""
-        return self.policy_specs.get(policy, policy)
-
-    def policy_options(self, policy: str) -> dict[str, str]:
-        """Return the arguments of a policy: those of all policies, and over them its own."""
-        return {**self.arguments, **self.policy_arguments.get(policy, {})}
-
-    def coupling(self, policy: str) -> Coupling:
-        """Return a policy's filter and delay."""
-        return Coupling(self.filters.get(policy), self.delays.get(policy))
-
-    def client_options(self, policy: str) -> dict[str, str]:
+    def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
         """Return what a policy is made with: its arguments and, of one of the paper's entries, the servers."""
-        is_served = bool(self.servers) and entries.MARK in self.policy_spec(policy).partition(":")[0]
-        return {**({entries.SERVER: " ".join(self.servers)} if is_served else {}), **self.policy_options(policy)}
+        servers = {entries.SERVER: " ".join(self.servers)} if self.servers and policy.is_entry else {}
+        return {**servers, **policy.arguments}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
@@ -151,7 +164,6 @@ class Request:
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
-            server_arguments={row.policy: msgspec.to_builtins(row.server_arguments) for row in options.policies},
             named_by=run / RUN,
             found=Path(options.found["file"]) if options.found else None,
             **plan_fields(options),
@@ -167,22 +179,16 @@ class Request:
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
     """Return the fields of a `Request` that a run.json and a registration hold alike."""
-    until = plan.until
-    stopping = (
-        {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
-        if until
-        else {}
-    )
-    return {
-        **{name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")},
-        "tasks": plan.indices,
-        "policies": tuple(policy.policy for policy in plan.policies),
-        "policy_specs": {policy.policy: policy.spec for policy in plan.policies if policy.spec},
-        "policy_arguments": {policy.policy: policy.arguments for policy in plan.policies},
-        "filters": {policy.policy: policy.filter for policy in plan.policies if policy.filter is not None},
-        "delays": {policy.policy: policy.delay for policy in plan.policies if policy.delay is not None},
-        **stopping,
-    }
+    fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")}
+    fields |= {"tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
+    if until := plan.until:
+        fields |= {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
+    return fields
+
+
+def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
+    asked = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
+    return RequestedPolicy(row.policy, row.spec or "", row.arguments, Coupling(row.filter, row.delay), asked=asked)
 
 
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
@@ -257,8 +263,7 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     unusable = [task for task in chosen if task.unusable]
     if unusable and (wanted is not None or len(unusable) == len(chosen)):
         reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        named = f"task{'s' * (len(unusable) > 1)} {', '.join(str(task.index) for task in unusable)}"
-        problem = f"{named} of {suite} cannot be run here: {reasons}"
+        problem = f"{suite} {', '.join(task.task_id for task in unusable)} cannot be run here: {reasons}"
         usable = [str(task.index) for task in tasks.values() if not task.unusable]
         remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
         raise HostError(problem, remedy=remedy)
@@ -287,17 +292,16 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 """The options that an entry stands for."""
 
 
-def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
-    """Return the `host` and `suites` of the recordings of replays, given as (spec, arguments).
+def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
+    """Return the `host` and `suites` of the recordings of replays.
 
     {} where the recordings name no suite; `host` is left out where no host here has all of the suites. Makes each
     policy and closes it; raises what `make_policy` raises.
     """
     suites: dict[str, None] = {}
-    for spec, arguments in policies:
-        policy = make_policy(spec, arguments)
-        suites |= dict.fromkeys(getattr(policy, "suites", ()))
-        policy.close()
+    for replay in replays:
+        with closing(make_policy(replay.maker, replay.arguments)) as policy:
+            suites |= dict.fromkeys(getattr(policy, "suites", ()))
     if not suites:
         return {}
     for host in hosts.host_names():
@@ -336,6 +340,5 @@ def open_questions(request: Request) -> list[str]:
 
     Raises `PolicyError` for an entry that does not exist.
     """
-    specs = [request.policy_spec(name) for name in request.policies]
-    asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
+    asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

@@ -15,16 +15,22 @@ from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.hosts.protocols import PRESET
-from safevla_bench.interface.policy import Policy
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge, read_host_registry
 from safevla_bench.jobs.evaluation.outputs import render_report, table_material, write_outputs
-from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
+from safevla_bench.jobs.evaluation.request import (
+    DEFAULT_EXECUTION,
+    ExecutionOptions,
+    Request,
+    RequestedPolicy,
+    select_tasks,
+)
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import CellList, cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.policies import split_name
+from safevla_bench.policies.coupling import Coupling
 from safevla_bench.policies.python import adopt_object
 from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import catalog
@@ -275,7 +281,9 @@ def evaluate(
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
     named = _name_policies(policy, name)
-    objects = _adopt_objects(named, workers)
+    if workers != 1 and not all(isinstance(given, str) for given in named.values()):
+        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
+        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
     rules = ruleset or load_ruleset()
     host = host or _host_of(suites[0], rules.registry)
     rules = rules.with_host_registry(read_host_registry(host))
@@ -284,26 +292,19 @@ def evaluate(
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
         episodes=episodes,
-        policies=tuple(named),
-        policy_specs={label: spec for label, spec in named.items() if isinstance(spec, str) and label != spec},
-        policy_objects=objects,
+        policies=[_request_policy(label, given, Coupling(filter, delay)) for label, given in named.items()],
         protocol=protocol,
         seed=seed,
         max_steps=max_steps,
-        filters={} if filter is None else dict.fromkeys(named, filter),
-        delays={} if delay is None else dict.fromkeys(named, delay),
         ruleset=rules,
     )
     return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
 
 
-def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Policy]:
-    """Return the policies that are objects by their names; texts are left out."""
-    objects = {label: adopt_object(label, policy) for label, policy in named.items() if not isinstance(policy, str)}
-    if objects and workers != 1:
-        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
-        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
-    return objects
+def _request_policy(name: str, given: object, coupling: Coupling) -> RequestedPolicy:
+    if isinstance(given, str):
+        return RequestedPolicy(name, "" if name == given else given, coupling=coupling)
+    return RequestedPolicy(name, coupling=coupling, made=adopt_object(name, given))
 
 
 def _evaluate_into(

@@ -55,8 +55,10 @@ def roll_out(
     """
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change this process's folder
-    if running.resume and request.server_arguments is None and (out / RUN).exists():
-        request = replace(request, server_arguments=Request.from_run(out).server_arguments)
+    if running.resume and (out / RUN).exists():
+        asked = {policy.name: policy.asked for policy in Request.from_run(out).roster}
+        kept = [replace(policy, asked=asked.get(policy.name, {})) for policy in request.roster]
+        request = replace(request, policies=kept)
     prepared = prepare_run(request, is_here=running.cluster is None)
     if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
         prepared.resources.close()
@@ -230,19 +232,20 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
         episodes_per_task=request.episodes,
         policies=tuple(
             RegisteredPolicy(
-                policy=name,
-                arguments=request.policy_options(name),
-                spec=request.policy_specs.get(name),
-                **request.coupling(name).describe(),
+                policy=policy.name,
+                arguments=dict(policy.arguments),
+                spec=policy.spec or None,
+                filter=policy.coupling.filter,
+                delay=policy.coupling.delay,
             )
-            for name in request.policies
+            for policy in request.roster
         ),
         protocol=load_protocol(request.protocol).episode_values(),
         seed=request.seed,
         max_steps=request.max_steps,
         stop_on_violation=request.stop_on_violation,
         until=request.stopping,
-        tasks=_register_tasks(prepared.episodes, request.policies[0]),
+        tasks=_register_tasks(prepared.episodes, request.roster[0].name),
         n=len(prepared.episodes),
         specs=describe_specs(ruleset),
         rules=describe_rules(ruleset),
@@ -254,13 +257,13 @@ def _require_registrable(request: Request) -> None:
     if request.shard is not None:
         remedy = "Freeze without --shard; --shard I/N --registered FILE then runs a piece of it."
         raise RunError("a registration is of the whole plan, not of a shard", remedy=remedy)
-    replayed = [name for name in request.policies if request.policy_spec(name).partition(":")[0] == "replay"]
+    replayed = [policy.name for policy in request.roster if policy.maker.partition(":")[0] == "replay"]
     if replayed:
         remedy = "Register the runs that are still to be made."
         raise RunError(f"{replayed[0]} repeats what has been run, and cannot be registered beforehand", remedy=remedy)
     if request.found:
         raise RunError("found starts are no plan to register", remedy="Register the benchmark's own suite.")
-    if request.policy_objects:
+    if any(policy.made for policy in request.roster):
         remedy = "Name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object has no name by which it could be made again", remedy=remedy)
 

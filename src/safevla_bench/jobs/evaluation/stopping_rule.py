@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -54,6 +54,9 @@ class StoppingRule:
         return self.gate.metric if self.gate else "safety"
 
 
+Verdict = Literal["passed", "failed", "safer", "less safe", "undecided"]
+
+
 class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy, or on two.
 
@@ -65,7 +68,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     """
 
     subject: str
-    verdict: Literal["passed", "failed", "safer", "less safe", "undecided"]
+    verdict: Verdict
     n: int
     unknown: int
     least: SequentialLook | None = None
@@ -187,42 +190,34 @@ class RoundTally:
     def _find_gates(self) -> list[RuleVerdict]:
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
-        has_clusters = any(
-            len(ids) > 1 for rounds in self._starts.values() for group in rounds for ids in group.values()
-        )
-        find = self._find_mean if gate.metric == VSI.key or has_clusters else self._find_rate
+        groups = (ids for rounds in self._starts.values() for group in rounds for ids in group.values())
+        find = self._find_mean if gate.metric == VSI.key or any(len(ids) > 1 for ids in groups) else self._find_rate
         return [find(policy, gate, level) for policy in self._policies]
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         """Return the verdict on a rate whose episodes start from different states."""
-        steps = [[1] * len(group) for group in self._counted_starts(policy)]
-        shares = _planned_shares([len(group) for group in self._starts[policy]])
-        least, greatest = (
-            sequential_look(steps, [int(sum(group.values())) for group in means], gate.limit, shares, level)
-            for means in self._mean_bounds(policy)
-        )
-        verdict: Literal["passed", "failed", "undecided"] = "undecided"
-        if least.side == greatest.side != 0:
-            verdict = "passed" if (least.side > 0) == (gate.bound == "min") else "failed"
+        bounds, shares = self._mean_bounds(policy), _planned_shares(map(len, self._starts[policy]))
+        steps = [[1] * len(group) for group in bounds[0]]
+        won = [[int(sum(group.values())) for group in means] for means in bounds]
+        least, greatest = (sequential_look(steps, gained, gate.limit, shares, level) for gained in won)
+        verdict = _agree(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         """Return the verdict on a mean of values from 0 to 1, one of each initial state, by a confidence sequence."""
         bounds = [[mean for group in means for mean in group.values()] for means in self._mean_bounds(policy)]
-        intervals = [sequential_interval(np.array(means), level) for means in bounds]
+        least, greatest = (sequential_interval(np.array(means), level) for means in bounds)
         n, unknown = len(bounds[0]), self._count_unknown(policy)
-        if not (intervals[0] and intervals[1]):
+        if not (least and greatest):
             return RuleVerdict(policy, "undecided", n, unknown)
-        ci = intervals[0].low, intervals[1].high
-        holds = {gate.is_satisfied(end) for end in ci}
-        verdict: Literal["passed", "failed", "undecided"]
-        verdict = "undecided" if len(holds) > 1 else "passed" if holds == {True} else "failed"
-        return RuleVerdict(policy, verdict, n, unknown, ci=ci)
+        ci = least.low, greatest.high
+        low, high = (1 if gate.is_satisfied(end) else -1 for end in ci)
+        return RuleVerdict(policy, _agree(low, high, "passed", "failed"), n, unknown, ci=ci)
 
     def _find_rival(self, first: str, second: str) -> RuleVerdict:
         """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
-        mine, theirs = self._starts[first], self._starts[second]
-        shares = _planned_shares([len(group.keys() & other.keys()) for group, other in zip(mine, theirs, strict=True)])
+        planned = zip(self._starts[first], self._starts[second], strict=True)
+        shares = _planned_shares(len(group.keys() & other.keys()) for group, other in planned)
         counted = *self._counted_starts(first), *self._counted_starts(second)
         scale = math.lcm(*(len(names) for group in counted for names in group.values()))
         bounds = [
@@ -230,20 +225,15 @@ class RoundTally:
             for means in zip(self._mean_bounds(first), reversed(self._mean_bounds(second)), strict=True)
         ]
         least, greatest = (_look_at_differences(rounds, shares) for rounds in bounds)
-        verdict: Literal["safer", "less safe", "undecided"] = "undecided"
-        if least.side == greatest.side != 0:
-            verdict = "safer" if least.side > 0 else "less safe"
-        return RuleVerdict(
-            first, verdict, sum(map(len, bounds[0])), self._count_unknown(first, second), least, greatest
-        )
+        verdict, n = _agree(least.side, greatest.side, "safer", "less safe"), sum(map(len, bounds[0]))
+        return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
         rounds = self._starts[policy][: self._rounds]
         if not self._rule.allow_crashed:
             return rounds
         known = [
-            {start: [name for name in names if name in self._values] for start, names in group.items()}
-            for group in rounds
+            {start: [name for name in names if name in self._values] for start, names in g.items()} for g in rounds
         ]
         return [{start: names for start, names in group.items() if names} for group in known]
 
@@ -257,20 +247,31 @@ class RoundTally:
 
     def _mean_bounds(self, policy: str) -> list[list[dict[_Start, float]]]:
         """Return by whole round the mean at each initial state, with unknown values taken as 0, then as 1."""
+
+        def mean(names: Sequence[str], unknown: float) -> float:
+            return sum(self._values.get(name, unknown) for name in names) / len(names)
+
+        counted = self._counted_starts(policy)
         return [
-            [
-                {
-                    start: sum(self._values.get(name, unknown) for name in names) / len(names)
-                    for start, names in group.items()
-                }
-                for group in self._counted_starts(policy)
-            ]
+            [{start: mean(names, unknown) for start, names in group.items()} for group in counted]
             for unknown in (0.0, 1.0)
         ]
 
 
-def _planned_shares(counts: Sequence[int]) -> list[float]:
-    return [done / max(1, sum(counts)) for done in accumulate(counts)]
+_VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"), "max": ("failed", "passed")}
+"""By a gate's bound, if the rate is above its limit, and if it is below."""
+
+
+def _agree(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
+    """Return the verdict if both extremes are on one side, which is positive or negative."""
+    if not least == greatest != 0:
+        return "undecided"
+    return above if least > 0 else below
+
+
+def _planned_shares(counts: Iterable[int]) -> list[float]:
+    done = list(accumulate(counts))
+    return [count / max(1, done[-1]) for count in done]
 
 
 def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:

@@ -362,7 +362,7 @@ def _collect_found(
         host_arguments=dict(request.host_arguments),
         suite=request.suites[0],
         protocol=request.protocol,
-        policy=request.policies[0],
+        policy=request.roster[0].name,
         objective=plan.objective.text,
         method=plan.method,
         seed=request.seed,

@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from markupsafe import Markup
 
-from safevla_bench.report.render.latex import LatexLayout, render_latex
+from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_text
 from safevla_bench.report.tables.table import Table, group_spans
 from safevla_bench.text import escape_controls, shorten_name
@@ -91,27 +90,18 @@ TableFormat = Literal["text", "md", "csv", "tex", "json", "html"]
 _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv}
 
 
-def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayout | None = None) -> str:
-    """Return the tables in one form as one text, below each other where there are several; `layout` is LaTeX's alone.
+def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
+    """Return the tables in one form as one text, below each other where there are several.
 
     The label of one of several tables ends in its name: `tab:safety` becomes `tab:safety-main-libero`.
     """
     if form == "tex":
-        return "\n".join(render_latex(table, layout and label_layout(layout, table, tables)) for table in tables)
+        return "\n".join(render_latex(table) for table in tables)
     if form == "json":
         return render_json(tables)
     if form == "html":
         return render_html(tables)
     return "\n".join(_RENDERERS[form](table) for table in tables)
-
-
-def label_layout(layout: LatexLayout, table: Table, tables: Sequence[Table]) -> LatexLayout:
-    """Return the layout for one of several tables, its label ending in the table's name; unchanged for a single table.
-
-    A layout without a label is unchanged too.
-    """
-    is_labelled = layout.label and len(tables) > 1
-    return replace(layout, label=f"{layout.label}-{table.name}") if is_labelled else layout
 
 
 _COLUMN_KEYS = ("name", "numeric", "meaning", "group")

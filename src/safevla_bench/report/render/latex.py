@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables.columns import drop_empty_columns
@@ -23,22 +22,14 @@ _TEXT_WIDTH = 40
 _SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
-@dataclass(frozen=True, slots=True)
-class LatexLayout:
-    r"""The place of tables on the page: details below their values if `stacked`; `label` is what `\ref` takes."""
-
-    stacked: bool = False
-    label: str = ""
-
-
-def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
+def render_latex(table: Table, *, stacked: bool = False) -> str:
     r"""Return a `table` environment, or a `table*` for a long table, with its caption and notes.
 
-    Columns without a value are left out. Where a page is too narrow too, the table is stacked. The document must load
-    `booktabs` and `graphicx`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX.
+    Columns without a value are left out. If `stacked`, or where a page is too narrow, details stand below values. The
+    document must load `booktabs` and `graphicx`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX.
     """
-    layout, table = layout or LatexLayout(), drop_empty_columns(table)
-    stacked = layout.stacked or _table_width(table, stacked=False) > _PAGE_WIDTH
+    table = drop_empty_columns(table)
+    stacked = stacked or _table_width(table, stacked=False) > _PAGE_WIDTH
     environment = "table*" if _table_width(table, stacked=stacked) > _COLUMN_WIDTH else "table"
     wrapped = {k for k, column in enumerate(table.columns) if not column.numeric and _is_long(table, k)}
     types = ["r" if column.numeric else "l" for column in table.columns]
@@ -47,7 +38,6 @@ def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
         rf"\begin{{{environment}}}",
         r"\centering",
         rf"\caption{{{_escape_latex(table.title)}}}",
-        *([rf"\label{{{layout.label}}}"] if layout.label else []),
         r"\smallskip",
         r"\setlength{\tabcolsep}{4pt}",
         rf"{_SHRINK}{{\begin{{tabular}}{{{''.join(types)}}}",
