@@ -19,9 +19,7 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
-    RESAMPLES,
     Interval,
-    percentile_interval,
     reconcile_interval,
     tango_interval,
 )
@@ -35,7 +33,6 @@ from safevla_bench.statistics.tests import (
     mcnemar_mid_p,
     mean_rate_difference_interval,
     permute_task_means,
-    resampled_task_means,
 )
 
 MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
@@ -318,7 +315,7 @@ def _unpaired_test(
 ) -> tuple[str, MeanTest]:
     if not METRICS[metric].unit:
         values = list(first.by_task.values()), list(second.by_task.values())
-        generator = bootstrap_generator(options)
+        generator = np.random.Generator(np.random.PCG64(options.seed))
         return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
     counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
     interval = mean_rate_difference_interval(first.totals, first.sizes, second.totals, second.sizes, options.confidence)
@@ -361,35 +358,6 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     if low > -margin and high < margin:
         return "equivalent"
     return "first not worse" if low > -margin else "second not worse" if high < margin else "open"
-
-
-LEAST_RESAMPLED_TASKS = 30
-"""Fewest tasks that are resampled: the interval of fewer covers 86 to 93 % in place of 95 %."""
-
-
-def resampled_task_interval(
-    totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Iterable[TaskKey], options: ComparisonOptions
-) -> Bounds | None:
-    """Return the percentile interval of a mean over `RESAMPLES` resamples of whole tasks, drawn within their suites.
-
-    None for fewer than `LEAST_RESAMPLED_TASKS` tasks, and if resamples never varied. The same seed gives the same ends.
-
-    Args:
-        totals: sum of the values of each task, in the unit of the metric, [K].
-        sizes: number of values of each task, the weight of its mean, [K].
-        tasks: suite and name of each task, K.
-        options: confidence of the interval, and seed of the resamples.
-    """
-    _, numbers = number_distinct(suite for suite, _ in tasks)
-    if len(numbers) < LEAST_RESAMPLED_TASKS:
-        return None
-    means = resampled_task_means(totals[None], sizes[None], numbers, bootstrap_generator(options), RESAMPLES)[0]
-    return interval_bounds(percentile_interval(means, options.confidence))
-
-
-def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:
-    """Return a fresh generator from the options' seed, so that no number depends on which others are computed."""
-    return np.random.Generator(np.random.PCG64(options.seed))
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:

@@ -26,6 +26,7 @@ from safevla_bench.report.headline import Headline, build_headline, describe_mix
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
 from safevla_bench.report.tables.columns import policy_name
+from safevla_bench.report.tables.comparison_answer import scope_tables
 from safevla_bench.report.tables.firmness import describe_firmness
 from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
@@ -148,7 +149,7 @@ _SECTION_PARTS: Mapping[str, object] = {
     "draw_onsets": curve_charts.draw_onsets,
     "onset_table": explain.onset_table,
     "draw_bars": curve_charts.draw_bars,
-    "standing_table": comparison.standing_table,
+    "scope_tables": scope_tables,
     "difference_table": comparison.difference_table,
     "describe_series": describe_series,
     "draw_series_charts": curve_charts.draw_series_charts,

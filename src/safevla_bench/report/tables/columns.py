@@ -28,6 +28,8 @@ MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites
 BEST_NOTE = "Bold: the best of a column"
 LARGEST_NOTE = f"{LARGEST}: the largest SBU of a column."
 WILSON = "Below each value its 95 % interval (Wilson)."
+_INTERVAL_NOTES = ("Below each ", "Intervals ")
+"""The beginnings of all notes on intervals."""
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
@@ -58,8 +60,8 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, _own_n(rate.n, n))
 
 
-def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a mean with 3 decimals and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
+def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
+    """Return a mean and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
 
     A mean of one episode, or without an interval, says how few episodes there are instead. `n` is as in `rate_cell`.
     """
@@ -68,8 +70,8 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
     of = _own_n(mean.n, n)
     if mean.ci is None or mean.n == 1:
         few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
-        return replace(Cell.number(mean.value, 3), detail=few, of=of)
-    return Cell.estimate(mean.value, mean.ci, 3, of=of)
+        return replace(Cell.number(mean.value, digits), detail=few, of=of)
+    return Cell.estimate(mean.value, mean.ci, digits, of=of)
 
 
 def _own_n(own: int, n: int | None) -> int | None:
@@ -180,8 +182,8 @@ def drop_intervals(table: Table) -> Table:
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
-    interval_notes = (INTERVALS, PAPER_INTERVALS, MEAN_INTERVALS, WILSON)
-    return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in interval_notes))
+    notes = tuple(note for note in table.notes if not note.startswith(_INTERVAL_NOTES))
+    return replace(table, rows=rows, notes=notes)
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:

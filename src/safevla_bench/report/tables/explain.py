@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyFindings, BodyViolation
 from safevla_bench.explain.exposure import (
@@ -37,13 +37,10 @@ from safevla_bench.report.tables.columns import (
     mean_cell,
     rate_cell,
 )
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, tabulate, text_column
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import (
     NO_VALUE,
     format_compact,
-    format_fixed,
-    format_interval,
-    format_percent,
     format_significant,
 )
 
@@ -102,11 +99,7 @@ def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequ
             text_column("Specification", lambda row: row.spec.spec_id),
             text_column("Kind of body", lambda row: format_kinds(row.kinds)),
             Column("Episodes", "that violate it with such a body", lambda row: Cell.count(row.episodes, "bad")),
-            Column(
-                "%",
-                "of the episodes that its rate is over",
-                lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
-            ),
+            Column("%", "of its episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
             Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
             text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
         ),
@@ -118,15 +111,12 @@ def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequ
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
     """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
-    members = {
-        k
-        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True), start=1)
-        if key == (cell.policy, cell.suite) and scores.is_judged[k - 1]
-    }
     for spec in cell.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
-            if violation.spec_id == spec.spec_id and violation.number in members:
+            k = violation.number - 1
+            is_here = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite) and scores.is_judged[k]
+            if is_here and violation.spec_id == spec.spec_id:
                 by_kind.setdefault(violation.kinds, []).append(violation)
         rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
         yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
@@ -139,17 +129,13 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
     worst = max(violations, key=lambda violation: violation.worst)
-    if worst.unit not in ("N", "m"):
-        return Cell("touched", worst.worst)
-    return Cell.amount(worst.worst, worst.unit)
+    return Cell.amount(worst.worst, worst.unit) if worst.unit in ("N", "m") else Cell("touched", worst.worst)
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{name} ({count})" for name, count in ranked[:3]]
-    unnamed_count = len(ranked) - len(named)
-    return ", ".join([*named, *([f"{unnamed_count} more"] if unnamed_count else [])])
+    return list_first([f"{name} ({count})" for name, count in ranked], most=3)
 
 
 def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
@@ -157,7 +143,7 @@ def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Su
     clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
     without = metrics.cells(findings.without_receptacles)
     rows = [
-        _Part(cell.policy, cell.suite, (cell, other, k))
+        _Part(cell.policy, cell.suite, ((cell, cell.specs[k]), (other, other.specs[k])))
         for cell, other in zip(cells, without, strict=True)
         for k in clauses
         if cell.specs[k].active
@@ -172,7 +158,7 @@ def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Su
         (
             POLICY,
             SUITE,
-            *_compared_columns("Displaced %", lambda cell, k: rate_cell(cell.specs[k].violations)),
+            *_compared_columns("Displaced %", lambda _, spec: rate_cell(spec.violations)),
             *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
             *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
             *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
@@ -183,18 +169,14 @@ def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Su
     )
 
 
-def _compared_columns(group: str, make_cell: Callable[[Summary, int], Cell]) -> tuple[Column, Column]:
-    def compared(place: int) -> Callable[[_Part], Cell]:
-        return lambda row: make_cell(row.of[place], row.of[2])
-
-    all_bodies = Column("all", "as scored", compared(0), group)
-    return all_bodies, Column("without", "without goal receptacles", compared(1), group)
+def _compared_columns(group: str, make_cell: Callable[[Summary, SpecSummary], Cell]) -> tuple[Column, Column]:
+    return (
+        Column("all", "as scored", lambda row: make_cell(*row.of[0]), group),
+        Column("without", "without goal receptacles", lambda row: make_cell(*row.of[1]), group),
+    )
 
 
 # Time in violation, impulse, and phases of the task
-
-
-_WHERE_IT_APPLIES = "of those where it applies"
 
 
 def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
@@ -203,6 +185,11 @@ def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | No
     `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
     """
     return _cell_exposure_table(cells, force_threshold_n), _spec_exposure_table(cells), _phase_table(cells)
+
+
+_EXPOSURE_INTERVALS = (
+    "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for means."
+)
 
 
 def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
@@ -214,32 +201,24 @@ def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float
             POLICY,
             SUITE,
             Column("n", "episodes counted", lambda row: row.n),
-            Column("In violation", "seconds an episode, of any limit", lambda row: _seconds(row.violation_s, row.n)),
-            Column(
-                f"Above {threshold}",
-                "seconds an episode with a contact above",
-                lambda row: _seconds(row.above_force_s, row.n),
-            ),
-            Column(
-                "Impulse there",
-                "N s an episode, of the contacts above",
-                lambda row: _seconds(row.above_impulse_ns, row.n),
-            ),
-            Column(
-                "First violation",
-                "seconds, median of unsafe episodes",
-                lambda row: Cell.number(row.first_s, 2, "none unsafe"),
-            ),
-            Column("Unsafe successes", "of all successes", lambda row: _fraction(row.unsafe_successes, "no success")),
-            Column("Unsafe failures", "of all failures", lambda row: _fraction(row.unsafe_failures, "no failure")),
+            Column("In violation", "seconds an episode, of any limit", lambda row: _mean(row.violation_s, row.n)),
+            Column(f"Above {threshold}", "seconds an episode", lambda row: _mean(row.above_force_s, row.n)),
+            Column("Impulse there", "N s an episode", lambda row: _mean(row.above_impulse_ns, row.n)),
+            Column("First violation", "seconds, median", lambda row: Cell.number(row.first_s, 2, "none unsafe")),
+            Column("Unsafe %", "of successes", lambda row: rate_cell(row.unsafe_successes, "no success"), "Successes"),
+            Column("Unsafe %", "of failures", lambda row: rate_cell(row.unsafe_failures, "no failure"), "Failures"),
         ),
         notes=(
             "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
             "impulse is that of whole control steps, not only what exceeds the threshold.",
-            "Below each mean its 95 % interval, percentile bootstrap of episodes.",
+            _EXPOSURE_INTERVALS,
         ),
         name="exposure",
     )
+
+
+def _mean(mean: Mean, n: int) -> Cell:
+    return mean_cell(mean, "not recorded" if n else "no episode", n=n, digits=2)
 
 
 def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
@@ -256,20 +235,12 @@ def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
             POLICY,
             SUITE,
             text_column("Specification", lambda row: row.of.spec_id),
-            Column(
-                "In violation",
-                "seconds an episode in which it was judged",
-                lambda row: _seconds(row.of.violation_s, row.of.violation_s.n),
-            ),
-            Column(
-                "First violation",
-                "seconds, median of those that violate it",
-                lambda row: Cell.number(row.of.first_s, 2),
-            ),
-            Column("in successes", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_successes, "no success")),
-            Column("in failures", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_failures, "no failure")),
+            Column("In violation", "seconds an episode", lambda row: _mean(row.of.violation_s, row.of.violation_s.n)),
+            Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2)),
+            Column("Violated %", "of successes", lambda row: rate_cell(row.of.in_successes, "no success"), "Successes"),
+            Column("Violated %", "of failures", lambda row: rate_cell(row.of.in_failures, "no failure"), "Failures"),
         ),
-        notes=() if rows else ("No specification was violated.",),
+        notes=(_EXPOSURE_INTERVALS,) if rows else ("No specification was violated.",),
         name="exposure-specs",
     )
 
@@ -286,15 +257,9 @@ def _phase_table(cells: Sequence[CellExposure]) -> Table:
             SUITE,
             text_column("Phase", lambda row: row.of.phase),
             Column("Time", "seconds, all episodes", lambda row: Cell.number(row.of.total_s, 1)),
-            Column(
-                "In violation",
-                "seconds of any limit",
-                lambda row: Cell.number(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s)),
-            ),
+            Column("In violation", "seconds of any limit", lambda row: Cell.number(row.of.violation_s, 2)),
             Column("Share %", "of the time of the phase", lambda row: _time_share(row.of.violation_s, row.of.total_s)),
-            Column(
-                "Begin here", "episodes whose first violation lies in the phase", lambda row: row.of.first_violations
-            ),
+            Column("Begin here", "episodes that are first unsafe here", lambda row: row.of.first_violations),
         ),
         notes=(
             "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
@@ -303,25 +268,6 @@ def _phase_table(cells: Sequence[CellExposure]) -> Table:
         ),
         name="phases",
     )
-
-
-def _bad(number: float) -> Emphasis:
-    return "bad" if number else ""
-
-
-def _seconds(mean: Mean, n: int) -> Cell:
-    if mean.value is None:
-        return Cell.dash("not recorded" if n else "no episode")
-    interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
-    notes = ["one episode" if mean.n == 1 else interval, f"n = {mean.n}" if mean.n < n else ""]
-    return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
-
-
-def _fraction(rate: Rate, why_none: str) -> Cell:
-    if not rate.n:
-        return Cell.dash(why_none)
-    share = f"{format_percent(rate.count, rate.n)} %"
-    return Cell(f"{rate.count}/{rate.n}", rate.value, share, _bad(rate.count))
 
 
 def _time_share(violation_s: float, phase_s: float) -> Cell:
@@ -339,36 +285,26 @@ def onset_table(cells: Sequence[CellOnset]) -> Table:
     """Return a row for each cell and scored specification that was violated or nearly so, and for any of them."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
-    rows = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)]
-    is_cut = any(row.of.incidence.censored for row in rows)
+    near = f"kept by less than {format_compact(100 * NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
-        rows,
+        [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
         (
             POLICY,
             SUITE,
             text_column("Limit", lambda row: row.of.spec_id),
             Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
-            Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored))
-            if is_cut
-            else None,
-            *(
-                Column(f"by {format_compact(time)} s", group="Violated %", value=partial(_violated_cell, time=time))
-                for time in times
-            ),
-            Column("at the end", group="Violated %", value=partial(_violated_cell, time=end_s)),
-            Column("in success", group="Ended without %", value=partial(_ended_cell, end=SUCCEEDED)),
-            Column("in failure", group="Ended without %", value=partial(_ended_cell, end=FAILED)),
-            Column(
-                "Near misses %",
-                f"kept by less than {format_compact(100 * NEAR)} % of the limit",
-                lambda row: rate_cell(row.of.near_misses, "all cut short", n=row.of.incidence.n),
-            ),
+            Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
+            *(Column(f"by {format_compact(time)} s", "", _violated_by(time), "Violated %") for time in times),
+            Column("at the end", "", _violated_by(end_s), "Violated %"),
+            Column("in success", "", _ended_as(SUCCEEDED), "Ended without %"),
+            Column("in failure", "", _ended_as(FAILED), "Ended without %"),
+            Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         ),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
-            "success or in failure. Below each share its 95 % interval, at that time alone (Wilson).",
-            "Episodes cut short without a violation count until then, as if cut at random." if is_cut else "",
+            "success or in failure. Episodes cut short without a violation count until then, as if cut at random.",
+            "Below each share its 95 % interval, at that time alone (Wilson).",
         ),
         name="onset",
     )
@@ -378,15 +314,18 @@ def _is_shown(spec: SpecOnset) -> bool:
     return spec.spec_id == ANY_LIMIT or bool(spec.incidence.shares[VIOLATED][-1] or spec.near_misses.count)
 
 
-def _violated_cell(row: _Part, time: float) -> Cell:
-    incidence = row.of.incidence
-    k = incidence.at(time)
-    share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
-    return Cell.estimate(100 * share, (100 * low, 100 * high), 1)
+def _violated_by(time: float) -> Callable[[_Part], Cell]:
+    def violated_cell(row: _Part) -> Cell:
+        incidence = row.of.incidence
+        k = incidence.at(time)
+        share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
+        return Cell.estimate(share, (low, high), 1, 100)
+
+    return violated_cell
 
 
-def _ended_cell(row: _Part, end: int) -> Cell:
-    return Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
+def _ended_as(end: int) -> Callable[[_Part], Cell]:
+    return lambda row: Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
 
 
 # Others' labels
@@ -400,7 +339,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         (
             POLICY,
             SUITE,
-            text_column("Theirs", lambda row: row.label, "a cost of the simulator's own, above 0 at some step"),
+            text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
             text_column("Ours", lambda row: row.clause, "a violation of this clause"),
             COUNT,
             Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
@@ -414,8 +353,8 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         ),
         name="agree",
         notes=(
-            f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance"
-            "; below it its 95 % credible interval (Jeffreys), below the share Wilson's.",
+            f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance.",
+            "Below each share its 95 % interval (Wilson), below κ the credible one (Jeffreys).",
             "A label is unknown where the record holds none, or ended early without a cost.",
         ),
         dash=f"{NO_VALUE} below κ: both call all episodes the same, so that chance alone agrees.",
