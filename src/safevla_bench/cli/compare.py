@@ -113,7 +113,7 @@ def compare_command(
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
     task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
-    --plan says how many episodes of each task it takes to tell two rates apart, or what --assume episodes=N can show.
+    --plan says how many episodes of each task it takes to tell two rates apart.
     The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
 
@@ -412,7 +412,7 @@ def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
     tables = [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
         tables = [varying.variant_table(ablated)]
-        tables += [host_mean_table(means, ablated, roster)] if means else []
+        tables += [host_mean_table(means, ablated)] if means else []
         tables += [varying.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, describe_sensitivity(ablated, ranking), tables, hint)

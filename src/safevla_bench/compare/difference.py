@@ -188,6 +188,7 @@ def paired_difference(
     _, numbers = number_distinct(states.tasks)
     sizes = np.bincount(numbers).astype(np.float64)
     by_task = np.bincount(numbers, differences) / sizes
+    counts = _count_pairs(states) if METRICS[metric].unit and states.is_single else {}
     measured = Difference(
         first=first,
         second=second,
@@ -197,28 +198,28 @@ def paired_difference(
         differing_tasks=int((by_task != 0).sum()),
         difference=float(differences.mean()),
         identical=bool((differences == 0).all()),
+        **counts,
     )
     if options.sequential:
-        return _judge_at_every_look(measured, differences, metric, options)
+        return _judge_at_every_look(measured, differences, options)
     measured = _judge_by_task(measured, by_task, sizes, options)
-    if not (METRICS[metric].unit and states.is_single):
+    if not counts:
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
-    only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    both = int((states.first * states.second).sum())
-    estimate, p_value = (only_first - only_second) / n, mcnemar_mid_p(only_first, only_second)
-    interval = tango_interval(only_first, only_second, n, options.confidence)
-    return replace(
-        measured,
-        test="McNemar, mid-p",
-        difference=estimate,
-        ci=interval_bounds(reconcile_interval(interval, estimate, p_value, options.confidence)),
-        both=both,
-        only_first=only_first,
-        only_second=only_second,
-        neither=n - both - only_first - only_second,
-        p_value=p_value,
-    )
+    discordant = counts["only_first"], counts["only_second"]
+    p_value, interval = mcnemar_mid_p(*discordant), tango_interval(*discordant, n, options.confidence)
+    interval = reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)
+    return replace(measured, test="McNemar, mid-p", ci=interval_bounds(interval), p_value=p_value)
+
+
+def _count_pairs(states: StateMeans) -> dict[str, int]:
+    first, second = states.first > 0, states.second > 0
+    return {
+        "both": int((first & second).sum()),
+        "only_first": int((first & ~second).sum()),
+        "only_second": int((~first & second).sum()),
+        "neither": int((~first & ~second).sum()),
+    }
 
 
 def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
@@ -240,7 +241,7 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     if options.sequential:
         turns = zip(first.by_task.values(), second.by_task.values(), strict=True)
         in_turn = np.concatenate([mine[: len(other)] - other[: len(mine)] for mine, other in turns])
-        return _judge_at_every_look(measured, in_turn, metric, options)
+        return _judge_at_every_look(measured, in_turn, options)
     name, tested = _unpaired_test(first, second, metric, options)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     return replace(
@@ -281,21 +282,15 @@ def add_extremes(
 
 
 def _judge_at_every_look(
-    measured: Difference, differences: NDArray[np.float64], metric: str, options: ComparisonOptions
+    measured: Difference, differences: NDArray[np.float64], options: ComparisonOptions
 ) -> Difference:
-    """Return `measured` with the p-value and interval of the betting test of paired differences [n], each from -1 to 1.
-
-    `only_first` and `only_second` are counted where episodes are paired, but for VSI; `both` and `neither` are not.
-    """
+    """Return `measured` with p-value and interval of the betting test of paired differences [n], from -1 to 1."""
     interval = sequential_difference(differences, options.confidence)
-    has_counts = measured.pairs is not None and bool(METRICS[metric].unit)
     return replace(
         measured,
         test="betting, at every look",
         ci=interval and (interval.low, interval.high),
         p_value=sequential_p(differences),
-        only_first=int((differences > 0).sum()) if has_counts else None,
-        only_second=int((differences < 0).sum()) if has_counts else None,
         sequential=True,
     )
 

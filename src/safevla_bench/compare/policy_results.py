@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -333,9 +334,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         whose = "one side" if len(results) == 2 else "some policy"
-        damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
-        loss = "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
-        yield f"{left_out} {noun} left out: {whose} {loss} there."
+        yield f"{left_out} {noun} left out: {whose} crashed, was stopped, or lost its record there."
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
@@ -372,12 +371,9 @@ def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]
 
 
 def _tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
-    counts = {result.name: Counter(result.tasks) for result in results}
-    tasks: dict[TaskKey, None] = dict.fromkeys(task for counter in counts.values() for task in counter)
+    tasks = [dict.fromkeys(result.tasks) for result in results]
     return [
-        f"{'/'.join(task)} ({_list_counts({name: counter[task] for name, counter in counts.items()})})"
-        for task in tasks
-        if not all(counter[task] for counter in counts.values())
+        "/".join(task) for task in dict.fromkeys(chain(*tasks)) if not all(task in of_policy for of_policy in tasks)
     ]
 
 

@@ -126,7 +126,6 @@ def render_page(
         analysis=analysis,
         policies=policies,
         sweep_charts=curve_charts.draw_sweep_charts(analysis.sweeps, policies),
-        roster=cell_tables.Roster(privileged=privileged),
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
         provenance=list(flatten_values(description)),

@@ -83,7 +83,7 @@ def shown(batch):
 
 
 def row_of(table, row):
-    return dict(zip((column.name for column in table.columns), table.rows[row], strict=True))
+    return dict(zip((column.full for column in table.columns), table.rows[row], strict=True))
 
 
 def test_one_row_says_how_long_how_hard_and_when():
@@ -94,15 +94,15 @@ def test_one_row_says_how_long_how_hard_and_when():
     assert [row[name].text for name in ("n", "In violation", "Above 200 N", "Impulse there", "First violation")] == [
         "2", "0.05", "0.05", "1.50", "0.20",
     ]  # fmt: skip
-    assert (row["Unsafe successes"].text, row["Unsafe failures"].text) == ("1/1", "0/1")
+    assert (row["Successes Unsafe %"].text, row["Failures Unsafe %"].text) == ("100.0", "0.0")
 
 
 def test_what_was_not_recorded_is_a_dash_and_a_partial_mean_says_of_how_many():
     row = row_of(shown(concatenate_batches([hit((4, 300)), hit((4, 3), episode_id="soft")]))[0], 0)
-    assert (row["Impulse there"].text, row["Impulse there"].detail) == ("0.00", "one episode, n = 1")
+    assert (row["Impulse there"].text, row["Impulse there"].below) == ("0.00", "one episode, n = 1")
     row = row_of(shown(hit((4, 300)))[0], 0)
     assert (row["Impulse there"].text, row["Impulse there"].detail) == ("—", "not recorded")
-    assert (row["Unsafe failures"].text, row["Unsafe failures"].detail) == ("—", "no failure")
+    assert (row["Failures Unsafe %"].text, row["Failures Unsafe %"].detail) == ("—", "no failure")
     assert row_of(shown(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
 
 

@@ -196,25 +196,34 @@ class TableKind:
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None]
+    numbers: Mapping[str, str | None] = field(default_factory=dict)
     """The paper's numbers, each with the host that it is about."""
+    remedy: str = "Name sources with episodes that it is about, of policies that are not auxiliary."
+    """What to do if the runs do not allow it."""
 
 
 _LIBERO, _ROBOCASA = HOST_TITLES
+_TAGS, _LABELS = "Judge with applicability on.", "No record has costs of its simulator's own; see docs/own-records.md."
 KINDS = (
     TableKind(
         "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
-    TableKind("auxiliary", "auxiliary runs, outside every mean", _auxiliary_tables, {"6": None}),
+    TableKind(
+        "auxiliary",
+        "auxiliary runs, outside every mean",
+        _auxiliary_tables,
+        {"6": None},
+        "Say which policies are auxiliary: --auxiliary POLICY.",
+    ),
     TableKind("violations", "violation rates by specification", _violation_tables, {"7": _LIBERO, "8": _ROBOCASA}),
     TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
-    TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}),
-    TableKind("applicability", "violations that the registry removes", _applicability_tables, {}),
-    TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, {}),
-    TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables, {}),
-    TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables, {}),
-    TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, {}),
+    TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}, _TAGS),
+    TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
+    TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, remedy=_TAGS),
+    TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables),
+    TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables),
+    TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, remedy=_LABELS),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
@@ -274,21 +283,7 @@ def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Su
         if name == kind.name or name in kind.numbers:
             built = list(kind.build(inputs, kind.numbers.get(name)))
             if not built:
-                raise RunError(f"these runs allow no table {name!r}", remedy=_unavailable_remedy(inputs, kind, name))
+                raise RunError(f"these runs allow no table {name!r}", remedy=kind.remedy)
             return built
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
     raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"There are: {kind_names}."))
-
-
-def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
-    suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
-    if kind.name == "auxiliary":
-        return "Say which policies are auxiliary: --auxiliary POLICY."
-    if kind.name == "agree":
-        return "No record has costs of its simulator's own; see docs/own-records.md."
-    if kind.name in ("active", "applicability", "bodies"):
-        return "Judge with applicability on."
-    host = HOST_TITLES.get(kind.numbers.get(name) or "", "")
-    if not host or len(inputs.auxiliary_cells) == len(inputs.cells) > 0:
-        return "Name sources with episodes of policies that are not auxiliary."
-    return f"Table {name} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."

@@ -187,7 +187,7 @@ def drop_intervals(table: Table) -> Table:
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with the named columns, in the order of the names, and without notes that no longer apply.
+    """Return the table with the named columns, in the order of the names.
 
     A name is that of a column, of its group, or both; case and percent signs do not matter, and unknown names are
     skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
@@ -219,17 +219,8 @@ def drop_empty_columns(table: Table) -> Table:
 
 
 def _keep_columns(table: Table, places: Sequence[int]) -> Table:
-    """Return the table with the columns at these places, without notes on what these no longer hold."""
     rows = tuple(tuple(row[k] for k in places) for row in table.rows)
-    shown = [cell for row in rows for cell in row]
-    applies = {
-        LARGEST_NOTE: any(cell.mark for cell in shown),
-        f"{NO_VALUE} ": any(cell.text == NO_VALUE for cell in shown),
-        BEST_NOTE: any(cell.emphasis == "best" for cell in shown),
-    }
-    gone = tuple(note for note in applies if not applies[note])
-    notes = tuple(note for note in table.notes if not note.startswith(gone))
-    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows, notes=notes)
+    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows)
 
 
 def has_column(table: Table, name: str) -> bool:

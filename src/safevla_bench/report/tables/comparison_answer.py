@@ -311,7 +311,8 @@ def _scope_table(
         text_column("Letters", lambda policy: _find_standing(lead, policy).letters) if has_letters else None,
     )
     shared = f"Policies that share a letter are not shown to differ in {METRICS[lead.metric].label}."
-    return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_letters else ""))
+    picked = "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
+    return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_letters else "", picked))
 
 
 def _level_note(comparison: Comparison, primary: MetricComparison, count: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,116 +13,42 @@ from msgspec import structs
 from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies
-from safevla_bench.compare.difference import ComparisonOptions, Difference, least_tasks
+from compare.scenes import (
+    ALWAYS,
+    CALM,
+    FIRST_OF_EACH_TASK,
+    NEAR,
+    ROUGH,
+    SELDOM_UNSAFE,
+    A,
+    B,
+    compare_in,
+    crashed_in,
+    difference_in,
+    drawn,
+    edit_headers,
+    entrant,
+    header,
+    in_one_task,
+    on_tasks,
+    pick,
+    simulated,
+    with_seeds,
+    without_verdict,
+)
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions, least_tasks
 from safevla_bench.compare.pairs import pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, join_sources, make_names_unique
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.rates import COMPARED, SAFETY
-from safevla_bench.report.tables.comparison import difference_table, standing_table, verdict_cell
-from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.report.tables.comparison import difference_table, verdict_cell
+from safevla_bench.report.tables.comparison_answer import answer_table
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.statistics.tests import barnard_p, holm_adjust
-from safevla_bench.trajectory.header import Header
 from safevla_recorder import simulator_versions
 
 both_ways = pytest.mark.parametrize("paired", [True, False])
-
-
-def header(task: int, state: int, policy: str = "a", suite: str = "libero-goal", **changes: object) -> Header:
-    fields = {
-        "episode_id": f"{policy}/{suite}/task_{task}/ep_{state}",
-        "benchmark": suite,
-        "task_id": f"task_{task}",
-        "success": True,
-        "dt": 0.05,
-        "target_object": None,
-        "policy": policy,
-        "seed": 0,
-        "env_seed": 7,
-        "init_state_index": state,
-        "horizon": 300,
-    }
-    return Header(**{**fields, **changes})
-
-
-def entrant(
-    name: str, success: Sequence[int], safe: Sequence[int], vsi: Sequence[float] | None = None, tasks: int = 2
-) -> PolicyResults:
-    """Episodes spread over tasks in turn."""
-    n = len(success)
-    return PolicyResults(
-        name=name,
-        source="runs/x",
-        headers=tuple(header(k % tasks, k // tasks, name) for k in range(n)),
-        success=np.array(success, dtype=np.bool_),
-        unsafe=~np.array(safe, dtype=np.bool_),
-        vsi=np.array([0.0 if ok else 0.5 for ok in safe] if vsi is None else vsi, dtype=np.float64),
-        is_counted=np.ones(n, dtype=np.bool_),
-        is_judged=np.ones(n, dtype=np.bool_),
-        stopped_on_violation=np.zeros(n, dtype=np.bool_),
-    )
-
-
-def drawn(name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6, tasks: int = 12) -> PolicyResults:
-    rng = np.random.default_rng(seed)
-    safe = rng.random(n) < safety
-    vsi = np.where(safe, 0.0, rng.random(n))
-    return entrant(name, rng.random(n) < sr, safe, vsi, tasks=tasks)
-
-
-def on_tasks(name: str, *safe: str, first: int = 0) -> PolicyResults:
-    """A policy on one task for each text, whose letters are its episodes: 1 = safe."""
-    verdicts = [int(letter) for text in safe for letter in text]
-    headers = tuple(header(first + k, state, name) for k, text in enumerate(safe) for state in range(len(text)))
-    return replace(entrant(name, [1] * len(verdicts), verdicts), headers=headers)
-
-
-def edit_headers(result: PolicyResults, **changes: object) -> PolicyResults:
-    return replace(result, headers=tuple(structs.replace(old, **changes) for old in result.headers))
-
-
-def in_one_task(result: PolicyResults) -> PolicyResults:
-    return replace(result, headers=tuple(header(0, k, result.name) for k in range(len(result))))
-
-
-def without_verdict(results: PolicyResults, *episodes: int) -> PolicyResults:
-    """The results with no verdict in some episodes."""
-    is_judged = results.is_judged.copy()
-    is_judged[list(episodes)] = False
-    return replace(results, is_judged=is_judged, vsi=np.where(is_judged, results.vsi, np.nan))
-
-
-def crashed_in(result: PolicyResults, *episodes: int) -> PolicyResults:
-    """The results without some episodes, which crashed."""
-    rest = [k for k in range(len(result)) if k not in episodes]
-    names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
-    lost = [
-        AbsentEpisode(outcome="crashed", **{name: getattr(result.headers[k], name) for name in names}) for k in episodes
-    ]
-    return replace(result.select_episodes(np.array(rest, dtype=np.int64)), lost=tuple(lost))
-
-
-def pick(comparison: Comparison, name: str, scope: int = -1) -> MetricComparison:
-    return next(metric for metric in comparison.scopes[scope].metrics if metric.metric == name)
-
-
-def compare_in(name: str, *members: PolicyResults, paired: bool = True, **options: object) -> MetricComparison:
-    """The comparison in one metric over all suites; no other is computed."""
-    return pick(compare_policies(members, ComparisonOptions(metrics=(name,), **options), paired=paired), name)
-
-
-def difference_in(name: str, *members: PolicyResults, paired: bool = True, **options: object) -> Difference:
-    """The difference of two policies in one metric over all suites."""
-    (difference,) = compare_in(name, *members, paired=paired, **options).differences
-    return difference
-
-
-A = entrant("a", success=[1, 1, 1, 1, 0, 0, 1, 1], safe=[1, 1, 1, 0, 1, 0, 1, 1])
-B = entrant("b", success=[1, 1, 0, 0, 0, 1, 1, 0], safe=[0, 0, 1, 0, 1, 0, 0, 1])
-CALM, ROUGH = on_tasks("a", *["1" * 8] * 8), on_tasks("b", *["1111" + "0000"] * 8)
-NEAR = on_tasks("b", *["1" * 7 + "0"] * 8)
-FIRST_OF_EACH_TASK = range(0, 64, 8)
 
 
 # Numbers
@@ -200,21 +125,12 @@ def test_turning_the_sides_over_turns_the_differences_over(paired):
 @both_ways
 def test_the_same_policy_twice_is_identical_and_never_told_apart(paired):
     members = make_names_unique([A, A])
-    comparison = compare_policies(members, paired=paired)
-    assert comparison.identical == ((tuple(member.name for member in members),) if paired else ())
-    for metric in comparison.scopes[-1].metrics:
+    for metric in compare_policies(members, paired=paired).scopes[-1].metrics:
         (difference,) = metric.differences
         assert (difference.difference, difference.p_value) == (0.0, pytest.approx(1.0))
         assert difference.identical == paired
-    other = replace(A, name="b", vsi=A.vsi + 1e-9)  # severity alone differs
-    assert compare_policies([A, other], paired=paired).identical == ()
-
-
-def test_the_seed_changes_the_bootstrap_and_nothing_else():
-    members = [drawn("a", 1, tasks=30), drawn("b", 2, tasks=30)]
-    vsi = [compare_in("vsi", *members, seed=seed).standings[0].ci_by_task for seed in (0, 0, 1)]
-    assert vsi[0] == vsi[1] != vsi[2]
-    assert difference_in("sr", *members) == difference_in("sr", *members, seed=1)
+    other = replace(A, name="b", vsi=A.vsi + 1e-9)
+    assert not difference_in("vsi", A, other, paired=paired).identical
 
 
 def test_a_number_does_not_depend_on_which_others_are_asked_for():
@@ -234,10 +150,13 @@ def test_a_higher_confidence_widens_every_interval():
         compare_policies(members, ComparisonOptions(confidence=level)).scopes[0].metrics for level in (0.9, 0.99)
     )
     for inner, outer in zip(narrow, wide, strict=True):
-        for x, y in ((inner.differences[0], outer.differences[0]), (inner.standings[0], outer.standings[0])):
-            for name in ("ci", "ci_by_task"):
-                (low, high), (lower, higher) = getattr(x, name), getattr(y, name)
-                assert lower < low < high < higher
+        before, after = inner.differences[0], outer.differences[0]
+        for (low, high), (lower, higher) in (
+            (before.ci, after.ci),
+            (before.ci_by_task, after.ci_by_task),
+            (inner.standings[0].ci, outer.standings[0].ci),
+        ):
+            assert lower < low < high < higher
 
 
 def test_episodes_alike_within_a_task_widen_the_interval_by_task():
@@ -248,22 +167,12 @@ def test_episodes_alike_within_a_task_widen_the_interval_by_task():
     )
     plain, clustered = safety.differences[0].ci, safety.differences[0].ci_by_task
     assert clustered[1] - clustered[0] > 2 * (plain[1] - plain[0])
-    assert safety.standings[0].ci_by_task[1] > safety.standings[0].ci[1]
-
-
-@pytest.mark.parametrize("tasks", [12, 29, 30])
-def test_fewer_than_thirty_tasks_are_not_resampled(tasks):
-    """Their interval covers 86 to 93 % in place of 95 %."""
-    safety = compare_in("safety", drawn("a", 1, 90, tasks=tasks), drawn("b", 2, 90, tasks=tasks))
-    assert (safety.standings[0].ci_by_task is not None) == (tasks == 30)
 
 
 def test_what_never_varies_has_no_interval_by_resampling_rather_than_one_of_no_width():
     severity = compare_in("vsi", A, entrant("b", [1] * 8, [1] * 8))
     assert severity.standings[1].ci == pytest.approx((0.0, 0.3694), abs=1e-4)  # as of a rate: no proof of zero
-    assert severity.standings[1].ci_by_task is None
     assert difference_in("safety", A, A).ci_by_task is None
-    assert compare_in("sr", in_one_task(A), in_one_task(B)).standings[0].ci_by_task is None
 
 
 def test_suites_are_compared_apart_and_pooled():
@@ -338,10 +247,6 @@ def test_another_protocol_is_refused_where_both_are_known():
     compare_policies([mine, theirs], paired=False)
 
 
-def simulated(result: PolicyResults, **versions: str) -> PolicyResults:
-    return edit_headers(result, versions=versions)
-
-
 def test_another_numpy_is_compared_with_a_warning_that_names_it():
     mine, theirs = simulated(A, mujoco="3.2.3", numpy="1.26"), simulated(B, mujoco="3.2.3", numpy="2.4")
     (warning,) = compare_policies([mine, theirs]).warnings
@@ -360,7 +265,7 @@ def test_other_physics_is_refused_unless_it_is_asked_for_and_then_marked(package
     assert comparison.across_versions == (f"libero-goal: {package} 3.2.3 (a) and 3.17.0 (b)",)
     (warning,) = comparison.warnings
     assert warning.startswith("Several physics versions: libero-goal")
-    assert standing_table(comparison).title.endswith(", across physics versions")
+    assert answer_table(comparison).title.endswith(", across physics versions")
     assert comparison.scopes == compare_policies([A, B], paired=paired).scopes
 
 
@@ -475,9 +380,8 @@ def test_less_unsafe_success_and_severity_are_safer():
     }
     assert {name for name, policy in better.items() if policy == "calm"} == set(COMPARED) - {"sr"}
     comparison = compare_policies([rough, calm, replace(calm, name="again")])
-    for name in ("sbu", "vsi"):
-        letters = {standing.policy: standing.letters for standing in pick(comparison, name).standings}
-        assert letters == {"calm": "a", "again": "a", "rough": "b"}
+    letters = {name: [row.letters for row in pick(comparison, name).standings] for name in ("vsi", "sbu")}
+    assert letters == {"vsi": ["b", "a", "a"], "sbu": ["", "", ""]}
 
 
 def test_two_policies_have_no_letters_and_their_primary_verdict_is_not_adjusted():
@@ -503,14 +407,6 @@ def test_a_third_policy_s_crash_does_not_shorten_a_comparison_of_two_others():
     assert structs.replace(among, p_adjusted=None) == structs.replace(alone, p_adjusted=None)
 
 
-def test_unsafe_success_has_letters_beside_success_only_and_for_who_succeeds():
-    members = [drawn("a", 1), drawn("b", 2), replace(drawn("idle", 3), success=np.zeros(60, dtype=np.bool_))]
-    letters = {standing.policy: standing.letters for standing in pick(compare_policies(members), "sbu").standings}
-    assert letters["idle"] == ""
-    assert letters["a"]
-    assert {standing.letters for standing in compare_in("sbu", *members).standings} == {""}
-
-
 # Episodes without a verdict
 
 
@@ -528,11 +424,10 @@ def test_independent_episodes_without_a_verdict_are_left_out_of_their_own_side()
     assert [standing.n for standing in safety.standings] == [7, 6]
 
 
-def test_where_nothing_reached_a_verdict_only_success_is_compared_and_nobody_is_identical():
+def test_where_nothing_reached_a_verdict_only_success_is_compared():
     silent = without_verdict(A, *range(8))
     comparison = compare_policies([silent, replace(A, name="b")])
     assert [[metric.metric for metric in scope.metrics] for scope in comparison.scopes] == [["sr"]]
-    assert comparison.identical == ()
     assert "No specification reached a verdict for a on " in comparison.warnings[0]
     with pytest.raises(RunError, match="no specification reached a verdict for a on "):
         compare_in("safety", silent, replace(silent, name="b"))
@@ -559,7 +454,7 @@ def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_
     (difference,) = pick(comparison, "safety").differences
     assert (difference.difference, difference.tasks, difference.better) == (0.0, 1, None)
     assert [standing.n for standing in pick(comparison, "safety").standings] == [4, 4]
-    assert any("Not run by all: libero-goal/task_0 (b 4)." in line for line in comparison.warnings)
+    assert any("Not run by all: libero-goal/task_0." in line for line in comparison.warnings)
 
 
 def test_without_a_common_task_there_is_no_verdict():
@@ -737,15 +632,6 @@ def test_the_output_says_why_a_verdict_is_undecided_and_of_how_many():
 # Several seeds of a state
 
 
-def with_seeds(result: PolicyResults, *seeds: int) -> PolicyResults:
-    """Every episode once for each seed, all alike."""
-    many = result.select_episodes(np.repeat(np.arange(len(result)), len(seeds)))
-    headers = (
-        structs.replace(old, seed=seeds[k % len(seeds)], episode_id=f"{k}") for k, old in enumerate(many.headers)
-    )
-    return replace(many, headers=tuple(headers))
-
-
 def test_several_seeds_of_a_state_are_one_pair_and_no_new_evidence():
     """Each episode counted thrice would make every p-value smaller."""
     thrice = compare_policies([with_seeds(A, 1, 2, 3), with_seeds(B, 4, 5, 6)], across_seeds=True)
@@ -764,10 +650,6 @@ def test_states_may_have_different_numbers_of_seeds():
 
 
 # Margins
-
-
-ALWAYS = on_tasks("a", *["1" * 40] * 8)
-SELDOM_UNSAFE = on_tasks("b", *["1" * 39 + "0"] * 7, "1" * 38 + "00")
 
 
 @pytest.mark.parametrize(
