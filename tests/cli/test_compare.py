@@ -95,7 +95,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     assert "--unpaired" in err
     err = safevla.refuses("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
                            "--policy", "scripted:careful")  # fmt: skip
-    assert "no task was run by two of the policies: random ran fake/task_0, fake/task_1; scripted:careful ran" in err
+    assert "no task was run by two of the policies" in err
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--metric", "sr", "--full")
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out

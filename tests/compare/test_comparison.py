@@ -459,7 +459,7 @@ def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_
 
 def test_without_a_common_task_there_is_no_verdict():
     apart = [on_tasks("a", "11"), on_tasks("b", "10", first=1)]
-    with pytest.raises(RunError, match="no task was run by two of the policies: a ran libero-goal/task_0; b ran lib"):
+    with pytest.raises(RunError, match="no task was run by two of the policies"):
         compare_policies(apart, paired=False)
     safety = compare_in("safety", *apart, on_tasks("c", "00"), paired=False)
     assert [difference.difference for difference in safety.differences] == [None, 1.0, None]

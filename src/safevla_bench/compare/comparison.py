@@ -209,18 +209,11 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
 
 
 def _require_shared_task(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError`, with the first five tasks of each policy, if no two of the policies ran a common task."""
-    tasks = [set(result.tasks) for result in results]
-    if any(mine & theirs for mine, theirs in combinations(tasks, 2)):
+    """Raise `RunError` if no two of the policies ran a common task."""
+    if any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
         return
-    ran = "; ".join(
-        f"{result.name} ran {', '.join(f'{suite}/{task}' for suite, task in distinct[:5])}"
-        + (" and more" if len(distinct) > 5 else "")
-        for result in results
-        for distinct in [list(dict.fromkeys(result.tasks))]
-    )
     remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
-    raise RunError(f"no task was run by two of the policies: {ran}", remedy=remedy)
+    raise RunError("no task was run by two of the policies", remedy=remedy)
 
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:

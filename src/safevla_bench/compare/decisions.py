@@ -413,7 +413,9 @@ def _decide(
     known = measure()
     unknown = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
     ends = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown else [known, known]
-    bounds = [_find_ends(item, each) for item in ends]
+    bounds = [item.ci for item in ends]
+    if each is None:
+        bounds = [None if item.difference is None else (item.difference, item.difference) for item in ends]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
     outcome = GateOutcome(
         policy=names[0], suite=suite, gate=gate, verdict="undecided", reason="no pair has a value of both",
@@ -431,9 +433,3 @@ def _decide(
         reason = lost if unknown else f"{known.pairs} pairs cannot tell"
     ci = None if each is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)
-
-
-def _find_ends(item: Difference, each: float | None) -> tuple[float, float] | None:
-    if each is None and item.difference is not None:
-        return item.difference, item.difference
-    return item.ci

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -75,11 +75,6 @@ class PolicyResults:
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
 
-    def results_versions(self, suite: str | None = None) -> tuple[str, ...]:
-        """Return the results-versions that recorded the episodes, of one suite or of all, sorted."""
-        own = [results_version(header.versions) for header in self.headers if suite in (None, header.benchmark)]
-        return tuple(sorted({str(version) for version in own if version is not None}))
-
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Suite -> package -> the versions that decided the physics of its episodes."""
@@ -110,13 +105,20 @@ class PolicyResults:
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
+    def select(self, keep: Callable[[Header | AbsentEpisode], bool]) -> PolicyResults:
+        """Return the results of the episodes, lost ones too, that `keep` accepts."""
+        index = np.array([k for k, header in enumerate(self.headers) if keep(header)], dtype=np.int64)
+        return replace(self.select_episodes(index), lost=tuple(filter(keep, self.lost)))
+
     def select_suite(self, suite: str | None) -> PolicyResults:
         """Return the results of one suite, lost episodes included; None = all."""
-        if suite is None:
-            return self
-        index = np.array([e for e, header in enumerate(self.headers) if header.benchmark == suite], dtype=np.int64)
-        lost = tuple(episode for episode in self.lost if episode.benchmark == suite)
-        return replace(self.select_episodes(index), lost=lost)
+        return self if suite is None else self.select(lambda episode: episode.benchmark == suite)
+
+    def rename_suites(self, names: Mapping[str, str]) -> PolicyResults:
+        """Return the results with other names for suites, old -> new."""
+        headers = (msgspec.structs.replace(header, benchmark=names[header.benchmark]) for header in self.headers)
+        lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
+        return replace(self, headers=tuple(headers), lost=tuple(lost))
 
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order.
@@ -399,11 +401,12 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there, and
     the results-versions of this project.
     """
-    return {
-        (result.name, suite): {**versions, "results-version": result.results_versions(suite)}
-        for result in results
-        for suite, versions in result.simulator_by_suite.items()
-    }
+    cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
+    for result in results:
+        for suite, versions in result.simulator_by_suite.items():
+            own = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
+            cells[result.name, suite] = {**versions, "results-version": tuple(sorted(map(str, own - {None})))}
+    return cells
 
 
 def list_first(texts: Sequence[str], most: int = 5) -> str:

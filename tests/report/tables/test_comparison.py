@@ -121,7 +121,7 @@ def test_a_margin_has_a_column_of_its_own():
 
 def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
     notes = comparing.difference_table(comparison(difference(extremes=(-0.2, 0.1)), primary=True)).notes
-    assert any(note.startswith("a − b, all, pooled, Safety: -20.0 to 10.0 if all that crashed") for note in notes)
+    assert any(note.startswith("a − b, the primary difference: -20.0 to 10.0 if all that crashed") for note in notes)
 
 
 def test_a_gate_of_what_was_not_scored_has_no_value():

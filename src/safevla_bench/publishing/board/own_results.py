@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-import numpy as np
-
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_names_unique, split_by_policy
@@ -267,7 +264,10 @@ def _separate_policies(
     aliases = {name: suite.same_tasks_as or "" for name, suite in inputs.registry.benchmarks.items()}
     suite_of = {suite: suite for suite in group.suites}
     suite_of |= {name: suite for name, suite in aliases.items() if suite in group.suites}
-    own = {k: _select_suites(result, suite_of) for k, result in ranked.items()}
+    own = {
+        k: result.select(lambda episode: episode.benchmark in suite_of).rename_suites(suite_of)
+        for k, result in ranked.items()
+    }
     by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     holm = f"at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
     problem = reason = ""
@@ -282,19 +282,6 @@ def _separate_policies(
             problem = str(error.problem)
             reason = ": " + problem.partition("\n")[0].removesuffix(":")
     return page.disjoint_pairs(entries), f"{page.OVERLAP_NOTE} No test was made: {problem}."
-
-
-def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> PolicyResults:
-    """Return the result with only the episodes, lost ones too, of the suites in `suite_of`, renamed as it says."""
-    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in suite_of], dtype=np.int64)
-    own = result.select_episodes(index)
-    rename = msgspec.structs.replace
-    lost = [absent for absent in own.lost if absent.benchmark in suite_of]
-    return replace(
-        own,
-        headers=tuple(rename(header, benchmark=suite_of[header.benchmark]) for header in own.headers),
-        lost=tuple(rename(absent, benchmark=suite_of[absent.benchmark]) for absent in lost),
-    )
 
 
 def _tested_pairs(results_by_place: Mapping[int, PolicyResults], *, paired: bool) -> SeparatedPairs:

@@ -14,7 +14,6 @@ from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.rates import METRICS, UNSAFE_SUCCESS, Metric
 from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 PRIMARY = "‡"
@@ -158,12 +157,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    if any(
-        ends is not None and p is not None and 0 in ends and is_significant(p, comparison.confidence)
-        for item in _all_differences(comparison)
-        for ends, p in ((item.ci, item.p_value), (item.ci_by_task, item.p_by_task))
-    ):
-        yield "An interval that ends at 0 beside a p below the level excludes 0."
+    yield "An interval that ends at 0 beside a p below the level excludes 0."
     by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
     yield f"Tests: {test_names}{by_task}. Rates in points."
     yield from _extreme_notes(comparison)
@@ -203,8 +197,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
         "makes wrong verdicts likelier; eval --until allows it."
     )
-    if any(item.tasks_needed for item in _all_differences(comparison)):
-        yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
+    yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
     if comparison.margin is not None:
         margin = format_compact(100 * comparison.margin)
         yield (
@@ -223,15 +216,13 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
             f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
             "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
         )
-    for scope, metric in _scoped_metrics(comparison):
-        for difference in metric.differences if metric.primary else ():
-            if difference.extremes is None:
-                continue
-            low, high = (format_fixed(100 * end, 1) for end in difference.extremes)
-            name = METRICS[metric.metric].label
+    primary = [item for _, metric in _scoped_metrics(comparison) if metric.primary for item in metric.differences]
+    for item in primary:
+        if item.extremes is not None:
+            low, high = (format_fixed(100 * end, 1) for end in item.extremes)
             yield (
-                f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
-                "crashed or has no verdict were the worst, or the best, for one side."
+                f"{item.first} − {item.second}, the primary difference: {low} to {high} if all that crashed or has no "
+                "verdict were the worst, or the best, for one side."
             )
 
 
@@ -294,5 +285,6 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 
 def _difference_cell(row: Change, metric: Metric) -> Cell:
     item = row.differences[metric.key]
-    detail = format_ends(metric, item.ci) if item.ci else ""
-    return value_cell(metric, item.difference, "no pair has a value of both", detail)
+    if item.difference is None or item.ci is None:
+        return value_cell(metric, item.difference, "no pair has a value of both")
+    return Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)
