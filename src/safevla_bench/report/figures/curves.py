@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,10 +12,8 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
-from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, SpecOnset, measure_specs
-from safevla_bench.judging import provenance_marks
+from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
-from safevla_bench.judging.scores import Scores
 from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
 from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.series import has_bootstrap
@@ -80,11 +77,11 @@ def _draw_sweep_panel(
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
         axes.fill_between(thresholds, low, high, color=style.series_colour(series), alpha=0.13, linewidth=0)
-        line = {"linestyle": style.series_dash(series), "linewidth": style.points(1.1)}
+        line = {"linestyle": style.series_dash(series), "linewidth": 1.1}
         look = style.marker_look(series, series, 3.5, 0.3) | line
         axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
     for anchor, width in anchors.items():
-        axes.axvline(anchor, color=style.INK, linewidth=style.points(width), linestyle=(0, (1, 1.5)), zorder=2)
+        axes.axvline(anchor, color=style.INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -159,15 +156,13 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
     """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
     marks, series = curve_marks(curve, metric), names.index(curve.series)
     ink = style.series_colour(series)
-    aside = ScaledTranslation(
-        (series - (len(names) - 1) / 2) * style.points(_DODGE_PT) / 72, 0, axes.figure.dpi_scale_trans
-    )
+    aside = ScaledTranslation((series - (len(names) - 1) / 2) * _DODGE_PT / 72, 0, axes.figure.dpi_scale_trans)
     plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
     labels, values = [mark.label for mark in marks], [mark.value for mark in marks]
     if marks:
-        plot(labels, values, linestyle=style.series_dash(series), linewidth=style.points(0.7), alpha=0.55, zorder=2)
+        plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
         for mark in marks:
-            plot([mark.label] * 2, [mark.low, mark.high], linewidth=style.points(1.1), solid_capstyle="butt", zorder=3)
+            plot([mark.label] * 2, [mark.low, mark.high], linewidth=1.1, solid_capstyle="butt", zorder=3)
         axes.plot(
             labels, values, transform=axes.transData + aside, zorder=4, **style.marker_look(series, series, 3.8, 0.3)
         )
@@ -188,44 +183,6 @@ def _series_note(compared: SeriesComparison) -> str:
 _FAINT = "#a9afb6"
 
 
-@dataclass(frozen=True, slots=True)
-class OnsetPanel:
-    """One policy: its judged episodes, each specification that it violated, and last any of them."""
-
-    title: str
-    n: int
-    onsets: tuple[SpecOnset, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Onset:
-    """The content of the figure; the horizontal axes end at `end_s`."""
-
-    specs: tuple[str, ...]
-    panels: tuple[OnsetPanel, ...]
-    end_s: float
-    remarks: tuple[str, ...] = ()
-
-
-def compute_onset(scores: Scores, dt_s: NDArray[np.float64], lengths: NDArray[np.int64]) -> Onset:
-    """Return the cumulative incidence of violations in each policy's judged episodes, by scored specification.
-
-    `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. A specification that no
-    episode violates is left out.
-    """
-    end_s = np.maximum(lengths - 1, 0) * dt_s
-    specs = tuple(
-        scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()
-    )
-    panels = []
-    for policy, selected in sheet.judged_by_policy(scores).items():
-        members = np.flatnonzero(selected)
-        measured = measure_specs(scores, members, dt_s, end_s) if len(members) else []
-        panels.append(OnsetPanel(policy, len(members), tuple(part for part in measured if onset_steps(part).size)))
-    latest_s = float(end_s[scores.is_judged].max(initial=0.0))
-    return Onset(specs, tuple(panels), latest_s, provenance_marks.warn_of_scores(scores))
-
-
 def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
     """Return where the share of violations rises, [4, k]: times, and share, low and high end in percent.
 
@@ -237,55 +194,46 @@ def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
 
 
 @style.figure_style()
-def draw_onset(value: Onset) -> Figure:
-    """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
-    room_pt = sheet.room_for_text(sheet.panel_width(min(2, len(value.panels)) or 1))
-    titles = [f"{style.drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
-    numbered = any(style.text_width_pt(title) > room_pt for title in titles)
-    if numbered:
-        titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
-    highest_share = max((onset_steps(panel.onsets[-1])[3, -1] for panel in value.panels if panel.onsets), default=0.0)
+def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
+    """Draw a panel for each policy and suite, with a line for each violated specification and a band for any limit."""
+    violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
+    names = list(dict.fromkeys(part.spec_id for part in violated))
+    highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
+    key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
+    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT))
     shares = "Share of the judged episodes in which a limit applies, from the first violation on."
     band = "Band: any limit; 95 % interval at each time alone."
     return sheet.draw_panels(
         "When violations begin",
-        1.8 if len(value.panels) <= 2 else 1.05,
-        titles,
-        lambda axes, k: _draw_policy(axes, value.panels[k], value, share_end),
+        1.8 if len(cells) <= 2 else 1.05,
+        [f"{cell.policy or UNNAMED}, {cell.suite} (n = {cell.specs[-1].incidence.n})" for cell in cells],
+        lambda axes, k: _draw_cell(axes, cells[k], names, share_end),
         across="Time in the episode (s)",
         upward="Episodes that have violated (%)",
         empty="No episode was counted.",
-        notes=[shares, band, *value.remarks] if value.panels else (),
-        key=_key_entries(value, numbered),
+        notes=[shares, band, *remarks] if cells else (),
+        key=key if cells else (),
     )
 
 
-def _key_entries(value: Onset, panels_numbered: bool) -> list[sheet.KeyEntry]:
-    specs = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
-    specs += [sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if value.panels else []
-    panels = [sheet.KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
-    return [*specs, *(panels if panels_numbered else [])]
-
-
-def _draw_policy(axes: Axes, panel: OnsetPanel, value: Onset, share_end: float) -> None:
-    if not panel.n:
-        sheet.draw_empty(axes, "No episode was counted.")
-        return
-    axes.set_xlim(0, value.end_s or 1.0)
+def _draw_cell(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
+    axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
     axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
     axes.grid(True)
-    for onset in panel.onsets:
+    for onset in cell.specs:
         at, *shares = onset_steps(onset)
-        across = [0.0, *at, value.end_s]
+        if not at.size:
+            continue
+        across = [0.0, *at, cell.end_s]
         share, low, high = ([0.0, *row, row[-1]] for row in shares)
         if onset.spec_id == ANY_LIMIT:
             axes.fill_between(across, low, high, step="post", color=_FAINT, alpha=0.25, linewidth=0)
-            axes.step(across, share, where="post", color=_FAINT, linewidth=style.points(1.6), zorder=2)
+            axes.step(across, share, where="post", color=_FAINT, linewidth=1.6, zorder=2)
         else:
-            series = value.specs.index(onset.spec_id)
+            series = names.index(onset.spec_id)
             ink, dash = style.series_colour(series), style.series_dash(series)
-            axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=style.points(1.1), zorder=3)
-    if len(panel.onsets) < 2:
+            axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
+    if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")
