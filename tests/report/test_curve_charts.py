@@ -12,7 +12,7 @@ from compare.test_series import checkpoint, results
 from report.figures.figure_texts import misplaced, read
 from safevla_bench.compare.series import SeriesComparison, compare_series
 from safevla_bench.judging.rates import SAFETY
-from safevla_bench.report.curve_charts import SeriesAxis, draw_series_charts, format_label
+from safevla_bench.report.curve_charts import BOTTOM, TOP, SeriesAxis, draw_series_charts, format_label
 from safevla_bench.report.figures import render_figure
 from safevla_bench.report.figures.curves import draw_series
 
@@ -68,9 +68,8 @@ def test_the_page_draws_each_run_where_its_numbers_are():
     marks = [tuple(map(float, mark)) for mark in line.marks]
     across = [at for at, *_ in marks]
     assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(1 / 4, abs=0.001)
-    high = safety.bottom - safety.top
     for (_, *places), point in zip(marks, runs.curves[0].points, strict=True):
-        down = [safety.bottom - high * share for share in (point.numbers[SAFETY].value, *point.numbers[SAFETY].ci)]
+        down = [BOTTOM - (BOTTOM - TOP) * share for share in (point.numbers[SAFETY].value, *point.numbers[SAFETY].ci)]
         assert places == pytest.approx(down, abs=0.06)
     places = [tuple(map(float, place.split(","))) for place in re.findall(r"[\d.]+,[\d.]+", line.path)]
     assert places == [pytest.approx((10 * at, down), abs=0.06) for at, down, *_ in marks]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
-from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
+from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title, series_axis
 from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
@@ -110,7 +110,7 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
-    axis, several_suites = SeriesAxis.of_curves(compared.curves), len(compared.suites) > 1
+    axis, several_suites = series_axis(compared.curves), len(compared.suites) > 1
     panels = [
         (panel_title(metric) + (f", {suite or POOLED}" if several_suites else ""), compared.select_suite(suite), metric)
         for suite in compared.suites
