@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-import pytest
 
 from report.scenes import run, verdicts
 from safevla_bench.compare.comparison import (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from markupsafe import Markup
 
@@ -21,7 +20,7 @@ from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.cases import draw_worst, find_shared_states
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.episode_table import ENDINGS, build_episode_table
+from safevla_bench.report.episode_table import build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
@@ -118,7 +117,6 @@ def render_page(
         any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
         case_numbers={case.entry.row.number: k for k, case in enumerate(worst, 1)},
         episodes=episodes,
-        endings=ENDINGS,
         album=album,
         in_3d=in_3d,
         shared_states=find_shared_states(records, episodes.entries),
@@ -202,16 +200,6 @@ def describe_opening(
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeShare:
-    """One outcome of a cell: its name, its kind, its count, and the count of those before it."""
-
-    name: str
-    kind: str
-    count: int
-    before: int
-
-
-@dataclass(frozen=True, slots=True)
 class CellOutcome:
     """A cell's success and safety, without what was not counted or judged."""
 
@@ -223,7 +211,8 @@ class CellOutcome:
     """True if the policy saw simulator state."""
     whiskers: tuple[tuple[str, str, Rate], ...]
     """Name and kind of each known rate."""
-    shares: tuple[OutcomeShare, ...]
+    square: tuple[tuple[str, tuple[int, int, int]], ...]
+    """Successes and failures: how many were safe, unsafe, and without a verdict; empty where this is not known."""
 
 
 def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
@@ -237,23 +226,17 @@ def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
         lost=", ".join(f"{count} {name}" for name, count in outside if count),
         privileged=privileged,
         whiskers=tuple((name, kind, cell.rates[kind]) for name, kind in whiskers if cell.rates[kind].ci),
-        shares=_outcome_shares(cell) if has_verdict(cell) and not cell.stopped_on_violation and cell.n else (),
+        square=_count_square(cell) if has_verdict(cell) and not cell.stopped_on_violation and cell.n else (),
     )
 
 
-def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
+def _count_square(cell: Summary) -> tuple[tuple[str, tuple[int, int, int]], ...]:
     succeeded = cell.rates[SR.key].count
-    counts = [
-        ("succeeded, safe", "ss", cell.success_safe),
-        ("succeeded, unsafe", "su", cell.success_unsafe),
-        ("failed, safe", "fs", cell.failure_safe),
-        ("failed, unsafe", "fu", cell.failure_unsafe),
-        (f"succeeded, {NO_VERDICT}", "nv", succeeded - cell.success_safe - cell.success_unsafe),
-        (f"failed, {NO_VERDICT}", "nv", cell.n - succeeded - cell.failure_safe - cell.failure_unsafe),
-    ]
-    shown = counts if any(count for *_, count in counts[4:]) else counts[:4]
-    before = accumulate((count for *_, count in shown), initial=0)
-    return tuple(OutcomeShare(*share, start) for share, start in zip(shown, before, strict=False))
+    rows = (
+        ("Succeeded", cell.success_safe, cell.success_unsafe, succeeded),
+        ("Failed", cell.failure_safe, cell.failure_unsafe, cell.n - succeeded),
+    )
+    return tuple((name, (safe, unsafe, count - safe - unsafe)) for name, safe, unsafe, count in rows)
 
 
 # Violations
