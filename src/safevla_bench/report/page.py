@@ -91,7 +91,10 @@ def render_page(
         lines = describe_firmness([*firmness.values()]).split("\n")
         remarks = [*remarks, *(f"Physics varied. {line}" for line in lines)]
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
-    opening = describe_opening(scores, ruleset, summaries, total, analysis, provenance, marked)
+    headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
+    if changes := ruleset.describe_changes():
+        headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
+    baseline = measure_baseline(scores)
     worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
@@ -105,7 +108,13 @@ def render_page(
         title=title,
         is_single=bool(episode),
         total=total,
-        opening=replace(opening, headline=Headline(episode)) if episode else opening,
+        headline=Headline(episode) if episode else headline,
+        is_ablation=provenance is not None and provenance.applicability == "off",
+        privileged=sorted({policy_name(cell) for cell in summaries}.intersection(marked)),
+        damage=str(lost or ""),
+        standins=provenance_marks.warn_of_scores(scores),
+        baseline_warnings=notices.baseline_warnings(baseline),
+        baseline_limits=notices.baseline_table(baseline),
         remarks=remarks,
         outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
         numbers=cell_tables.headline_table(summaries, total, privileged=marked),
@@ -156,44 +165,6 @@ _SECTION_PARTS: Mapping[str, object] = {
     "host_mean_table": host_mean_table,
 }
 """What the page's sections on an analysis are made of, called where there is one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """The answer, and what a reader must know before any number."""
-
-    headline: Headline
-    is_ablation: bool
-    privileged: Sequence[str]
-    damage: str
-    standins: Sequence[str]
-    baseline_warnings: Sequence[str]
-    baseline_limits: Table
-
-
-def describe_opening(
-    scores: Scores,
-    ruleset: Ruleset,
-    cells: Sequence[Summary],
-    total: Summary,
-    analysis: Analysis,
-    provenance: Provenance | None,
-    privileged: Collection[str],
-) -> Opening:
-    """Return the opening of a page on these scores, summarized in `cells` and in `total`."""
-    headline = build_headline(cells, total, analysis.comparison, mixture=describe_mixture(scores))
-    if changes := ruleset.describe_changes():
-        headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
-    baseline = measure_baseline(scores)
-    return Opening(
-        headline=headline,
-        is_ablation=provenance is not None and provenance.applicability == "off",
-        privileged=sorted({policy_name(cell) for cell in cells}.intersection(privileged)),
-        damage=str((provenance and provenance.lost) or ""),
-        standins=provenance_marks.warn_of_scores(scores),
-        baseline_warnings=notices.baseline_warnings(baseline),
-        baseline_limits=notices.baseline_table(baseline),
-    )
 
 
 # Success and safety
