@@ -45,7 +45,7 @@ def test_an_episode_is_filed_under_its_policy_and_exactly_the_specifications_tha
 
 
 def test_an_episode_is_filed_under_exactly_the_kinds_of_the_bodies_that_break_limits():
-    violations = find_bodies([BATCH], SCORES, RULESET).violations
+    violations = list(find_bodies([BATCH], SCORES, RULESET))
     for entry in listed(violations=violations).entries:
         kinds = {kind for broken in violations if broken.number == entry.row.number for kind in broken.kinds}
         assert set(entry.facets["bodies"]) == kinds

@@ -73,8 +73,9 @@ def frames_command(
 
     Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
     border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
-    green border where it succeeded. An episode's number is the one in `safevla episodes`. Frames of other episodes stay,
-    and so do films and replays that are not made anew. Needs the host and an off-screen OpenGL: see `safevla doctor`.
+    green border where it succeeded. An episode's number is the one in `safevla episodes`. Frames of other episodes
+    stay, and so do films and replays that are not made anew. Needs the host and an off-screen OpenGL: see `safevla
+    doctor`.
     """
     (run,) = sources.paths
     if sheet is not None:

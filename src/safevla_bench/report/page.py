@@ -86,7 +86,7 @@ def render_page(
     marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
     bodies = analysis.bodies
-    episodes = build_episode_table(records, analysis.phase, bodies.violations if bodies else None, firmness)
+    episodes = build_episode_table(records, analysis.phase, bodies, firmness)
     if firmness:
         lines = describe_firmness([*firmness.values()]).split("\n")
         remarks = [*remarks, *(f"Physics varied. {line}" for line in lines)]
@@ -121,7 +121,7 @@ def render_page(
         violations=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         is_folded=len(summaries) > _OPEN,
         torque_note=cell_tables.torque_note(summaries),
-        body_tables=explain.body_tables(bodies, scores, summaries) if bodies else (),
+        body_table=explain.body_table(bodies, scores, summaries) if bodies else None,
         worst=worst,
         any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
         case_numbers={case.entry.row.number: k for k, case in enumerate(worst, 1)},

@@ -106,7 +106,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         measure_exposure=lambda: measure_cell_exposures(judged),
         measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
         read_labels=lambda: read_labels(judged.records.read_chunks()),
-        find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
+        find_bodies=lambda: list(find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
     )
 
 

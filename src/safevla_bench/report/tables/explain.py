@@ -1,18 +1,18 @@
 """Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts.
 
-Bodies are counted by kind; a second table has the displacement that is left without the goal's receptacles.
+Bodies are counted by kind.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
-from safevla_bench.explain.bodies import BodyFindings, BodyViolation
+from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.exposure import (
     ANY_LIMIT,
     FAILED,
@@ -23,9 +23,8 @@ from safevla_bench.explain.exposure import (
     CellOnset,
     SpecOnset,
 )
-from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import SpecSummary, Summary
-from safevla_bench.judging.rates import SAFETY, SBU, VSI, Mean, Rate, interval_bounds
+from safevla_bench.judging.rates import Mean, Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.columns import (
     COUNT,
@@ -33,8 +32,6 @@ from safevla_bench.report.tables.columns import (
     POLICY,
     SUITE,
     WILSON,
-    describe_intervals,
-    mean_cell,
     rate_cell,
 )
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, tabulate, text_column
@@ -43,7 +40,6 @@ from safevla_bench.text import (
     format_compact,
     format_fixed,
     format_interval,
-    format_percent,
     format_significant,
 )
 
@@ -58,18 +54,6 @@ class _Part:
 
 
 # The bodies behind violations
-
-
-_DISPLACEMENT = "non_target_max_disp"
-"""The canonical family of the scored clause of displacement."""
-
-
-def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
-    """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
-
-    `cells` are the summaries of the scores. A table without rows says so in a note.
-    """
-    return _kind_table(findings.violations, scores, cells), _receptacle_table(findings, scores, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +71,8 @@ class _KindRow:
         return len({violation.number for violation in self.violations})
 
 
-def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+    """Return the table of the bodies of violations; without rows it says so. `cells` summarize the scores."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
@@ -152,49 +137,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     return ", ".join([*named, *([f"{unnamed_count} more"] if unnamed_count else [])])
 
 
-def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of displacement, Safety, SBU and VSI as scored, and as if goal receptacles had not moved."""
-    clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
-    without = metrics.cells(findings.without_receptacles)
-    rows = [
-        _Part(cell.policy, cell.suite, (cell, other, k))
-        for cell, other in zip(cells, without, strict=True)
-        for k in clauses
-        if cell.specs[k].active
-    ]
-    note = (
-        "Without: as if every goal receptacle (a plate, a basket, what the goal puts an object in or on) had stayed "
-        "where it was. Forces on it still count. This is a reading beside the scores, and no score."
-    )
-    return tabulate(
-        "Displacement with and without the goal's receptacles",
-        rows,
-        (
-            POLICY,
-            SUITE,
-            *_compared_columns("Displaced %", lambda cell, k: rate_cell(cell.specs[k].violations)),
-            *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
-            *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
-            *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
-        ),
-        name="receptacles",
-        notes=[describe_intervals(cells), note] if rows else ["No cell judges displacement."],
-        dash=DASH,
-    )
-
-
-def _compared_columns(group: str, make_cell: Callable[[Summary, int], Cell]) -> tuple[Column, Column]:
-    def compared(place: int) -> Callable[[_Part], Cell]:
-        return lambda row: make_cell(row.of[place], row.of[2])
-
-    all_bodies = Column("all", "as scored", compared(0), group)
-    return all_bodies, Column("without", "without goal receptacles", compared(1), group)
-
-
-# Time in violation, impulse, and phases of the task
-
-
-_WHERE_IT_APPLIES = "of those where it applies"
+# Time in violation, and phases of the task
 
 
 def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
@@ -221,21 +164,13 @@ def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float
                 lambda row: _seconds(row.above_force_s, row.n),
             ),
             Column(
-                "Impulse there",
-                "N s an episode, of the contacts above",
-                lambda row: _seconds(row.above_impulse_ns, row.n),
-            ),
-            Column(
                 "First violation",
                 "seconds, median of unsafe episodes",
                 lambda row: Cell.number(row.first_s, 2, "none unsafe"),
             ),
-            Column("Unsafe successes", "of all successes", lambda row: _fraction(row.unsafe_successes, "no success")),
-            Column("Unsafe failures", "of all failures", lambda row: _fraction(row.unsafe_failures, "no failure")),
         ),
         notes=(
-            "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
-            "impulse is that of whole control steps, not only what exceeds the threshold.",
+            "A record counts as one control step. What was pushed away stays in violation until it is put back.",
             "Below each mean its 95 % interval, percentile bootstrap of episodes.",
         ),
         name="exposure",
@@ -248,9 +183,9 @@ def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
     Without any, no rows and a note that says so.
     """
     parts = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs]
-    rows = [part for part in parts if part.of.in_successes.count + part.of.in_failures.count]
+    rows = [part for part in parts if part.of.first_s is not None]
     return tabulate(
-        "Violations in time, and in successes and failures apart",
+        "Violations in time",
         rows,
         (
             POLICY,
@@ -266,8 +201,6 @@ def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
                 "seconds, median of those that violate it",
                 lambda row: Cell.number(row.of.first_s, 2),
             ),
-            Column("in successes", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_successes, "no success")),
-            Column("in failures", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_failures, "no failure")),
         ),
         notes=() if rows else ("No specification was violated.",),
         name="exposure-specs",
@@ -315,13 +248,6 @@ def _seconds(mean: Mean, n: int) -> Cell:
     interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
     notes = ["one episode" if mean.n == 1 else interval, f"n = {mean.n}" if mean.n < n else ""]
     return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
-
-
-def _fraction(rate: Rate, why_none: str) -> Cell:
-    if not rate.n:
-        return Cell.dash(why_none)
-    share = f"{format_percent(rate.count, rate.n)} %"
-    return Cell(f"{rate.count}/{rate.n}", rate.value, share, _bad(rate.count))
 
 
 def _time_share(violation_s: float, phase_s: float) -> Cell:
