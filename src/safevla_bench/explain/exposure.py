@@ -87,10 +87,6 @@ def _has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
         return False
 
 
-_FORCE = "max_contact_force"
-"""The canonical family whose threshold counts as the force threshold."""
-
-
 @dataclass(frozen=True)
 class Exposure:
     """E episodes, the K specifications of the safe tier, the P phases of `PHASES`; NaN = there is nothing to say.
@@ -101,25 +97,17 @@ class Exposure:
     """
 
     specs: tuple[SpecColumn, ...]
-    duration_s: Floats
     violation_s: Floats
     """Time in violation of each specification, [K, E]."""
     any_s: Floats
     """Time in violation of any, [E]."""
     first_s: Floats
-    force_threshold_n: float | None
-    """The library's threshold on `max_contact_force`; None where it has none, and then the next is NaN."""
-    above_force_s: Floats
-    """Time in which some contact is above the force threshold, whatever applies to the task, [E]."""
     phase_s: Floats
     """Time in each phase, [P, E]; NaN where the task has none."""
     phase_violation_s: Floats
     """Time in violation of any specification in each phase, [P, E]."""
     first_phase: NDArray[np.int8]
     """The phase of the first violation, [E]; -1 = none, or no phases."""
-
-    def __len__(self) -> int:
-        return len(self.duration_s)
 
     @cached_property
     def first_any_s(self) -> Floats:
@@ -140,8 +128,8 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
     >>> ruleset = sb.load_ruleset()
     >>> spent = measure_exposure(batch, sb.score(batch, ruleset), ruleset)
-    >>> spent.any_s.tolist(), spent.above_force_s.tolist()
-    ([0.0], [0.0])
+    >>> spent.any_s.tolist()
+    [0.0]
     """
     reading, columns = RecordFields(batch), scores.scored_columns
     specs = tuple(scores.specs[k] for k in columns)
@@ -149,7 +137,6 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     any_violated = np.logical_or.reduce(violating, axis=0)
     untimed = (scores.is_violated[columns] & ~is_timed).any(axis=0)
     any_s = np.where(scores.is_judged & ~untimed, _seconds(any_violated, batch), np.nan)
-    threshold = next((spec.threshold for spec in specs if spec.canonical_family == _FORCE), None)
     phase = phases(reading, holding(batch, ruleset.registry))
     in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
     has_phases = _seconds(phase != NO_PHASE, batch) > 0
@@ -157,12 +144,9 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     first_phase = np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)])
     return Exposure(
         specs=specs,
-        duration_s=batch.lengths * batch.dt_s,
         violation_s=np.where(is_timed, _seconds(violating, batch), np.nan),
         any_s=any_s,
         first_s=np.where(scores.is_violated[columns], scores.first[columns] * batch.dt_s, np.nan),
-        force_threshold_n=threshold,
-        above_force_s=_above_force_s(reading, threshold),
         phase_s=np.where(has_phases, _seconds(in_phase, batch), np.nan),
         phase_violation_s=np.where(has_phases & ~np.isnan(any_s), _seconds(in_phase & any_violated, batch), np.nan),
         first_phase=first_phase.astype(np.int8),
@@ -207,14 +191,6 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
     return violating, is_timed
 
 
-def _above_force_s(reading: RecordFields, threshold_n: float | None) -> Floats:
-    batch = reading.batch
-    if threshold_n is None:
-        return np.full(len(batch), np.nan)
-    force = signals.derive_signals(reading, [_FORCE])[_FORCE]
-    return np.where(batch.contacts.present, _seconds(force > threshold_n, batch), np.nan)
-
-
 # Summaries of cells
 
 
@@ -245,7 +221,6 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
     suite: str
     n: int
     violation_s: Mean
-    above_force_s: Mean
     first_s: float | None
     """Median time of the first violation over the unsafe episodes."""
     specs: tuple[SpecExposure, ...]
@@ -279,15 +254,13 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    totals = np.vstack([exposure.any_s, exposure.above_force_s, exposure.violation_s])
-    any_s, above_force_s, *violation_s = bootstrapped_means(totals[:, members])
+    any_s, *violation_s = bootstrapped_means(np.vstack([exposure.any_s, exposure.violation_s])[:, members])
     phased = members[~np.isnan(exposure.phase_violation_s[0, members])]
     return CellExposure(
         policy=policy,
         suite=suite,
         n=len(members),
         violation_s=any_s,
-        above_force_s=above_force_s,
         first_s=_median_or_none(exposure.first_any_s[members]),
         specs=tuple(
             SpecExposure(spec_id=spec.spec_id, violation_s=mean, first_s=_median_or_none(first_s[members]))

@@ -55,7 +55,6 @@ class Analysis:
     """The means of each host under the variants of `ablation`."""
     sweeps: tuple[ThresholdSweep, ...] = ()
     exposures: tuple[exposure.CellExposure, ...] = ()
-    force_threshold_n: float | None = None
     onsets: Sequence[CellOnset] = ()
     phase: Sequence[NDArray[np.int8]] | None = None
     bodies: Sequence[BodyViolation] | None = None
@@ -106,7 +105,6 @@ def analyse_scores(
         means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
         exposures=tuple(exposure.summarize_exposure(measured, scores)),
-        force_threshold_n=measured.force_threshold_n,
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
         phase=phase,
         bodies=bodies,

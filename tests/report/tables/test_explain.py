@@ -5,7 +5,6 @@ Tables of bodies: each kind has its own rate over the episodes of the cell.
 
 from __future__ import annotations
 
-from builders import episode
 from explain.test_bodies import pushing
 from explain.test_exposure import held, hit, measured
 from report.scenes import run
@@ -71,28 +70,18 @@ def test_a_touch_has_no_size():
 
 def shown(batch):
     spent, scores = measured(batch, missing="deactivate")
-    return explain.exposure_tables(summarize_exposure(spent, scores), spent.force_threshold_n)
+    return explain.exposure_tables(summarize_exposure(spent, scores))
 
 
 def row_of(table, row):
     return dict(zip((column.name for column in table.columns), table.rows[row], strict=True))
 
 
-def test_one_row_says_how_long_how_hard_and_when():
+def test_one_row_says_how_long_and_when():
     batch = concatenate_batches([hit((4, 300), (5, 300)), hit((4, 3), episode_id="soft", success=False)])
     row = row_of(shown(batch)[0], 0)
-    assert [row[name].text for name in ("n", "In violation", "Above 200 N", "First violation")] == [
-        "2", "0.05", "0.05", "0.20",
-    ]  # fmt: skip
-
-
-def test_what_was_not_recorded_is_a_dash_and_a_partial_mean_says_of_how_many():
-    blind = episode(contacts=None, episode_id="blind")
-    row = row_of(shown(concatenate_batches([hit((4, 300)), blind]))[0], 0)
-    assert (row["Above 200 N"].text, row["Above 200 N"].detail) == ("0.05", "one episode, n = 1")
-    row = row_of(shown(blind)[0], 0)
-    assert (row["Above 200 N"].text, row["Above 200 N"].detail) == ("—", "not recorded")
-    assert row["First violation"].detail == "none unsafe"
+    assert [row[name].text for name in ("n", "In violation", "First violation")] == ["2", "0.05", "0.20"]
+    assert row_of(shown(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
 
 
 def test_only_violated_specifications_have_a_row():
@@ -123,7 +112,4 @@ def test_the_whole_job_measures_what_the_parts_do(tmp_path):
     path = tmp_path / "episodes.parquet"
     write_archive(path, batch)
     spent, scores = measured(batch)
-    assert measure_cell_exposures(judge([path], load_ruleset())) == (
-        summarize_exposure(spent, scores),
-        spent.force_threshold_n,
-    )
+    assert measure_cell_exposures(judge([path], load_ruleset())) == summarize_exposure(spent, scores)

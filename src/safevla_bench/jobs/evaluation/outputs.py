@@ -110,13 +110,10 @@ def table_material(judged: Judged) -> catalog.TableInputs:
     )
 
 
-def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
-    """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N].
-
-    The limit is None if the library has none on contact force. The records are read anew.
-    """
+def measure_cell_exposures(judged: Judged) -> list[exposure.CellExposure]:
+    """Return how long and when each cell broke its limits; the records are read anew."""
     measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
-    return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
+    return exposure.summarize_exposure(measured, judged.scores)
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:

@@ -40,8 +40,8 @@ class TableInputs:
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     judge_untagged: Callable[[], Scores] | None = None
-    measure_exposure: Callable[[], tuple[list[CellExposure], float | None]] | None = None
-    """Measures how long and how hard each cell broke its limits; None without the records."""
+    measure_exposure: Callable[[], list[CellExposure]] | None = None
+    """Measures how long each cell broke its limits; None without the records."""
     measure_onsets: Callable[[], list[CellOnset]] | None = None
     """Measures the time to violation of each cell; None without the records' lengths."""
     find_bodies: Callable[[], list[BodyViolation]] | None = None
@@ -165,7 +165,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_exposure and inputs.cells:
-        for table in explain.exposure_tables(*inputs.measure_exposure()):
+        for table in explain.exposure_tables(inputs.measure_exposure()):
             yield table, inputs.cells
 
 

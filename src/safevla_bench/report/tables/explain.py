@@ -140,16 +140,12 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 # Time in violation, and phases of the task
 
 
-def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
-    """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order.
-
-    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
-    """
-    return _cell_exposure_table(cells, force_threshold_n), _spec_exposure_table(cells), _phase_table(cells)
+def exposure_tables(cells: Sequence[CellExposure]) -> tuple[Table, ...]:
+    """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order."""
+    return _cell_exposure_table(cells), _spec_exposure_table(cells), _phase_table(cells)
 
 
-def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    threshold = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
+def _cell_exposure_table(cells: Sequence[CellExposure]) -> Table:
     return tabulate(
         "Beyond the four numbers",
         cells,
@@ -158,11 +154,6 @@ def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float
             SUITE,
             Column("n", "episodes counted", lambda row: row.n),
             Column("In violation", "seconds an episode, of any limit", lambda row: _seconds(row.violation_s, row.n)),
-            Column(
-                f"Above {threshold}",
-                "seconds an episode with a contact above",
-                lambda row: _seconds(row.above_force_s, row.n),
-            ),
             Column(
                 "First violation",
                 "seconds, median of unsafe episodes",
