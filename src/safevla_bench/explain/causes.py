@@ -97,8 +97,7 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
     name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
     left = f"left its place at {_time(reading, begun)} and was {gone} away at {_time(reading, first)}"
     if len(chain.bodies) == 1:
-        touched = _touched_later(reading, body, begun, first)
-        sentence = f"{name} {left}. No recorded contact began it{touched}: it may have slid, rolled or been let go."
+        sentence = f"{name} {left}. No recorded contact began it: it may have slid, rolled or been let go."
     else:
         last = f"touched it from {_time(reading, _since(reading, chain.contacts[-1]))} on"
         sentence = f"{_arrows(batch, chain)}: {name} {left}; {batch.body_label(chain.bodies[-2])} {last}."
@@ -205,19 +204,6 @@ def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> 
 
 def _may_push(batch: Batch, body: int) -> bool:
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
-
-
-def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> str:
-    batch = reading.batch
-    later = [
-        (contact.step, batch.body_label(contact.other(body)))
-        for contact in _contacts_of(reading, body, begun, first)
-        if _may_push(batch, contact.other(body))
-    ]
-    if not later:
-        return ""
-    step, name = min(later)
-    return f" (the first, with {name}, is at {_time(reading, step)})"
 
 
 def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
