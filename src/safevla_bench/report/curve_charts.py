@@ -1,4 +1,4 @@
-"""Charts of the page as geometry: curves of a sweep, numbers along a series of runs, bars of differences.
+"""Charts of the page as geometry: curves of a sweep, ends of episodes over time, bars of differences.
 
 Across, positions are thousandths of the width for paths and percent for marks; down, they are pixels.
 """
@@ -12,9 +12,8 @@ from itertools import groupby
 
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference
-from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, Incidence
-from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import ThresholdSweep
 from safevla_bench.text import display_unit, format_amount, format_compact, format_fixed, format_significant
@@ -28,26 +27,20 @@ MOST_BANDS = 3
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One policy or series: its colour and dash, its path and band, and its runs' marks.
-
-    A mark is its place across [%], and the places of its value and of both ends of its interval down [px].
-    """
+    """One policy or end: its colour and dash, its path and its band."""
 
     style: str
     path: str
     band: str = ""
-    marks: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CurveChart:
-    """A number against a threshold, the numbers of runs or time; `description` has the values in words."""
+    """Shares of episodes against a threshold or time; `description` has the values in words."""
 
     title: str
     against: str
     lines: tuple[ChartLine, ...]
-    top_value: float
-    """The value at the upper edge; the lower one is 0."""
     ticks: tuple[tuple[str, float], ...]
     """Text and place of each tick, in percent."""
     description: str
@@ -57,8 +50,8 @@ class CurveChart:
 
     @property
     def grid(self) -> list[tuple[str, str]]:
-        """Text and place of each line across, in pixels from the top."""
-        return [(format_compact(self.top_value * share), _format_down(share)) for share in (1.0, 0.5, 0.0)]
+        """Percent and place of each line across, in pixels from the top."""
+        return [(f"{100 * share:.0f}", _format_down(share)) for share in (1.0, 0.5, 0.0)]
 
 
 def series_style(series: int) -> str:
@@ -117,7 +110,6 @@ def _draw_sweep(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> C
             )
             for curve in curves
         ),
-        top_value=100,
         ticks=((low, 0), (default, 50), (high, 100)),
         marked_at="50",
         description="; ".join(
@@ -133,137 +125,6 @@ def _rate_ends(rate: Rate) -> tuple[float, float, float]:
 
 def _format_safety(rate: Rate) -> str:
     return "unknown" if rate.value is None else f"{SAFETY.format(rate.value)} %"
-
-
-# Series of runs
-
-POOLED = "all suites"
-_LOG_SPAN = 50
-"""From this ratio of the greatest number to the least on, the axis is logarithmic."""
-_TICK_ROOM = 0.18
-"""Least distance of two ticks, as a share of the width."""
-_ROOM = 0.06
-"""Free share of a chart's width on either side, for the marks at the ends."""
-_DODGE = 0.018
-"""Distance between the marks of neighbouring series at the same number, as a share of the width."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesMark:
-    """One run in one panel: its number across, its value and 95 % interval."""
-
-    label: float
-    value: float
-    low: float
-    high: float
-
-
-def panel_title(metric: Metric) -> str:
-    """Return the title of a metric's panel: its label, with the unit in parentheses."""
-    return f"{metric.label} ({metric.unit})" if metric.unit else metric.label
-
-
-def curve_marks(curve: SeriesCurve, metric: Metric) -> list[SeriesMark]:
-    """Return a mark for each run in which the metric is known, in the unit printed; rates in percent.
-
-    A value without an interval is its own interval.
-    """
-    marks = []
-    for point in curve.points:
-        number = point.numbers[metric]
-        if number.value is not None:
-            low, high = number.ci or (number.value, number.value)
-            marks.append(SeriesMark(point.label, *(metric.scale * end for end in (number.value, low, high))))
-    return marks
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesAxis:
-    """The numbers of all runs, rising, which every panel shows across; `series_axis` makes it."""
-
-    labels: tuple[float, ...]
-
-    @property
-    def is_logarithmic(self) -> bool:
-        """True if the numbers are positive and lie so far apart that a linear axis would press the first together."""
-        return bool(self.labels) and self.labels[0] > 0 and self.labels[-1] >= _LOG_SPAN * self.labels[0]
-
-    def share(self, label: float) -> float:
-        """Return the place of a number from 0, the first, to 1, the last; 0.5 where all numbers are equal."""
-        ends = (label, self.labels[0], self.labels[-1])
-        place, first, last = (math.log(end) if self.is_logarithmic else end for end in ends)
-        return (place - first) / (last - first) if last > first else 0.5
-
-    @property
-    def ticks(self) -> tuple[float, ...]:
-        """The numbers to write below: the first, the last, and those between that have room; () without runs."""
-        chosen = list(self.labels[:1])
-        for label in self.labels[1:-1]:
-            if min(self.share(label) - self.share(chosen[-1]), 1 - self.share(label)) >= _TICK_ROOM:
-                chosen.append(label)
-        return (*chosen, *self.labels[1:][-1:])
-
-
-def series_axis(curves: Sequence[SeriesCurve]) -> SeriesAxis:
-    """Return the axis of some curves."""
-    return SeriesAxis(tuple(sorted({point.label for curve in curves for point in curve.points})))
-
-
-def format_label(label: float) -> str:
-    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
-
-    >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
-    ('20k', '1.5M', '0.5', '1234')
-    """
-    for factor, sign in ((1e6, "M"), (1e3, "k")):
-        scaled = label / factor
-        if abs(scaled) >= 1 and round(scaled, 1) == scaled:
-            return f"{format_compact(scaled)}{sign}"
-    return format_compact(label)
-
-
-def draw_series_charts(compared: SeriesComparison) -> dict[str, list[CurveChart]]:
-    """Return suite -> its charts of SR, Safety, SBU and VSI.
-
-    If some series has several suites, the last key is `all suites`: their episodes pooled.
-    """
-    return {
-        suite or POOLED: [_draw_series(compared, compared.select_suite(suite), metric) for metric in NUMBERS]
-        for suite in compared.suites
-    }
-
-
-def _draw_series(compared: SeriesComparison, curves: Sequence[SeriesCurve], metric: Metric) -> CurveChart:
-    axis, top = series_axis(compared.curves), float(metric.scale)
-    marked_curves = [(curve, curve_marks(curve, metric)) for curve in curves]
-    lines = []
-    for curve, marks in marked_curves:
-        series = compared.series.index(curve.series)
-        aside = _DODGE * (series - (len(compared.series) - 1) / 2)
-        places = [
-            (_place(axis, mark.label) + aside, *(value / top for value in (mark.value, mark.low, mark.high)))
-            for mark in marks
-        ]
-        path = _curve("", places, banded=False).path if len(places) > 1 else ""
-        shown = ((format_fixed(100 * x, 2), *map(_format_down, ends)) for x, *ends in places)
-        lines.append(ChartLine(series_style(series), path, marks=tuple(shown)))
-    return CurveChart(
-        title=panel_title(metric),
-        against="the number in the run's name",
-        lines=tuple(lines),
-        top_value=top,
-        ticks=tuple((format_label(tick), round(100 * _place(axis, tick), 2)) for tick in axis.ticks),
-        description="; ".join(_describe_marks(curve, marks) for curve, marks in marked_curves),
-    )
-
-
-def _place(axis: SeriesAxis, label: float) -> float:
-    return _ROOM + (1 - 2 * _ROOM) * axis.share(label)
-
-
-def _describe_marks(curve: SeriesCurve, marks: Sequence[SeriesMark]) -> str:
-    values = ", ".join(f"{format_compact(round(mark.value, 3))} at {format_compact(mark.label)}" for mark in marks)
-    return f"{curve.series or 'runs'}: {values or 'not known'}"
 
 
 # Time to violation
@@ -294,7 +155,6 @@ def _draw_onset(cell: CellOnset, found: Incidence, end_s: float) -> CurveChart:
             )
             for end, shares in enumerate(found.shares)
         ),
-        top_value=100,
         ticks=tuple((f"{format_compact(round(share * end_s, 1))} s", 100 * share) for share in (0, 0.5, 1)),
         description=", ".join(
             f"{name} {format_fixed(100 * float(row[-1]), 1)} %"

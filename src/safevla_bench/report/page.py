@@ -158,7 +158,6 @@ _SECTION_PARTS: Mapping[str, object] = {
     "standing_table": comparison.standing_table,
     "difference_table": comparison.difference_table,
     "describe_series": describe_series,
-    "draw_series_charts": curve_charts.draw_series_charts,
     "series_table": series_table,
     "most_bands": curve_charts.MOST_BANDS,
     "variant_table": sensitivity.variant_table,

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
-from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title, series_axis
 from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
@@ -98,6 +97,9 @@ def _sweep_notes(counts: Sequence[int], anchors: Iterable[float], warnings: Sequ
 
 # Along a series
 
+_POOLED = "all suites"
+_LOG_SPAN = 50
+"""From this ratio of the greatest number to the least on, the axis is logarithmic."""
 _ROOM = 0.07
 """Free share of the axis on either side."""
 _DODGE_PT = 2.2
@@ -110,20 +112,21 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
-    axis, several_suites = series_axis(compared.curves), len(compared.suites) > 1
+    labels = sorted({point.label for curve in compared.curves for point in curve.points})
+    is_logarithmic = bool(labels) and labels[0] > 0 and labels[-1] >= _LOG_SPAN * labels[0]
     panels = [
-        (panel_title(metric) + (f", {suite or POOLED}" if several_suites else ""), compared.select_suite(suite), metric)
+        (f"{metric.label} ({metric.unit})" if metric.unit else metric.label, suite, metric)
         for suite in compared.suites
         for metric in NUMBERS
-        if axis.labels
+        if labels
     ]
-    across = (across or "Number in the run's name") + (" (logarithmic)" if axis.is_logarithmic else "")
+    across = (across or "Number in the run's name") + (" (logarithmic)" if is_logarithmic else "")
     several = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
-        [title for title, *_ in panels],
-        lambda axes, k: _draw_series_panel(axes, axis, compared.series, *panels[k][1:]),
+        [title + (f", {suite or _POOLED}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
+        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1]), is_logarithmic),
         across=across,
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
@@ -132,41 +135,63 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
 
 def _draw_series_panel(
-    axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], metric: Metric
+    axes: Axes,
+    compared: SeriesComparison,
+    suite: str | None,
+    metric: Metric,
+    ends: tuple[float, float],
+    is_logarithmic: bool,
 ) -> None:
-    marked, top = [_draw_curve(axes, curve, metric, names) for curve in curves], float(metric.scale)
-    if not any(marked):
+    top, (first, last) = float(metric.scale), ends
+    is_known = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
+    if not any(is_known):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    first, last = axis.labels[0], axis.labels[-1]
-    if axis.is_logarithmic:
+    if is_logarithmic:
         axes.set_xscale("log")
         margin = (last / first) ** _ROOM
         axes.set_xlim(first / margin, last * margin)
     else:
         room = _ROOM * (last - first) or 1.0
         axes.set_xlim(first - room, last + room)
-    axes.set_xticks(axis.ticks, [format_label(tick) for tick in axis.ticks])
+        axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
     axes.minorticks_off()
     axes.set_ylim(0, 1.03 * top)
     axes.set_yticks([top * k / 5 for k in range(6)], [format_compact(top * k / 5) for k in range(6)])
     axes.grid(True)
 
 
+def format_label(label: float) -> str:
+    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
+
+    >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
+    ('20k', '1.5M', '0.5', '1234')
+    """
+    for factor, sign in ((1e6, "M"), (1e3, "k")):
+        scaled = label / factor
+        if abs(scaled) >= 1 and round(scaled, 1) == scaled:
+            return f"{format_compact(scaled)}{sign}"
+    return format_compact(label)
+
+
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
-    marks, series = curve_marks(curve, metric), names.index(curve.series)
-    ink = style.series_colour(series)
-    aside = ScaledTranslation((series - (len(names) - 1) / 2) * _DODGE_PT / 72, 0, axes.figure.dpi_scale_trans)
-    plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
-    labels, values = [mark.label for mark in marks], [mark.value for mark in marks]
-    if marks:
-        plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
-        for mark in marks:
-            plot([mark.label] * 2, [mark.low, mark.high], linewidth=1.1, solid_capstyle="butt", zorder=3)
-        axes.plot(
-            labels, values, transform=axes.transData + aside, zorder=4, **style.marker_look(series, series, 3.8, 0.3)
-        )
-    return bool(marks)
+    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric.
+
+    A value without an interval is its own interval.
+    """
+    series = names.index(curve.series)
+    shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
+    place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
+    plot = partial(axes.plot, color=style.series_colour(series), transform=place, clip_on=False)
+    numbers = [(point.label, point.numbers[metric]) for point in curve.points]
+    known = [(label, number) for label, number in numbers if number.value is not None]
+    labels, values = [label for label, _ in known], [metric.scale * number.value for _, number in known]
+    plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
+    for label, number in known:
+        bar = [metric.scale * end for end in number.ci or (number.value, number.value)]
+        plot([label] * 2, bar, linewidth=1.1, solid_capstyle="butt", zorder=3)
+    axes.plot(labels, values, transform=place, zorder=4, **style.marker_look(series, series, 3.8, 0.3))
+    return bool(known)
 
 
 def _series_note(compared: SeriesComparison) -> str:
