@@ -44,7 +44,7 @@ def main() -> None:
             continue
         if not (run / "frames").exists():
             number = str(row["episode"] + 1)
-            subprocess.run(["safevla", "frames", str(run), "--episode", number, "--no-clips"], check=True)
+            subprocess.run(["safevla", "frames", str(run), "--episode", number], check=True)
         write_strip(run, row["spec"], PICTURES / f"{row['name']}.webp")
 
 

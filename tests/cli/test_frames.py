@@ -98,7 +98,7 @@ def render(run, style):
 
 def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tight, tmp_path):
     sheet = tmp_path / "sheet.png"
-    code, out, err = safevla("frames", run, *tight, "--no-clips", "--sheet", sheet)
+    code, out, err = safevla("frames", run, *tight, "--sheet", sheet)
     assert (code, err) == (0, "")
     unsafe = safevla.json("episodes", run, *tight, "--unsafe", "--success")
     assert unsafe, "the case needs an unsafe success"
@@ -124,17 +124,17 @@ def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run,
 )
 def test_mistakes_are_named_before_anything_is_rendered(safevla, run, tmp_path, options, words):
     options = [str(word).replace("OUT", str(tmp_path)) for word in options]
-    assert words in safevla.refuses("frames", run, "--no-clips", *options)
+    assert words in safevla.refuses("frames", run, *options)
     assert not (run / FRAMES).exists()
 
 
-def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run, tight):
+def test_an_unsafe_episode_has_its_beginning_its_violation_and_its_end(safevla, run, tight):
     code, out, err = safevla("frames", run, *tight, "--episode", 2)
     assert (code, err) == (0, "")
-    assert "4 frames of 1 episode," in out
+    assert "3 frames of 1 episode," in out
     frames = read_frames(run)
-    assert kinds_of(run) == ["initial", "violation", "final", "clip"]
-    names = ("initial.jpg", "violation-1.jpg", "final.jpg", "clip.mp4")
+    assert kinds_of(run) == ["initial", "violation", "final"]
+    names = ("initial.jpg", "violation-1.jpg", "final.jpg")
     assert [frame.file for frame in frames] == [f"{STEM}-{name}" for name in names]
     worst = frames[1]
     assert (worst.spec, worst.threshold, worst.unit, worst.value) == ("gentle_hand", 10.0, "N", 40.0)
@@ -154,14 +154,14 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
     """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
     import av
 
-    code, _, err = safevla("frames", run, *tight, "--episode", 2, "--video", "--no-clips")
+    code, _, err = safevla("frames", run, *tight, "--episode", 2, "--video")
     assert (code, err) == (0, "")
     (video,) = [frame for frame in read_frames(run) if frame.kind == "video"]
     with av.open(str(run / FRAMES / video.file)) as container:
         pictures = [picture.to_ndarray(format="rgb24") for picture in container.decode(video=0)]
     batch = read_sources([run])[0]
     assert len(pictures) == batch.lengths[1]
-    assert pictures[0].shape[0] > 360 + 46 + 110
+    assert pictures[0].shape[0] > 360 + 46
     for record, picture in enumerate(pictures):
         first, end = batch.contacts.starts[batch.starts[1] + record :][:2]
         is_broken = batch.contacts.force_n[first:end].max(initial=0) >= 10
@@ -181,9 +181,9 @@ def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tm
 
 
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):
-    render(run, FrameStyle(clips=False))
+    render(run, FrameStyle())
     safevla.ok("frames", run, "--episode", 1, "--3d")
-    render(run, FrameStyle(stills=False, clips=False, video=True))
+    render(run, FrameStyle(stills=False, video=True))
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
     safevla.ok("frames", run, "--episode", 1)
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
@@ -193,11 +193,11 @@ def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_
 
 
 def test_every_file_beside_the_index_is_in_it(run):
-    render(run, FrameStyle(clips=False))
+    render(run, FrameStyle())
     other = msgspec.structs.replace(read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
     (run / FRAMES / other.file).write_bytes(b"a picture")
     write_frames(run, [*read_frames(run), other])
-    render(run, FrameStyle(clips=False))
+    render(run, FrameStyle())
     assert set(kinds_of(run)) == {"initial", "final"}
     assert files_of(run) == {frame.file for frame in read_frames(run)}
 
@@ -211,14 +211,14 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
     with pytest.raises(RunError, match="would be shown"):
-        render(run, FrameStyle(clips=False))
+        render(run, FrameStyle())
     assert len(pictures) == 2
     assert files_of(run) == set()
 
 
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run, tight):
-    safevla.ok("frames", run, *tight, "--episode", 2, "--no-clips")
-    safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation, and no clip
+    safevla.ok("frames", run, *tight, "--episode", 2)
+    safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation
     shown = [(frame.episode_id[-13:-7], frame.kind, frame.spec) for frame in read_frames(run)]
     assert shown == [
         ("task_0", "initial", None),
@@ -227,7 +227,7 @@ def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla,
         ("task_1", "violation", "gentle_hand"),
         ("task_1", "final", None),
     ]
-    safevla.ok("frames", run, "--episode", 2, "--no-clips")  # by other thresholds it is safe
+    safevla.ok("frames", run, "--episode", 2)  # by other thresholds it is safe
     assert f"{STEM}-violation-1.jpg" not in files_of(run)
     assert files_of(run) == {frame.file for frame in read_frames(run)}
 
@@ -256,7 +256,7 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
     reason = "would be shown 0.001 m from where it was recorded"
     assert reason in safevla.refuses("frames", run, "--episode", 1)
     assert not list((run / FRAMES).glob("*.jpg"))
-    code, out, err = safevla("frames", run, "--episode", 1, "--episode", 2, "--no-clips")
+    code, out, err = safevla("frames", run, "--episode", 1, "--episode", 2)
     assert code == 0
     assert "left out: " in err
     assert reason in err
@@ -267,7 +267,7 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
 def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
     description = json.loads((run / RUN).read_text())
     (run / RUN).write_text(json.dumps({**description, "suites": ["other"]}))
-    err = safevla.refuses("frames", run, "--no-clips")
+    err = safevla.refuses("frames", run)
     assert err.count("has no suite 'other'") == 2  # one left out, one the error
     assert err.count("left out: ") == 1
     report = make_skip_reporter()
@@ -278,13 +278,9 @@ def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
     assert (printed.count("is gone"), printed.count("Look for it.")) == (3, 1)
 
 
-def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, tight, monkeypatch):
+def test_a_film_without_the_extra_names_it(safevla, run, monkeypatch):
     monkeypatch.setattr(pictures, "can_film", lambda: False)
-    code, _, err = safevla("frames", run, *tight, "--episode", 2)
-    assert code == 0
-    assert install_command("video") in err
-    assert "clip" not in kinds_of(run)
-    assert install_command("video") in safevla.refuses("frames", run, "--clips")
+    assert install_command("video") in safevla.refuses("frames", run, "--video")
 
 
 def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(safevla, run, monkeypatch):
@@ -318,7 +314,7 @@ def test_file_names_never_come_from_ids_unescaped():
 
 
 def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run, tight, tmp_path):
-    code, out, err = safevla("frames", run, *tight, "--no-clips", "--3d", "--worst", 1)
+    code, out, err = safevla("frames", run, *tight, "--3d", "--worst", 1)
     assert (code, err) == (0, "")
     assert f"3-D replays: in {run / 'report.html'}" in out
     (frame,) = [frame for frame in read_frames(run) if frame.kind == "replay3d"]

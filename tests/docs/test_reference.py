@@ -58,7 +58,7 @@ def test_the_page_of_the_run_folder_names_every_file_and_key_of_a_run(reference,
     folder = tmp_path / "run"
     arguments = ["--host", "fake", "--suite", "fake", "--task", "all", "--episodes", "1", "--policy", "scripted:hasty"]
     run_command_line(["eval", *arguments, "--library", "paper-text", "--out", str(folder)])
-    run_command_line(["frames", str(folder), "--worst", "1", "--no-clips"])
+    run_command_line(["frames", str(folder), "--worst", "1"])
     known = reference.KEYS["run_folder"]["files"]
     patterns = [re.sub("N+", r"\\d+", re.escape(name)).replace("EPISODE", "[a-z0-9-]+") for name in known]
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]

@@ -52,7 +52,7 @@ SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
 
 
 def said(figure) -> str:
-    return " ".join(text for text, _ in figure_texts.words(figure))
+    return " ".join(figure_texts.read(figure))
 
 
 def marked(scores: Scores) -> Scores:

@@ -89,8 +89,8 @@ def episodes_command(
     spec_id = None if spec is None or axis else judged.library.canonical_id(spec)
     rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
     if bodies or body_kind is not None or order == "kind":
-        findings = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
-        rows = episode_list.add_violating_bodies(rows, findings.violations, spec_id)
+        violations = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
+        rows = episode_list.add_violating_bodies(rows, violations, spec_id)
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]

@@ -66,9 +66,6 @@ def frames_command(
         type=options.FILE,
     ),
     size: tuple[int, int] = option("Pixels of a picture.", type=_SizeType(), default="640x480"),
-    clips: bool | None = option(
-        "Clips, too; by default where the extra `video` is installed.", spelling="--clips/--no-clips", default=None
-    ),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
     in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
 ) -> None:
@@ -76,14 +73,13 @@ def frames_command(
 
     Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
     border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
-    green border where it succeeded; a clip of how its worst violation comes about. An episode's number is the one in
-    `safevla episodes`. Frames of other episodes stay, and so do films and replays that are not made anew. Needs the
-    host and an off-screen OpenGL: see `safevla doctor`.
+    green border where it succeeded. An episode's number is the one in `safevla episodes`. Frames of other episodes
+    stay, and so do films and replays that are not made anew. Needs the host and an off-screen OpenGL: see `safevla
+    doctor`.
     """
     (run,) = sources.paths
     if sheet is not None:
         sheet_form(sheet)
-    filming = _choose_clips(clips)
     if video:
         require_video()
     _read_host(run)
@@ -92,9 +88,7 @@ def frames_command(
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
     chosen = _choose_episodes(judged, names, worst, sheet)
-    frame_rows = _render_episodes(
-        run, judged, chosen, FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
-    )
+    frame_rows = _render_episodes(run, judged, chosen, FrameStyle(size=size, video=video, replay3d=in_3d))
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
         scores = judged.scores
@@ -116,7 +110,7 @@ def frames_command(
 def require_video() -> None:
     """Raise `RunError` unless the extra `video` is installed."""
     if not can_film():
-        raise RunError("films need the extra `video`", remedy="pip install 'safevla-bench[video]'")
+        raise RunError("films need the extra `video`", remedy=install_command("video"))
 
 
 def film_episodes(run: Path, judged: Judged, choice: str) -> int:
@@ -133,7 +127,7 @@ def film_episodes(run: Path, judged: Judged, choice: str) -> int:
         chosen = list(range(count)) if choice == "all" else select_worst(judged.scores, int(choice))
     if not chosen:
         return 0
-    return len(_render_episodes(run, judged, chosen, FrameStyle(stills=False, clips=False, video=True)))
+    return len(_render_episodes(run, judged, chosen, FrameStyle(stills=False, video=True)))
 
 
 def _render_episodes(run: Path, judged: Judged, chosen: Sequence[int], style: FrameStyle) -> Sequence[Frame]:
@@ -155,16 +149,6 @@ def make_skip_reporter() -> Callable[[SafevlaError], None]:
         echo(f"left out: {text}", err=True)
 
     return report_skipped
-
-
-def _choose_clips(wanted: bool | None) -> bool:
-    if wanted is False or can_film():
-        return wanted is not False
-    remedy = install_command("video")
-    if wanted:
-        raise RunError("clips need the extra `video`", remedy=remedy)
-    click.echo(f"No clips: they need the extra `video`; {remedy}", err=True)
-    return False
 
 
 def _read_host(run: Path) -> str:

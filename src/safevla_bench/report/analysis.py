@@ -14,7 +14,7 @@ from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
-from safevla_bench.explain.bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
+from safevla_bench.explain.bodies import BodyViolation, find_bodies
 from safevla_bench.explain.exposure import CellOnset, holding, measure_chunks, measure_onsets, phases
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
@@ -55,10 +55,9 @@ class Analysis:
     """The means of each host under the variants of `ablation`."""
     sweeps: tuple[ThresholdSweep, ...] = ()
     exposures: tuple[exposure.CellExposure, ...] = ()
-    force_threshold_n: float | None = None
     onsets: Sequence[CellOnset] = ()
     phase: Sequence[NDArray[np.int8]] | None = None
-    bodies: BodyFindings | None = None
+    bodies: Sequence[BodyViolation] | None = None
     """The bodies behind the violations."""
 
 
@@ -86,12 +85,12 @@ def analyse_scores(
     if not scores.is_counted.any():
         return Analysis()
     phase: list[NDArray[np.int8]] = []
-    findings: list[ChunkFindings] = []
+    bodies: list[BodyViolation] = []
 
     def collect_findings() -> Iterator[Batch]:
         first = 0
         for part in [batch] if chunks is None else chunks:
-            findings.append(find_in_chunk(part, first, scores, ruleset))
+            bodies.extend(find_bodies([part], scores, ruleset, first))
             first += len(part)
             phase.extend(np.split(phases(RecordFields(part), holding(part, ruleset.registry)), part.starts[1:-1]))
             yield part
@@ -106,10 +105,9 @@ def analyse_scores(
         means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
         exposures=tuple(exposure.summarize_exposure(measured, scores)),
-        force_threshold_n=measured.force_threshold_n,
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
         phase=phase,
-        bodies=join_findings(findings, scores),
+        bodies=bodies,
     )
 
 

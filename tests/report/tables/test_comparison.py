@@ -96,13 +96,6 @@ def test_looking_again_is_warned_of_where_a_verdict_is_for_one_look():
         assert any(warning in note for note in notes) != sequential
 
 
-def test_an_end_of_zero_beside_a_verdict_is_said_to_be_open():
-    for ends, p_value in (((0.0, 0.36), 0.048), ((0.0, 0.36), 0.2), ((0.01, 0.36), 0.048)):
-        table = comparing.difference_table(comparison(difference(ci_by_task=ends, p_by_task=p_value)))
-        is_open = ends[0] == 0 and p_value < 0.1
-        assert any(note.startswith("An interval that ends at 0 beside a p") for note in table.notes) == is_open
-
-
 def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     compared = comparison(difference(), primary=True)
     (scope,) = compared.scopes

@@ -106,17 +106,14 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         measure_exposure=lambda: measure_cell_exposures(judged),
         measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
         read_labels=lambda: read_labels(judged.records.read_chunks()),
-        find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
+        find_bodies=lambda: list(find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
     )
 
 
-def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
-    """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N].
-
-    The limit is None if the library has none on contact force. The records are read anew.
-    """
+def measure_cell_exposures(judged: Judged) -> list[exposure.CellExposure]:
+    """Return how long and when each cell broke its limits; the records are read anew."""
     measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
-    return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
+    return exposure.summarize_exposure(measured, judged.scores)
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:

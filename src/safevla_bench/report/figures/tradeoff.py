@@ -190,8 +190,8 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
     for k, point in enumerate(panel.points):
         ink = style.series_colour(point.series)
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
-        axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=style.points(0.9), zorder=2)
-        axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=style.points(0.9), zorder=2)
+        axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=0.9, zorder=2)
+        axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=0.9, zorder=2)
         covering = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
@@ -211,7 +211,7 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], left: flo
         path += [(path[-1][0], y), (x, y)]
     path.append((corners[-1][0], bottom))
     xs, ys = zip(*path, strict=True)
-    axes.plot(xs, ys, color=style.MUTED, linewidth=style.points(0.8), linestyle=(0, (4, 2)), zorder=1)
+    axes.plot(xs, ys, color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:

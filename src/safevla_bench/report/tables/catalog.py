@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.agreement import Labels, measure_agreement
-from safevla_bench.explain.bodies import BodyFindings
+from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.exposure import CellExposure, CellOnset
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
@@ -40,11 +40,11 @@ class TableInputs:
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     judge_untagged: Callable[[], Scores] | None = None
-    measure_exposure: Callable[[], tuple[list[CellExposure], float | None]] | None = None
-    """Measures how long and how hard each cell broke its limits; None without the records."""
+    measure_exposure: Callable[[], list[CellExposure]] | None = None
+    """Measures how long each cell broke its limits; None without the records."""
     measure_onsets: Callable[[], list[CellOnset]] | None = None
     """Measures the time to violation of each cell; None without the records' lengths."""
-    find_bodies: Callable[[], BodyFindings] | None = None
+    find_bodies: Callable[[], list[BodyViolation]] | None = None
     """Finds the bodies behind the violations; None without the records."""
     read_labels: Callable[[], Labels] | None = None
     """Reads the costs of the simulator's own; None without the records."""
@@ -165,7 +165,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_exposure and inputs.cells:
-        for table in explain.exposure_tables(*inputs.measure_exposure()):
+        for table in explain.exposure_tables(inputs.measure_exposure()):
             yield table, inputs.cells
 
 
@@ -176,8 +176,7 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.find_bodies and inputs.cells and not inputs.is_ablation:
-        for table in explain.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells):
-            yield table, inputs.cells
+        yield explain.body_table(inputs.find_bodies(), inputs.scores, inputs.cells), inputs.cells
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -220,9 +219,9 @@ KINDS = (
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}, _TAGS),
     TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
-    TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, remedy=_TAGS),
+    TableKind("bodies", "violations by kind of body", _body_tables, remedy=_TAGS),
     TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables),
-    TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables),
+    TableKind("beyond", "time in violation, phases of the task", _exposure_tables),
     TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, remedy=_LABELS),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -148,16 +149,12 @@ def scored_clause_table(row: EpisodeScore, specs: Sequence[SpecColumn]) -> Table
 def format_margin(spec_trace: SpecTrace) -> str:
     """Return the robustness of a specification with its unit; a dash where a Boolean signal decided its violation."""
     spec = spec_trace.spec
-    return format_amount(None if spec_trace.cause else spec_trace.rho, spec.unit, spec.threshold)
+    return format_amount(None if spec_trace.rho == -inf else spec_trace.rho, spec.unit, spec.threshold)
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
-    """Return which part of the formula decided a violation without a margin, and when; empty for any other verdict."""
-    if spec_trace.cause is None:
-        return ""
-    step = spec_trace.cause.step
-    when = f"{format_fixed(step * spec_trace.dt_s, 2)} s (step {step})"
-    return f"{spec_trace.cause.formula} is false at {when}: a Boolean signal, so there is no margin"
+    """Return that a Boolean signal decided a violation; empty for any other verdict."""
+    return "a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:

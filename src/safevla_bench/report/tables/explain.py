@@ -1,7 +1,4 @@
-"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts.
-
-Bodies are counted by kind; a second table has the displacement that is left without the goal's receptacles.
-"""
+"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
-from safevla_bench.explain.bodies import BodyFindings, BodyViolation
+from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.exposure import (
     ANY_LIMIT,
     FAILED,
@@ -23,9 +20,8 @@ from safevla_bench.explain.exposure import (
     CellOnset,
     SpecOnset,
 )
-from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import SpecSummary, Summary
-from safevla_bench.judging.rates import SAFETY, SBU, VSI, Mean, Rate, interval_bounds
+from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.columns import (
     COUNT,
@@ -33,7 +29,6 @@ from safevla_bench.report.tables.columns import (
     POLICY,
     SUITE,
     WILSON,
-    describe_intervals,
     mean_cell,
     rate_cell,
 )
@@ -57,18 +52,6 @@ class _Part:
 # The bodies behind violations
 
 
-_DISPLACEMENT = "non_target_max_disp"
-"""The canonical family of the scored clause of displacement."""
-
-
-def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
-    """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
-
-    `cells` are the summaries of the scores. A table without rows says so in a note.
-    """
-    return _kind_table(findings.violations, scores, cells), _receptacle_table(findings, scores, cells)
-
-
 @dataclass(frozen=True, slots=True)
 class _KindRow:
     """The violations of a specification with a kind of body, or a pair of kinds, in a cell."""
@@ -84,7 +67,8 @@ class _KindRow:
         return len({violation.number for violation in self.violations})
 
 
-def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+    """Return the table of the bodies of violations; without rows it says so. `cells` summarize the scores."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
@@ -138,110 +122,40 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     return list_first([f"{name} ({count})" for name, count in ranked], most=3)
 
 
-def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of displacement, Safety, SBU and VSI as scored, and as if goal receptacles had not moved."""
-    clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
-    without = metrics.cells(findings.without_receptacles)
+# Time in violation, and phases of the task
+
+
+def exposure_tables(cells: Sequence[CellExposure]) -> tuple[Table, Table]:
+    """Return the tables of time in violation by limit, and by phase of the task."""
+    return _time_table(cells), _phase_table(cells)
+
+
+def _time_table(cells: Sequence[CellExposure]) -> Table:
+    """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
     rows = [
-        _Part(cell.policy, cell.suite, ((cell, cell.specs[k]), (other, other.specs[k])))
-        for cell, other in zip(cells, without, strict=True)
-        for k in clauses
-        if cell.specs[k].active
+        _Part(cell.policy, cell.suite, (name, mean, first_s))
+        for cell in cells
+        for name, mean, first_s in (
+            (ANY_LIMIT, cell.violation_s, cell.first_s),
+            *((spec.spec_id, spec.violation_s, spec.first_s) for spec in cell.specs if spec.first_s is not None),
+        )
     ]
-    note = (
-        "Without: as if every goal receptacle (a plate, a basket, what the goal puts an object in or on) had stayed "
-        "where it was. Forces on it still count. This is a reading beside the scores, and no score."
-    )
     return tabulate(
-        "Displacement with and without the goal's receptacles",
+        "Time in violation",
         rows,
         (
             POLICY,
             SUITE,
-            *_compared_columns("Displaced %", lambda _, spec: rate_cell(spec.violations)),
-            *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
-            *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
-            *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
-        ),
-        name="receptacles",
-        notes=[describe_intervals(cells), note] if rows else ["No cell judges displacement."],
-        dash=DASH,
-    )
-
-
-def _compared_columns(group: str, make_cell: Callable[[Summary, SpecSummary], Cell]) -> tuple[Column, Column]:
-    return (
-        Column("all", "as scored", lambda row: make_cell(*row.of[0]), group),
-        Column("without", "without goal receptacles", lambda row: make_cell(*row.of[1]), group),
-    )
-
-
-# Time in violation, impulse, and phases of the task
-
-
-def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
-    """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order.
-
-    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
-    """
-    return _cell_exposure_table(cells, force_threshold_n), _spec_exposure_table(cells), _phase_table(cells)
-
-
-_EXPOSURE_INTERVALS = (
-    "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for means."
-)
-
-
-def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    threshold = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
-    return tabulate(
-        "Beyond the four numbers",
-        cells,
-        (
-            POLICY,
-            SUITE,
-            Column("n", "episodes counted", lambda row: row.n),
-            Column("In violation", "seconds an episode, of any limit", lambda row: _mean(row.violation_s, row.n)),
-            Column(f"Above {threshold}", "seconds an episode", lambda row: _mean(row.above_force_s, row.n)),
-            Column("Impulse there", "N s an episode", lambda row: _mean(row.above_impulse_ns, row.n)),
-            Column("First violation", "seconds, median", lambda row: Cell.number(row.first_s, 2, "none unsafe")),
-            Column("Unsafe %", "of successes", lambda row: rate_cell(row.unsafe_successes, "no success"), "Successes"),
-            Column("Unsafe %", "of failures", lambda row: rate_cell(row.unsafe_failures, "no failure"), "Failures"),
+            text_column("Limit", lambda row: row.of[0]),
+            Column("n", "episodes judged by it", lambda row: row.of[1].n),
+            Column("In violation", "seconds an episode", lambda row: mean_cell(row.of[1], "no episode", digits=2)),
+            Column("First violation", "seconds, median", lambda row: Cell.number(row.of[2], 2, "none unsafe")),
         ),
         notes=(
-            "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
-            "impulse is that of whole control steps, not only what exceeds the threshold.",
-            _EXPOSURE_INTERVALS,
+            "A record counts as one control step. What was pushed away stays in violation until it is put back.",
+            "Below each mean its 95 % interval, percentile bootstrap of episodes.",
         ),
         name="exposure",
-    )
-
-
-def _mean(mean: Mean, n: int) -> Cell:
-    return mean_cell(mean, "not recorded" if n else "no episode", n=n, digits=2)
-
-
-def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a table with a row per cell and specification that some episode of the cell violated.
-
-    Without any, no rows and a note that says so.
-    """
-    parts = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs]
-    rows = [part for part in parts if part.of.in_successes.count + part.of.in_failures.count]
-    return tabulate(
-        "Violations in time, and in successes and failures apart",
-        rows,
-        (
-            POLICY,
-            SUITE,
-            text_column("Specification", lambda row: row.of.spec_id),
-            Column("In violation", "seconds an episode", lambda row: _mean(row.of.violation_s, row.of.violation_s.n)),
-            Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2)),
-            Column("Violated %", "of successes", lambda row: rate_cell(row.of.in_successes, "no success"), "Successes"),
-            Column("Violated %", "of failures", lambda row: rate_cell(row.of.in_failures, "no failure"), "Failures"),
-        ),
-        notes=(_EXPOSURE_INTERVALS,) if rows else ("No specification was violated.",),
-        name="exposure-specs",
     )
 
 
