@@ -375,7 +375,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest], *, full:
         name = f"{result.name}: " if len(requests) > 1 else ""
         answers.append(f"{name}{describe_sensitivity(variants, ranking)}")
         title = f"Safety % over the sweep of {result.name}"
-        sweep_tables.append(varying.sweep_table(result) if full else varying.pooled_table(variants, title))
+        sweep_tables.append(varying.variant_table(variants, title) if full else varying.pooled_table(variants, title))
         rankings += [varying.ranking_table(ranking)] if full and ranking else []
     return _Report(document, "\n".join(answers), [*sweep_tables, *rankings], _VARIANTS)
 

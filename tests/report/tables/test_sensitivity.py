@@ -16,7 +16,6 @@ from safevla_bench.report.tables.sensitivity import (
     pooled_reading_table,
     pooled_table,
     reading_table,
-    sweep_table,
     variant_table,
 )
 from safevla_bench.report.tables.table import Table
@@ -68,17 +67,6 @@ def test_variants_without_a_family_are_named_below():
     table = variant_table(replace(ablation(cell("x", 1)), left_out=("Tilt 20°",)))
     assert len(table.rows) == 1
     assert any("Tilt 20°" in note for note in table.notes)
-
-
-def test_a_sweep_shows_small_lengths_in_millimetres_and_marks_the_default():
-    sweep = ThresholdSweep(
-        name="x", spec_ids=("x_5mm",), unit="m", default=0.005, thresholds=(0.0025, 0.005),
-        curves=(SensitivityCurve(policy="a", suite="s", n=8, points=(point(1), point(2))),),
-    )  # fmt: skip
-    table = sweep_table(sweep)
-    assert [row[3].text + row[3].mark for row in table.rows] == ["2.5", "5†"]
-    assert [row[3].value for row in table.rows] == [2.5, 5.0]
-    assert table.notes[0].startswith("† The library's threshold, 5 mm.")
 
 
 def test_a_cell_without_an_episode_has_dashes_and_no_zeros():

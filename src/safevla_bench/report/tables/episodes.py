@@ -12,9 +12,9 @@ from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
-from safevla_bench.judging.scores import NO_VERDICT, EpisodeScore, SpecColumn
+from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.episode_list import EpisodeListRow
-from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell, spec_amount
+from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell
 from safevla_bench.report.tables.explain import format_kinds
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.signals.signal import SIGNALS
@@ -125,25 +125,6 @@ def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> T
     unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
     return tabulate("Not judged", unjudged, columns)
-
-
-def scored_clause_table(row: EpisodeScore, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of the judged specifications of a row of scores.json, violated ones first, deepest first."""
-    judged = [spec for spec in specs if spec.is_scored and spec.spec_id in row.active_specs]
-    judged = [spec for spec in judged if spec.spec_id not in row.vacuous_specs]
-    judged.sort(key=lambda spec: -(row.depth.get(spec.spec_id) or 0.0))
-    return tabulate(
-        "Judged",
-        judged,
-        (
-            text_column("Specification", lambda spec: spec.spec_id),
-            text_column("Verdict", lambda spec: "BROKEN" if spec.spec_id in row.violated_specs else "kept"),
-            Column("Worst", value=lambda spec: spec_amount(spec, row.extreme.get(spec.spec_id))),
-            Column("Threshold", value=lambda spec: spec_amount(spec, spec.threshold)),
-            Column("Margin", value=lambda spec: spec_amount(spec, row.robustness.get(spec.spec_id))),
-            Column("Depth", value=lambda spec: Cell.number(row.depth.get(spec.spec_id), 3)),
-        ),
-    )
 
 
 def format_margin(spec_trace: SpecTrace) -> str:

@@ -142,10 +142,10 @@ def _pooled_table(
 
 @dataclass(frozen=True, slots=True)
 class _CellPoint:
-    """One cell under one variant, threshold or reading, which `head` names."""
+    """One cell under one variant, threshold or reading, which `name` names."""
 
     cell: SensitivityCurve | ReadingCell
-    head: Cell
+    name: str
     rates: VariantRates
     changes: VerdictChanges | None = None
     """Verdicts that differ from those of the first reading."""
@@ -182,43 +182,21 @@ _CELL_COLUMNS = (
 _SAME_SR = "SR does not depend on thresholds."
 
 
-def variant_table(ablation: ThresholdAblation) -> Table:
+def variant_table(
+    ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
+) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
-    heads = [Cell(variant.name) for variant in ablation.variants]
     left_out = f"Left out, as the library has no such family: {', '.join(ablation.left_out)}."
     return tabulate(
-        "Sensitivity to thresholds (variants of the paper's Table 9)",
-        _curve_points(ablation.curves, heads),
-        (*_CELL_COLUMNS, text_column("Variant", lambda row: row.head), *_RATE_COLUMNS),
+        title,
+        [
+            _CellPoint(curve, variant.name, point)
+            for curve in ablation.curves
+            for variant, point in zip(ablation.variants, curve.points, strict=True)
+        ],
+        (*_CELL_COLUMNS, text_column("Variant", lambda row: row.name), *_RATE_COLUMNS),
         notes=(_SAME_SR, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
-    )
-
-
-def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[_CellPoint]:
-    return [_CellPoint(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
-
-
-def sweep_table(sweep: ThresholdSweep) -> Table:
-    """Return the table of a row per cell and threshold, in display units; a dagger marks the library's own
-    threshold.
-    """
-    unit, scale = display_unit(sweep.unit, sweep.default)
-    heads = [
-        Cell(format_compact(value * scale), value * scale, mark="†" if value == sweep.default else "")
-        for value in sweep.thresholds
-    ]
-    default = f"† The library's threshold, {format_compact(sweep.default * scale)} {unit}".rstrip()
-    return tabulate(
-        f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
-        _curve_points(sweep.curves, heads),
-        (
-            *_CELL_COLUMNS,
-            Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head),
-            *_RATE_COLUMNS,
-        ),
-        notes=[f"{default}. K = severe/threshold stays. {_SAME_SR}"],
-        remarks=sweep.warnings,
     )
 
 
@@ -250,13 +228,13 @@ def reading_table(comparison: ReadingComparison) -> Table:
     return tabulate(
         "Readings of the paper",
         [
-            _CellPoint(cell, Cell(name), point.rates, point.changes)
+            _CellPoint(cell, name, point.rates, point.changes)
             for cell in comparison.cells
             for name, point in zip(comparison.readings, cell.points, strict=True)
         ],
         (
             *_CELL_COLUMNS,
-            text_column("Reading", lambda row: row.head),
+            text_column("Reading", lambda row: row.name),
             Column("all", "verdicts", lambda row: _changed_cell(row.changes), group="Changed"),
             Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
             Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
