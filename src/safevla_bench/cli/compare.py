@@ -62,9 +62,6 @@ def compare_command(
     across_seeds: bool = flag("Pair by initial state alone, for the same states run with other seeds, or several."),
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
     unpaired: bool = flag("Take the episodes as independent, task by task."),
-    sequential: bool = flag(
-        "Use p-values and intervals of these tasks that hold however often you compare growing runs."
-    ),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
     margin: float | None = option(
         "Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
@@ -128,8 +125,6 @@ def compare_command(
     if plan is not None:
         if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
-        if sequential:
-            raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
         if form not in ("text", "json"):
             raise click.UsageError(f"--plan has no --format {form}.")
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
@@ -145,7 +140,6 @@ def compare_command(
             metrics=metrics or COMPARED,
             confidence=confidence / 100,
             margin=None if margin is None else margin / 100,
-            sequential=sequential,
             allow_crashed=allow_crashed,
         )
         pairing = {"paired": not unpaired, "across_seeds": across_seeds, "across_versions": across_versions}
@@ -220,7 +214,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, describe_changes(changes), [table])
 
 
-_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "sequential", "allow_crashed", "margin", "confidence")
+_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "margin", "confidence")
 """Options of `compare` that need the episodes of both sides."""
 
 

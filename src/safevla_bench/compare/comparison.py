@@ -92,8 +92,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     seed: int
     margin: float | None = None
-    sequential: bool = False
-    """Verdicts are of these tasks, and hold however often one looks."""
     allow_crashed: bool = False
     """Verdicts leave out episodes without a value, whatever these could change."""
     across_seeds: bool = False
@@ -148,7 +146,6 @@ def compare_policies(
         confidence=options.confidence,
         seed=options.seed,
         margin=options.margin,
-        sequential=options.sequential,
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),

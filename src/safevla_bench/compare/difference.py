@@ -23,7 +23,6 @@ from safevla_bench.statistics.intervals import (
     reconcile_interval,
     tango_interval,
 )
-from safevla_bench.statistics.sequential import sequential_difference, sequential_p
 from safevla_bench.statistics.tests import (
     MeanTest,
     barnard_p,
@@ -41,16 +40,14 @@ MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "op
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `margin` is a share: differences smaller than it do not matter; None = any matters. `sequential`: p-values and
-    intervals of these tasks that hold however often one looks as episodes come. `allow_crashed`: verdicts stand even if
-    episodes without a value could change them.
+    `margin` is a share: differences smaller than it do not matter; None = any matters. `allow_crashed`: verdicts stand
+    even if episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
     seed: int = 0
     margin: float | None = None
-    sequential: bool = False
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
@@ -70,8 +67,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
     `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
-    second decides, but for sequential comparisons, which have only the first. The four counts are of pairs, null for
-    means and for independent episodes.
+    second decides. The four counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
@@ -114,13 +110,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
-    sequential: bool = False
-    """`p_value` and `ci` hold at every look."""
 
     @property
     def is_by_task(self) -> bool:
-        """True if tasks like these decide: with more than one task, unless sequential."""
-        return self.tasks > 1 and not self.sequential
+        """True if tasks like these decide: with more than one task."""
+        return self.tasks > 1
 
     @property
     def deciding_p(self) -> float | None:
@@ -177,7 +171,7 @@ def paired_difference(
     """Return the difference of two policies over initial states, each with the mean of its seeds.
 
     Rates of states with one episode each: McNemar's mid-p test and Tango's interval, reconciled with it. VSI, and
-    states with several episodes: sign flips of the pairs, and no counts. `options.sequential`: the betting test alone.
+    states with several episodes: sign flips of the pairs, and no counts.
     `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
     """
     first, second = names
@@ -200,8 +194,6 @@ def paired_difference(
         identical=bool((differences == 0).all()),
         **counts,
     )
-    if options.sequential:
-        return _judge_at_every_look(measured, differences, options)
     measured = _judge_by_task(measured, by_task, sizes, options)
     if not counts:
         of_pairs = flip_pair_means(differences, options.confidence)
@@ -226,8 +218,7 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
     Rates: the mid-p test of Cochran, Mantel and Haenszel, on one task Barnard's, and an interval reconciled with it.
-    VSI: labels drawn anew within tasks. With `options.sequential` the betting test of episodes paired by their order
-    within each task, surplus ones left out. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
+    VSI: labels drawn anew within tasks. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
     Without a common task, no difference and no p-value; `test` then says why.
     """
     shared = [task for task in first.by_task if task in second.by_task]
@@ -238,10 +229,6 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     differences = first.totals / first.sizes - second.totals / second.sizes
     estimate = float(differences.mean())
     measured = Difference(first=first.policy, second=second.policy, test="", tasks=len(shared), difference=estimate)
-    if options.sequential:
-        turns = zip(first.by_task.values(), second.by_task.values(), strict=True)
-        in_turn = np.concatenate([mine[: len(other)] - other[: len(mine)] for mine, other in turns])
-        return _judge_at_every_look(measured, in_turn, options)
     name, tested = _unpaired_test(first, second, metric, options)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     return replace(
@@ -278,20 +265,6 @@ def add_extremes(
         p_at_extremes=find_greatest(item.deciding_p for item in extremes),
         p_value_at_extremes=find_greatest(item.p_value for item in extremes),
         margin="open" if margin and not extremes and not options.allow_crashed else margin,
-    )
-
-
-def _judge_at_every_look(
-    measured: Difference, differences: NDArray[np.float64], options: ComparisonOptions
-) -> Difference:
-    """Return `measured` with p-value and interval of the betting test of paired differences [n], from -1 to 1."""
-    interval = sequential_difference(differences, options.confidence)
-    return replace(
-        measured,
-        test="betting, at every look",
-        ci=interval and (interval.low, interval.high),
-        p_value=sequential_p(differences),
-        sequential=True,
     )
 
 
@@ -334,7 +307,7 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
 
     None without a margin or a difference. All intervals of all `differences` decide: the first is the measured one, the
-    others what unknown episodes could make of it. With several tasks (unless sequential) those are the intervals of
+    others what unknown episodes could make of it. With several tasks those are the intervals of
     these tasks and of tasks like these. The verdict is `open` where one is missing, as with few tasks or tasks that all
     differ alike, and where the policies differ in fewer tasks than sign flips need: their interval then says little.
     """

@@ -85,12 +85,9 @@ def test_both_answers_are_given_where_both_are_known():
     )
 
 
-def test_one_task_and_every_look_say_nothing_of_others():
+def test_one_task_says_nothing_of_others():
     on_one = describe(on_tasks("a", "1" * 9), on_tasks("b", "0" * 9))
     assert on_one == "a is safer than b on this task: 9 of 9 pairs against 0 (100.0 points, 40.2 to 100.0)."
-    at_every_look = describe(CALM, ROUGH, sequential=True)
-    assert at_every_look.startswith("a is safer than b on these tasks: 32 of 64 pairs against 0 (50.0 points, ")
-    assert "like these" not in at_every_look
 
 
 def test_without_a_verdict_each_number_says_whose_it_is():

@@ -158,8 +158,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
             tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
     yield "An interval that ends at 0 beside a p below the level excludes 0."
-    by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
-    yield f"Tests: {test_names}{by_task}. Rates in points."
+    yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
     yield from _extreme_notes(comparison)
     yield from intervention_notes(comparison)
     yield from comparison.warnings
@@ -185,12 +184,6 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
-    if comparison.sequential:
-        yield (
-            f"Told apart: p at most {level}{adjusted}. It holds however often you look, for these tasks only. "
-            "Look after whole rounds, with as many episodes of every task."
-        )
-        return
     which = "p by task" if max(tasks) > 1 else "p"
     one_task = "; with one task, p" if 1 in tasks and max(tasks) > 1 else ""
     yield (
