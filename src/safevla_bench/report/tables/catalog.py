@@ -147,13 +147,13 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     """Yield the table of the specifications that apply to each judged task, without scores to all tasks."""
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
-        order = list(inputs.registry.benchmarks)
-        tasks = sorted(
-            set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)),
-            key=lambda task: (order.index(task[0]) if task[0] in order else len(order), task[0], len(task[1]), task[1]),
-        )
+        tasks = sorted({*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}, key=_task_order)
     if tasks and not inputs.is_ablation:
-        yield active_spec_table(tasks, inputs.ruleset, inputs.scores), inputs.cells
+        yield active_spec_table(tasks, inputs.ruleset), inputs.cells
+
+
+def _task_order(task: tuple[str, str]) -> tuple[str, int, str]:
+    return task[0], len(task[1]), task[1]
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
