@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from compare.scenes import (
@@ -76,17 +75,6 @@ def test_pairs_are_found_whatever_the_order_of_the_episodes():
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=40)
-def test_rates_agree_with_scipy(seed):
-    sr = difference_in("sr", drawn("a", seed), drawn("b", seed + 1, sr=0.5))
-    n, fewer = sr.only_first + sr.only_second, min(sr.only_first, sr.only_second)
-    assert n + sr.both + sr.neither == 60
-    expected = 2 * stats.binom.cdf(fewer - 1, n, 0.5) + stats.binom.pmf(fewer, n, 0.5)
-    assert sr.p_value == pytest.approx(min(1.0, expected))
-    assert sr.ci[0] <= sr.difference <= sr.ci[1]
-
-
-@given(st.integers(0, 2**32))
 @settings(max_examples=6, deadline=None)
 def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed):
     """One stratum is no stratification: Newcombe's interval and Barnard's test, which has a test of its own."""
@@ -100,17 +88,6 @@ def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed)
     assert difference.test == "Barnard, exact"
     assert difference.p_value == difference.p_adjusted == pytest.approx(barnard)
     assert difference.p_by_task is None
-
-
-def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
-    mine, theirs = drawn("a", 1), drawn("b", 2, safety=0.3)
-    difference = difference_in("vsi", mine, theirs)
-    expected = stats.bootstrap(
-        (mine.vsi, theirs.vsi), lambda x, y, axis: (x - y).mean(axis=axis), paired=True, vectorized=True,
-        method="percentile", rng=np.random.default_rng(3),
-    ).confidence_interval  # fmt: skip
-    assert difference.difference == pytest.approx((mine.vsi - theirs.vsi).mean())
-    assert difference.ci == pytest.approx((expected.low, expected.high), abs=0.1 * (expected.high - expected.low))
 
 
 @both_ways
@@ -384,19 +361,6 @@ def test_less_unsafe_success_and_severity_are_safer():
     assert letters == {"vsi": ["b", "a", "a"], "sbu": ["", "", ""]}
 
 
-def test_two_policies_have_no_letters_and_their_primary_verdict_is_not_adjusted():
-    safety = pick(compare_policies([A, B]), "safety")
-    assert safety.standings[0].letters == ""
-    assert safety.primary
-    assert safety.differences[0].p_adjusted == safety.differences[0].p_by_task
-
-
-def test_false_differences_among_equals_are_rare():
-    """The whole way, 4 equal policies: at 95 % at most about one run in twenty finds any difference."""
-    runs = (compare_in("safety", *(drawn(str(k), 100 * s + k, 40) for k in range(4))) for s in range(60))
-    assert sum(any(difference.better is not None for difference in run.differences) for run in runs) <= 6
-
-
 def test_a_third_policy_s_crash_does_not_shorten_a_comparison_of_two_others():
     third = crashed_in(entrant("c", [1] * 8, [1] * 8), 7)
     sr = compare_in("sr", A, B, third)
@@ -513,13 +477,12 @@ def contradict(p_value: float | None, bounds: tuple[float, float] | None) -> boo
 
 
 @both_ways
-@pytest.mark.parametrize("tasks", [1, 3, 8, 15])
-@pytest.mark.parametrize("episodes", [20, 50])
-def test_no_interval_contradicts_its_test_whatever_the_metric(paired, tasks, episodes):
+@pytest.mark.parametrize("tasks", [1, 3, 12])
+def test_no_interval_contradicts_its_test_whatever_the_metric(paired, tasks):
     """Score intervals, the bootstrap and cautious bounds disagreed with exact tests in up to 40 % of runs."""
     for seed in range(8 if paired or tasks > 1 else 3):
-        mine = drawn("a", seed, episodes, sr=0.8, safety=0.75, tasks=tasks)
-        theirs = drawn("b", seed + 100, episodes, sr=0.6, safety=0.5, tasks=tasks)
+        mine = drawn("a", seed, 30, sr=0.8, safety=0.75, tasks=tasks)
+        theirs = drawn("b", seed + 100, 30, sr=0.6, safety=0.5, tasks=tasks)
         for metric in compare_policies([mine, theirs], paired=paired).scopes[-1].metrics:
             (difference,) = metric.differences
             assert not contradict(difference.p_value, difference.ci), (seed, metric.metric)
@@ -534,14 +497,6 @@ def test_no_split_of_pairs_has_an_interval_against_its_test():
         difference = difference_in("safety", mine, theirs)
         assert not contradict(difference.p_value, difference.ci)
         assert (difference.better is None) == (not is_significant(difference.p_value))
-
-
-@pytest.mark.parametrize("low", range(0, 11, 2))
-def test_no_counts_of_independent_episodes_have_an_interval_against_their_test(low):
-    for high in range(11):
-        mine, theirs = on_tasks("a", "1" * low + "0" * (10 - low)), on_tasks("b", "1" * high + "0" * (10 - high))
-        difference = difference_in("safety", mine, theirs, paired=False)
-        assert not contradict(difference.p_value, difference.ci)
 
 
 # Many verdicts

@@ -241,7 +241,7 @@ def test_the_table_marks_the_choice():
 @pytest.mark.long
 def test_of_equal_policies_the_choice_has_an_interval_that_covers_and_is_seldom_called_better():
     """The estimate of the best of six is too high by more than a standard error; plain intervals would miss it."""
-    generator, runs, rate = np.random.default_rng(5), 200, 0.8
+    generator, runs, rate = np.random.default_rng(5), 60, 0.8
     missed, plain, better, established = [], [], [], []
     for _ in range(runs):
         drawn_runs = [
