@@ -55,7 +55,6 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     n: int
-    count: int | None
     value: float | None
     ci: Bounds | None
     letters: str = ""
@@ -90,7 +89,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    seed: int
     margin: float | None = None
     allow_crashed: bool = False
     """Verdicts leave out episodes without a value, whatever these could change."""
@@ -116,7 +114,7 @@ def compare_policies(
 
     Args:
         results: at least two, with names that differ (see `make_names_unique`).
-        options: metrics, confidence, seed of the bootstrap, tests, margin; None = the defaults.
+        options: metrics, confidence, margin; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
@@ -144,7 +142,6 @@ def compare_policies(
         policies=tuple(result.name for result in results),
         paired=paired,
         confidence=options.confidence,
-        seed=options.seed,
         margin=options.margin,
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
@@ -317,14 +314,11 @@ def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: Comparison
     unknown = scope.count_unknown(i, j, metric if metric in BOUNDED else CLEAN.key)
     if unknown and metric in BOUNDED:
         extremes = [scope.difference(i, j, metric, options, fill) for fill in ((0.0, 1.0), (1.0, 0.0))]
-    if scope.pairs:
-        left_out = ~scope.pairs.mark_finished([i, j])
-        difference = replace(difference, left_out=scope.pairs.count_pairs(left_out))
     return add_extremes(difference, extremes, unknown, metric, options)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return policy k's value, count and interval over initial states, each with the mean of its episodes."""
+    """Return policy k's value and interval over initial states, each with the mean of its episodes."""
     states = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
     n, total = len(states.first), float(states.first.sum())
     counts = METRICS[metric].unit and states.is_single
@@ -336,7 +330,6 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     return PolicyStanding(
         policy=pairs.results[k].name,
         n=n,
-        count=int(total) if counts else None,
         value=total / n if n else None,
         ci=interval_bounds(interval),
     )
@@ -355,7 +348,6 @@ def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> I
         yield PolicyStanding(
             policy=values.policy,
             n=int(values.sizes.sum()),
-            count=int(values.totals.sum()) if METRICS[metric].unit else None,
             value=float(means.mean()) if shared else None,
             ci=interval_bounds(interval),
         )

@@ -46,20 +46,17 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
-    seed: int = 0
     margin: float | None = None
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if confidence or margin is not a share, or the seed is negative."""
+        """Raise `SafevlaError` if confidence or margin is not a share."""
         if not 0 < self.confidence < 1:
             remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
             raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
         if self.margin is not None and not 0 < self.margin <= 1:
             remedy = "Give a share above 0, such as 0.05; on the command line in points."
             raise SafevlaError(f"{self.margin:g} is no margin", remedy=remedy)
-        if self.seed < 0:
-            raise SafevlaError(f"the seed {self.seed} is negative", remedy="Give 0 or a positive whole number.")
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +74,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Pairs that both policies finished and that have a value; null where episodes are independent."""
-    left_out: int = 0
-    """Pairs that one of the two did not finish."""
     unknown: int = 0
     """Planned episodes of the two without a value: crashed, cut short or without a verdict."""
     extremes: Bounds | None = None
@@ -283,7 +278,7 @@ def _unpaired_test(
 ) -> tuple[str, MeanTest]:
     if not METRICS[metric].unit:
         values = list(first.by_task.values()), list(second.by_task.values())
-        generator = np.random.Generator(np.random.PCG64(options.seed))
+        generator = np.random.Generator(np.random.PCG64(0))
         return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
     counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
     interval = mean_rate_difference_interval(first.totals, first.sizes, second.totals, second.sizes, options.confidence)

@@ -283,11 +283,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     ]
     warnings = list(comparison_warnings(results, 0, paired=True))
     if any(counted != starts[0] for counted in starts[1:]):
-        ran = ", ".join(
-            f"{result.name} {len(result)} of {len(set(result.tasks))} task{'' if len(set(result.tasks)) == 1 else 's'}"
-            for result in results
-        )
-        warnings.insert(0, f"The runs did not run the same episodes ({ran}): part of what moves may be what was run.")
+        warnings.insert(0, "The runs did not run the same episodes: part of what moves may be what was run.")
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):
         warnings.insert(0, "Gains are of independent episodes: the runs' episodes cannot be paired.")
     return warnings

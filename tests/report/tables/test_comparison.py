@@ -29,10 +29,10 @@ def comparison(
     primary: bool = False,
     **changes: object,
 ):
-    standing = PolicyStanding(policy="a", n=10, count=6, value=0.6, ci=(0.3, 0.8))
+    standing = PolicyStanding(policy="a", n=10, value=0.6, ci=(0.3, 0.8))
     metrics = MetricComparison(metric=metric, standings=(standing,), differences=differences, primary=primary)
     scope = SuiteComparison(suite=None, pairs=10, left_out=0, tasks=2, metrics=(metrics,))
-    fields = {"policies": policies, "paired": True, "confidence": 0.9, "seed": 0, "scopes": (scope,)}
+    fields = {"policies": policies, "paired": True, "confidence": 0.9, "scopes": (scope,)}
     return Comparison(**{**fields, **changes})
 
 
