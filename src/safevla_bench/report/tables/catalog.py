@@ -21,7 +21,7 @@ from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
-from safevla_bench.report.tables.table import Cell, Table, text_column
+from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
 from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.tasks.entries import Registry
@@ -231,7 +231,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; without names all that the runs allow.
 
     `which` are names of kinds, or the paper's numbers; repeated ones count once. Every table bears the warnings of its
-    cells and the remarks of `inputs`, and a mark in every row if applicability was off.
+    cells and the remarks of `inputs`, and says if applicability was off.
 
     Raises:
         RunError: a table is unknown, these runs do not allow this table or any, or a policy has results of the same
@@ -243,16 +243,16 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         built = [item for kind in KINDS for item in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
+    ablated = [ABLATED] if inputs.is_ablation else []
     tables = [
-        replace(table, remarks=(*table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
+        replace(table, remarks=(*ablated, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no suite"
         remedy = f"It has rows in {PUBLISHED_TABLES}, of its suites of LIBERO and RoboCasa."
         raise RunError(f"the paper prints nothing for these tables of {suites}", remedy=remedy)
-    numbered = _number_duplicates(tables)
-    return [_mark_ablation(table) if inputs.is_ablation else table for table in numbered]
+    return list(_number_duplicates(tables))
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[Summary]) -> tuple[str, ...]:
@@ -270,19 +270,15 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
         yield replace(table, name=f"{table.name}-{occurrence}") if occurrence > 1 else table
 
 
-def _mark_ablation(table: Table) -> Table:
-    rows = tuple((row[0], Cell("off", emphasis="bad"), *row[1:]) for row in table.rows)
-    columns = (table.columns[0], text_column("Applicability"), *table.columns[1:])
-    return replace(table, columns=columns, rows=rows, notes=(ABLATED, *table.notes))
-
-
 def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Summary]]]:
     """Return the tables of the kind with this name or number of the paper, at least one, else raise `RunError`."""
     for kind in KINDS:
         if name == kind.name or name in kind.numbers:
-            built = list(kind.build(inputs, kind.numbers.get(name)))
+            host = kind.numbers.get(name)
+            built = list(kind.build(inputs, host))
             if not built:
-                raise RunError(f"these runs allow no table {name!r}", remedy=kind.remedy)
+                problem = f"these runs allow no table {name!r}{f' of {HOST_TITLES[host]}' if host else ''}"
+                raise RunError(problem, remedy=kind.remedy)
             return built
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
     raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"There are: {kind_names}."))

@@ -41,7 +41,6 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     cells: int
-    policies: tuple[str | None, ...]
     suites: tuple[str, ...]
     missing_suites: tuple[str, ...]
     """The paper's suites of this host that none of the cells is of."""
@@ -74,7 +73,6 @@ def _host_mean(
     return HostMean(
         host=title,
         cells=len(curves),
-        policies=tuple(dict.fromkeys(curve.policy for curve in curves)),
         suites=suites,
         missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
         variants=tuple(
