@@ -177,7 +177,6 @@ def paired_difference(
     _, numbers = number_distinct(states.tasks)
     sizes = np.bincount(numbers).astype(np.float64)
     by_task = np.bincount(numbers, differences) / sizes
-    counts = _count_pairs(states) if METRICS[metric].unit and states.is_single else {}
     measured = Difference(
         first=first,
         second=second,
@@ -187,26 +186,25 @@ def paired_difference(
         differing_tasks=int((by_task != 0).sum()),
         difference=float(differences.mean()),
         identical=bool((differences == 0).all()),
-        **counts,
     )
     measured = _judge_by_task(measured, by_task, sizes, options)
-    if not counts:
+    if not (METRICS[metric].unit and states.is_single):
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
-    discordant = counts["only_first"], counts["only_second"]
-    p_value, interval = mcnemar_mid_p(*discordant), tango_interval(*discordant, n, options.confidence)
-    interval = reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)
-    return replace(measured, test="McNemar, mid-p", ci=interval_bounds(interval), p_value=p_value)
-
-
-def _count_pairs(states: StateMeans) -> dict[str, int]:
-    first, second = states.first > 0, states.second > 0
-    return {
-        "both": int((first & second).sum()),
-        "only_first": int((first & ~second).sum()),
-        "only_second": int((~first & second).sum()),
-        "neither": int((~first & ~second).sum()),
-    }
+    only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
+    both = int((states.first * states.second).sum())
+    p_value = mcnemar_mid_p(only_first, only_second)
+    interval = tango_interval(only_first, only_second, n, options.confidence)
+    return replace(
+        measured,
+        test="McNemar, mid-p",
+        ci=interval_bounds(reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)),
+        both=both,
+        only_first=only_first,
+        only_second=only_second,
+        neither=n - both - only_first - only_second,
+        p_value=p_value,
+    )
 
 
 def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
