@@ -200,7 +200,7 @@ def test_checkpoints_have_a_section_of_their_own_and_other_names_none():
     assert [point.label for point in analysis.series.curves[0].points] == [1000, 2000]
     page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)
     section = page[page.index('<section id="series">') :].partition("</section>")[0]
-    assert '<table' in section
+    assert "<table" in section
     assert "style=" not in section
     assert "above 1000" in section
     assert page == render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)
