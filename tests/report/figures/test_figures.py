@@ -124,7 +124,7 @@ def digests():
     return {
         f"{name}.{form}": hashlib.sha256(render_figure(figure, form)).hexdigest()
         for name, figure in figures.items()
-        for form in (("svg", "pdf", "png") if name == "tradeoff" else ("svg", "pdf"))
+        for form in (("svg", "pdf", "png") if name == "tradeoff" else ("svg",))
     }
 
 
