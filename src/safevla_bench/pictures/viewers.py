@@ -242,7 +242,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
     writer.add_metadata("episode", dict(timeline.facts))
     for record in range(timeline.records):
         at_ns = round(record * timeline.dt_s * 1e9)
-        transforms = [_transform(body, record, at_ns) for body in timeline.bodies]
+        transforms: Any = [_transform(body, record, at_ns) for body in timeline.bodies]
         topics.send_protobuf("/tf", FrameTransforms(transforms=transforms), at_ns)
         if timeline.contacts:
             contacts = [dict(zip(("a", "b", "force_n"), row, strict=True)) for row in timeline.contacts[record]]
