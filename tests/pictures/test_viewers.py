@@ -176,7 +176,7 @@ def topics(mcap):
 
 def test_foxglove_knows_the_schemas(topics):
     _, schemas = topics
-    known = {"/tf": "FrameTransforms", "/scene": "SceneUpdate", "/violations": "Log"}
+    known = {"/tf": "FrameTransforms", "/violations": "Log"}
     assert {topic: schemas[topic] for topic in known} == {topic: f"foxglove.{name}" for topic, name in known.items()}
 
 

@@ -72,7 +72,6 @@ def judged(batch: Batch, *absent: AbsentEpisode) -> Scores:
     return score(batch, RULESET, absent=absent)
 
 
-CALM = stated(run(["careful"], [0.05], 3, ["libero-10"]))
 ROUGH = stated(select_episodes(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
 NAMES = [f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)]
 MANY = stated(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
@@ -83,9 +82,6 @@ STRANGE = stated(concatenate_batches([
 MIXED = stated(run(["careful", "hasty"], [0.2, 1.0], 4, SUITES))
 STATES = {
     "nothing": lambda: (verdicts(), None),
-    "one episode": lambda: (judged(select_episodes(MIXED, [9])), select_episodes(MIXED, [9])),
-    "all safe": lambda: (judged(CALM), CALM),
-    "all unsafe": lambda: (judged(ROUGH), ROUGH),
     "all crashed": lambda: (verdicts(absent=tuple(crashed("hasty", k) for k in range(5))), None),
     "ten long names": lambda: (judged(MANY), MANY),
     "hostile": lambda: (judged(STRANGE, crashed(HOSTILE, 1, HOSTILE), crashed(LONG, 2, LONG)), STRANGE),

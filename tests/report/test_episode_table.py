@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from report.scenes import NAN, rollout, run, verdicts
+from report.scenes import NAN, run, verdicts
 from safevla_bench.explain.bodies import find_bodies
-from safevla_bench.explain.exposure import PHASES, holding, phases
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import episode_table as module
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import build_episode_table
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.batch import select_episodes
 
@@ -109,19 +107,6 @@ def test_only_so_many_are_drawn_and_those_are_the_worst(monkeypatch):
 def test_records_are_found_whatever_their_order():
     turned = select_episodes(BATCH, list(range(len(BATCH)))[::-1])
     assert listed(SCORES, turned) == listed()
-
-
-def test_phases_fill_the_episode_and_their_times_add_up():
-    batch = rollout(3, 0.5, n=100)
-    scores = score(batch, RULESET)
-    phase = phases(RecordFields(batch), holding(batch, RULESET.registry))
-    (entry,) = listed(scores, batch, phase=[phase]).entries
-    assert (phase >= 0).all()
-    strip = entry.details.phases
-    assert sum(int(width) for _, _, width in strip.spans) == pytest.approx(1000, abs=len(strip.spans))
-    assert sum(float(time.split()[0]) for _, _, time in strip.durations) == pytest.approx(100 * 0.05)
-    assert {name for _, name, _ in strip.durations} <= set(PHASES)
-    assert all(entry.details.phases is None for entry in listed(scores, batch).entries)
 
 
 @pytest.mark.parametrize(

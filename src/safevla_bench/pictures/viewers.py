@@ -4,9 +4,9 @@ Rerun's entities: `world/<body>` (transforms), `contacts` (names and forces), `s
 (its limit), `broken/<spec>` (1 where broken), `events` (a log), on the timelines `step` and `time`. Rerun keeps
 positions as float32; forces, signals and limits are float64.
 
-MCAP's topics: `/tf` (foxglove.FrameTransforms: a frame for each body, in `world`), `/scene` (foxglove.SceneUpdate),
-`/violations` (foxglove.Log), and as JSON `/contacts` and `/specs/<spec>` (the signal's value, its limit, whether it is
-broken). Time counts from 0 at record 0.
+MCAP's topics: `/tf` (foxglove.FrameTransforms: a frame for each body, in `world`), `/violations` (foxglove.Log), and as
+JSON `/contacts` and `/specs/<spec>` (the signal's value, its limit, whether it is broken). Time counts from 0 at record
+0.
 """
 
 from __future__ import annotations
@@ -232,7 +232,6 @@ def encode_mcap(timeline: Timeline) -> bytes:
         import mcap_protobuf.schema  # noqa: F401
         from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
         from foxglove_schemas_protobuf.Log_pb2 import Log
-        from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
         from mcap.writer import Writer
     except ImportError as error:
         raise RunError("MCAP's libraries are missing", remedy=install_command("mcap")) from error
@@ -241,10 +240,9 @@ def encode_mcap(timeline: Timeline) -> bytes:
     writer.start()
     topics = _TopicWriter(writer)
     writer.add_metadata("episode", dict(timeline.facts))
-    topics.send_protobuf("/scene", SceneUpdate(entities=[_body_entity(body) for body in timeline.bodies]), 0)
     for record in range(timeline.records):
         at_ns = round(record * timeline.dt_s * 1e9)
-        transforms = [_transform(body, record, at_ns) for body in timeline.bodies]
+        transforms: Any = [_transform(body, record, at_ns) for body in timeline.bodies]
         topics.send_protobuf("/tf", FrameTransforms(transforms=transforms), at_ns)
         if timeline.contacts:
             contacts = [dict(zip(("a", "b", "force_n"), row, strict=True)) for row in timeline.contacts[record]]
@@ -312,16 +310,6 @@ def _transform(body: BodyTrack, record: int, at_ns: int) -> dict[str, Any]:
         "translation": _axes("xyz", body.pos_m[record]),
         "rotation": _axes("wxyz", quat_wxyz),
     }
-
-
-def _body_entity(body: BodyTrack) -> dict[str, Any]:
-    color = _axes("rgba", (*(part / 255 for part in COLORS[body.role]), 1.0))
-    upright = {"orientation": {"w": 1.0}}
-    ball = {"pose": upright, "size": _axes("xyz", [2 * SIZE_M] * 3), "color": color}
-    above = {**upright, "position": {"z": 2 * SIZE_M}}
-    name = {"billboard": True, "font_size": 14.0, "scale_invariant": True, "text": body.name}
-    entity = {"id": body.name, "frame_id": body.name, "frame_locked": True, "timestamp": _timestamp(0)}
-    return {**entity, "spheres": [ball], "texts": [{**name, "pose": above, "color": color}]}
 
 
 def _axes(names: str, values: Any) -> dict[str, float]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.episode import rank_by_severity
@@ -98,7 +97,6 @@ class EpisodeTable:
 
 def build_episode_table(
     records: EpisodeRecords,
-    phase: Sequence[NDArray[np.int8]] | None = None,
     violations: Sequence[BodyViolation] | None = None,
     firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
 ) -> EpisodeTable:
@@ -108,7 +106,6 @@ def build_episode_table(
 
     Args:
         records: the verdicts, and the records of any of the episodes.
-        phase: the phase of each record, one array an episode of the scores; None shows none.
         violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
         firmness: policy and episode id -> its replays under varied physics.
     """
@@ -120,13 +117,13 @@ def build_episode_table(
     if violations is not None:
         listed = add_violating_bodies(listed, violations)
     listed = add_firmness(listed, firmness)
-    is_drawn, phase_of = set(drawn), dict(enumerate(phase or ()))
+    is_drawn = set(drawn)
     entries = [
         EpisodeEntry(
             row=row,
             kind=_outcome_kind(row),
             facets=_facets(scores, row),
-            details=describe_episode(records, row, phase_of.get(k), drawn=k in is_drawn),
+            details=describe_episode(records, row, drawn=k in is_drawn),
         )
         for k, row in enumerate(listed)
     ]

@@ -87,7 +87,7 @@ def render_page(
     marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
     bodies = analysis.bodies
-    episodes = build_episode_table(records, analysis.phase, bodies, firmness)
+    episodes = build_episode_table(records, bodies, firmness)
     if firmness:
         lines = describe_firmness([*firmness.values()]).split("\n")
         remarks = [*remarks, *(f"Physics varied. {line}" for line in lines)]

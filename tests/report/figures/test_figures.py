@@ -96,8 +96,10 @@ def test_a_bar_at_0_or_100_percent_stands_off_the_axes(state):
 
 @pytest.mark.parametrize("state", ["nothing", "all crashed", "no verdict"])
 def test_an_empty_figure_says_why_it_is_empty(state):
-    reasons = {"There are no episodes.", "No episode was counted.", "No specification was judged.",
-               "No specification reached a verdict in any episode.", "—", "no violation"}  # fmt: skip
+    reasons = {
+        "There are no episodes.", "No episode was counted.", "No specification was judged.", "—", "no violation",
+        "No specification reached a verdict in any episode.", "No policy has both numbers.",
+    }  # fmt: skip
     for name in FIGURES:
         if (name, state) == ("tradeoff", "no verdict"):
             continue  # success and safety are counted all the same
@@ -122,7 +124,7 @@ def digests():
     return {
         f"{name}.{form}": hashlib.sha256(render_figure(figure, form)).hexdigest()
         for name, figure in figures.items()
-        for form in (("svg", "pdf", "png") if name == "tradeoff" else ("svg", "pdf"))
+        for form in (("svg", "pdf", "png") if name == "tradeoff" else ("svg",))
     }
 
 

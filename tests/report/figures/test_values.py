@@ -108,7 +108,7 @@ def test_a_cell_without_a_verdict_is_no_marker_of_the_shared_panel():
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1)), silent)), "cells")
     assert [point.safety.value for point in value.panels[0].points] == [0.0]
-    assert value.panels[0].unjudged == ("b, libero-object",)
+    assert value.panels[0].missing == ("b, libero-object",)
 
 
 def test_the_paper_s_figure_2_has_its_24_markers_and_the_frontier_of_one():
@@ -142,16 +142,16 @@ def test_what_was_not_judged_is_no_point_of_a_safety_of_100(layout):
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), layout)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
-    assert [panel.unjudged for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
+    assert [panel.missing for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
     shown = " ".join(read(tradeoff.draw_tradeoff(value)))
-    note = "No verdict, or episodes that a violation stopped: b (libero-object)."
+    note = "Without a verdict, or stopped by a violation: b (libero-object)."
     assert (note.replace(" ", "") in shown.replace(" ", "")) == (layout == "suites")
 
 
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
     assert tradeoff.compute_tradeoff(cells(verdicts((True, 1, 1)))).panels[0].frontier == ()
     [panel] = tradeoff.compute_tradeoff(cells(crashed(["a"]))).panels
-    assert (panel.points, panel.uncounted) == ((), ("a",))
+    assert (panel.points, panel.missing) == ((), ("a",))
 
 
 # Kinds of violation

@@ -183,12 +183,15 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
     shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
     place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
     plot = partial(axes.plot, color=style.series_colour(series), transform=place, clip_on=False)
-    numbers = [(point.label, point.numbers[metric]) for point in curve.points]
-    known = [(label, number) for label, number in numbers if number.value is not None]
-    labels, values = [label for label, _ in known], [metric.scale * number.value for _, number in known]
+    known = []
+    for point in curve.points:
+        number = point.numbers[metric]
+        if number.value is not None:
+            known.append((point.label, number.value, number.ci or (number.value, number.value)))
+    labels, values = [label for label, *_ in known], [metric.scale * value for _, value, _ in known]
     plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
-    for label, number in known:
-        bar = [metric.scale * end for end in number.ci or (number.value, number.value)]
+    for label, _, ci in known:
+        bar = [metric.scale * end for end in ci]
         plot([label] * 2, bar, linewidth=1.1, solid_capstyle="butt", zorder=3)
     axes.plot(labels, values, transform=place, zorder=4, **style.marker_look(series, series, 3.8, 0.3))
     return bool(known)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import SymmetricalLogLocator
 from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
@@ -138,7 +139,7 @@ def _scale_across(axes: Axes, low: float, most: float) -> None:
         axes.set_xlim(low - room, most + room)
         return
     axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
-    axes.xaxis.get_major_locator().set_params(numticks=6)
+    axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(low * 1.6 if low < -1 else -1.3, max(1.3, most * 1.6 if most > 1 else 1.3))
 
