@@ -82,7 +82,7 @@ def first_cause(batch: Batch) -> tuple[str, Cause | None]:
 def name_contact(batch: Batch, cause: Cause | None) -> frozenset[str]:
     """Return the two bodies of a chain's last contact; all of the robot is `robot`."""
     roles = {batch.body_label(body): role for body, role in enumerate(batch.body_role)}
-    ends = cause.contacts[-1].bodies if cause and cause.contacts else ()
+    ends = cause.bodies[-2:] if cause and cause.steps else ()
     return frozenset("robot" if roles[name] == ROBOT else name for name in ends)
 
 

@@ -214,7 +214,7 @@ def until_rows(runs: int) -> Iterator[Row]:
 
 def rival_rows(runs: int) -> Iterator[Row]:
     looks = [look_each_round(draw_safety(13, (runs, 10, 20), *case)) for case in CASES]
-    names = '`--until "A safer than B"`', "compare `--sequential`", "compare, a look a round"
+    names = '`--until "A safer than B"`', "compare, a look a round"
     for k, name in enumerate(names):
         equal, better, interacting = (look[k] for look in looks)
         yield (
@@ -223,17 +223,16 @@ def rival_rows(runs: int) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def look_each_round(safe: Bools) -> tuple[Bools, Bools, Bools]:
-    """Return [runs, rounds] by --until, the betting test and McNemar's, of [2, runs, tasks, rounds]: who differs."""
+def look_each_round(safe: Bools) -> tuple[Bools, Bools]:
+    """Return [runs, rounds] by --until and McNemar's test, of [2, runs, tasks, rounds]: who differs."""
     won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=1) for k in (0, 1))
     rounds = won.shape[1]
     shares = [(k + 1) / rounds for k in range(rounds)]
     ends = np.array([list(sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)])
     sums, totals = won.cumsum(axis=1), (won + lost).cumsum(axis=1)
-    betting = log_wealth_of_counts(sums, totals, 0.5) >= -np.log(LEVEL)
     fixed = [[mcnemar(a, n - a) <= LEVEL for a, n in zip(*row, strict=True)]
              for row in zip(sums.tolist(), totals.tolist(), strict=True)]  # fmt: skip
-    return (sums <= ends[..., 0]) | (sums >= ends[..., 1]), betting, np.array(fixed)
+    return (sums <= ends[..., 0]) | (sums >= ends[..., 1]), np.array(fixed)
 
 
 # Comparisons

@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, str] = {
     "show": f"show {DEMO} 13",
     "show-run": "show run 2",
     "show-formula": f"show {DEMO} --formula 'G(eef_speed < 0.5)'",
-    "figures": f"figures {DEMO} --out figures",
+    "figures": f"figures {DEMO} --out figures --format svg",
     "board": f"board {DEMO} --out board",
     "export-csv": f"export {DEMO} --format safevla-csv --out export.csv",
     "export-submission": f"export {DEMO} --format submission --out submission.json",

@@ -30,7 +30,6 @@ def test_what_is_asked_for_is_written_in_every_form(safevla, source, tmp_path):
         (("--which", ","), "tradeoff"),
         (("--format", "gif"), "svg, pdf, png"),
         (("--style", "width=nan"), "Expected `float` >= 1"),
-        (("--style", "font=nan"), "Expected `float` >= 4"),
         (("--sweep", "nonsense=1,2"), "nonsense"),
         (("--style", "across=Training steps"), "--series"),
     ],

@@ -22,7 +22,7 @@ def test_the_answer_comes_first_and_the_mark_is_in_the_list(safevla, run):
     assert "4: fragile under soft: arm_furniture_force_under_200N" in safevla.ok("episodes", run)
     rows = safevla.json("episodes", run)
     assert [row["firmness"] for row in rows] == ["firm", "firm", "firm", "fragile", "firm"]
-    assert "shifted" in safevla.ok("sensitivity", run, "--physics", "--full")
+    assert "Suite" in safevla.ok("sensitivity", run, "--physics", "--full")
 
 
 def test_a_log_has_a_line_for_each_replay_as_of_eval(safevla, run):

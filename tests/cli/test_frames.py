@@ -127,13 +127,13 @@ def test_mistakes_are_named_before_anything_is_rendered(safevla, run, tmp_path, 
     assert not (run / FRAMES).exists()
 
 
-def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run, tight):
+def test_an_unsafe_episode_has_its_beginning_its_violation_and_its_end(safevla, run, tight):
     code, out, err = safevla("frames", run, *tight, "--episode", 2)
     assert (code, err) == (0, "")
-    assert "4 frames of 1 episode," in out
+    assert "3 frames of 1 episode," in out
     frames = read_frames(run)
-    assert kinds_of(run) == ["initial", "violation", "final", "clip"]
-    names = ("initial.jpg", "violation-1.jpg", "final.jpg", "clip.mp4")
+    assert kinds_of(run) == ["initial", "violation", "final"]
+    names = ("initial.jpg", "violation-1.jpg", "final.jpg")
     assert [frame.file for frame in frames] == [f"{STEM}-{name}" for name in names]
     worst = frames[1]
     assert (worst.spec, worst.threshold, worst.unit, worst.value) == ("gentle_hand", 10.0, "N", 40.0)
@@ -160,7 +160,7 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
         pictures = [picture.to_ndarray(format="rgb24") for picture in container.decode(video=0)]
     batch = read_sources([run])[0]
     assert len(pictures) == batch.lengths[1]
-    assert pictures[0].shape[0] > 360 + 46 + 110
+    assert pictures[0].shape[0] > 360 + 46
     for record, picture in enumerate(pictures):
         first, end = batch.contacts.starts[batch.starts[1] + record :][:2]
         is_broken = batch.contacts.force_n[first:end].max(initial=0) >= 10
@@ -169,9 +169,9 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
 
 
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):
-    render(run, FrameStyle(clips=False))
+    render(run, FrameStyle())
     safevla.ok("frames", run, "--episode", 1, "--3d")
-    render(run, FrameStyle(stills=False, clips=False, video=True))
+    render(run, FrameStyle(stills=False, video=True))
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
     safevla.ok("frames", run, "--episode", 1)
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
@@ -181,11 +181,11 @@ def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_
 
 
 def test_every_file_beside_the_index_is_in_it(run):
-    render(run, FrameStyle(clips=False))
+    render(run, FrameStyle())
     other = msgspec.structs.replace(read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
     (run / FRAMES / other.file).write_bytes(b"a picture")
     write_frames(run, [*read_frames(run), other])
-    render(run, FrameStyle(clips=False))
+    render(run, FrameStyle())
     assert set(kinds_of(run)) == {"initial", "final"}
     assert files_of(run) == {frame.file for frame in read_frames(run)}
 
@@ -199,14 +199,14 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
     with pytest.raises(RunError, match="would be shown"):
-        render(run, FrameStyle(clips=False))
+        render(run, FrameStyle())
     assert len(pictures) == 2
     assert files_of(run) == set()
 
 
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run, tight):
     safevla.ok("frames", run, *tight, "--episode", 2)
-    safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation, and no clip
+    safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation
     shown = [(frame.episode_id[-13:-7], frame.kind, frame.spec) for frame in read_frames(run)]
     assert shown == [
         ("task_0", "initial", None),
@@ -253,12 +253,8 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
     assert {frame.episode_id for frame in read_frames(run)} == {batch.headers[1].episode_id}
 
 
-def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, tight, monkeypatch):
+def test_a_film_without_the_extra_names_it(safevla, run, monkeypatch):
     monkeypatch.setattr(pictures, "can_film", lambda: False)
-    code, _, err = safevla("frames", run, *tight, "--episode", 2)
-    assert code == 0
-    assert install_command("video") in err
-    assert "clip" not in kinds_of(run)
     assert install_command("video") in safevla.refuses("frames", run, "--video")
 
 

@@ -208,20 +208,6 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
     assert problem["remedy"]
 
 
-def test_show_takes_a_folder_of_scores_alone_by_the_number_in_the_list(safevla, archive, tmp_path):
-    safevla.ok("score", archive, "--out", tmp_path / "results")
-    out = safevla.ok("show", tmp_path / "results", "2")
-    assert out.startswith("2. goal/ep_001: Succeeded, unsafe; first broken: max_contact_force_under_200N at step 3\n")
-    broken = next(line for line in out.splitlines() if line.startswith("max_contact_force_under_200N")).split("  ")
-    cells = [cell.strip() for cell in broken if cell]
-    assert cells[1:] == ["BROKEN", "450\u00a0N", "200\u00a0N", "-250\u00a0N", "0.500"]
-    assert out.splitlines()[-1].endswith("safevla show episodes.jsonl 2")
-    assert safevla.json("show", tmp_path / "results", "2")["number"] == 2
-    assert "there is no episode '9'" in safevla.refuses("show", tmp_path / "results", "9")
-    assert "`safevla show` takes scores alone" in safevla.refuses("episodes", tmp_path / "results")
-    (tmp_path / "results" / "scores.json").write_text("{")
-    assert "cannot be read" in safevla.refuses("show", tmp_path / "results", "1")
-
 
 def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, archive):
     folder = archive.parent
@@ -231,7 +217,7 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
         assert out[0] == out[1] != ""
     append(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
-    assert "holds scores alone" in safevla.ok("show", folder, "2")
+    assert "holds scores without their records" in safevla.refuses("show", folder, "2")
 
 
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):

@@ -1,21 +1,28 @@
-"""The ranking by Safety under other thresholds: what changes it, and what does not."""
+"""What a comparison decides: the ranking under other thresholds, which policy to take, gates against another run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from msgspec import structs
 
-from report.scenes import rollout
+from compare.scenes import draw_scores, policy, run_headers
+from report.scenes import joined, rollout
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.decisions import RankingSensitivity, rank_under_variants
+from safevla_bench.compare.decisions import RankingSensitivity, check_against, rank_under_variants, select_policy
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import split_by_policy
+from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.judging.gates import Gate, parse_gate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 from safevla_bench.report.tables.sensitivity import ranking_table
 from safevla_bench.sensitivity.curves import ThresholdVariant, apply_variant, paper_variants
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import exact_interval, tango_interval
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 RULES = load_ruleset()
@@ -58,7 +65,6 @@ def test_a_threshold_that_changes_the_order_of_two_policies_is_named():
     ]
     table = ranking_table(sensitivity)
     assert [row[-1].text for row in table.rows].count("changed") == 1
-    assert table.notes[0] == "The order changes under Force 100 N: pushing above firm."
     assert all(abs(float(row[3].text.replace("−", "-")) - row[3].value) < 0.06 for row in table.rows)  # both in points
 
 
@@ -68,8 +74,7 @@ def test_another_sign_that_is_not_shown_changes_no_order():
     sensitivity = rank(batch)
     assert sensitivity.changes == ()
     table = ranking_table(sensitivity)
-    assert [row[-1].text for row in table.rows].count("other, not shown") == 1
-    assert table.notes[0].startswith("No pair of policies is shown to change order under any of the other 8 variants.")
+    assert {row[-1].text for row in table.rows} == {"not shown to change"}
     assert table.notes[-1].startswith(f"Picked afterwards from {len(VARIANTS)} variants, a verdict errs more often")
 
 
@@ -148,3 +153,204 @@ def test_episodes_are_paired_under_every_variant_or_under_none():
 def test_a_policy_that_has_episodes_under_some_variants_only_has_no_rank():
     batch = concatenate_batches([BATCH, stopped("halted")])
     assert rank(batch) is None
+
+
+# Which policy to take
+
+SAFE = Gate("safety", "min", 0.9)
+
+
+def choose(*runs, metric="sr", conditions=(SAFE,), absent=()):
+    scores = replace(joined(*runs), absent=tuple(absent))
+    headers = run_headers(scores)
+    return select_policy(scores, headers, split_by_policy(scores, headers), metric, conditions)
+
+
+BEST, RUNNER_UP, UNSAFE = policy("best", 90, 99), policy("next", 70, 98), policy("unsafe", 99, 40)
+
+
+def test_the_best_of_those_that_satisfy_the_conditions_is_chosen_and_compared_with_the_next():
+    selection = choose(UNSAFE, RUNNER_UP, BEST)
+    assert (selection.chosen, selection.is_established) == ("best", True)
+    assert [candidate.policy for candidate in selection.candidates] == ["best", "next", "unsafe"]
+    assert selection.comparison.policies == ("best", "next")
+    alone = [split_by_policy(run, run_headers(run))[0] for run in (BEST, RUNNER_UP)]
+    expected = compare_policies(alone, ComparisonOptions(metrics=("sr",))).scopes[-1].metrics[0].differences
+    assert selection.comparison.scopes[-1].metrics[0].differences == expected
+    assert choose(UNSAFE, BEST, conditions=()).chosen == "unsafe"
+
+
+def test_the_intervals_of_all_candidates_and_metrics_hold_together():
+    selection = choose(UNSAFE, RUNNER_UP, BEST)
+    limits = exact_interval(90, 100, 1 - 0.05 / 6)
+    assert selection.candidates[0].value.ci == (limits.low, limits.high)
+    assert selection.each_confidence == pytest.approx(1 - 0.05 / 6)
+
+
+def test_a_condition_that_the_interval_does_not_establish_is_said_not_to_be():
+    selection = choose(policy("a", 20, 24, n=25), policy("b", 15, 25, n=25))
+    assert (selection.chosen, selection.is_established) == ("a", False)
+    said = describe_selection(selection)
+    assert said.startswith("Take a: SR 80.0 % (")
+    assert "Safety 96.0 % (" in said
+    assert "at least 0.9 is not established" in said
+    assert "episodes would establish at least 0.9 if Safety were as measured" in describe_next(selection)
+
+
+def test_without_an_estimate_that_satisfies_them_nothing_is_chosen_and_the_nearest_named():
+    selection = choose(UNSAFE, policy("near", 10, 85))
+    assert (selection.chosen, selection.comparison) == (None, None)
+    assert describe_selection(selection).startswith("No policy has safety >= 0.9. near comes nearest: Safety 85.0 %")
+
+
+def test_a_crash_that_may_have_been_unsafe_keeps_a_condition_open():
+    runs = policy("a", 90, 100), policy("b", 80, 100)
+    lost = [
+        AbsentEpisode(episode_id=f"x{k}", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed",
+                      init_state_index=100 + k, seed=0)
+        for k in range(10)
+    ]  # fmt: skip
+    assert choose(*runs).is_established
+    assert not choose(*runs, absent=lost).is_established
+
+
+def test_equal_ones_are_taken_by_the_slack_of_the_condition():
+    assert choose(policy("a", 80, 95), policy("b", 80, 97)).chosen == "b"
+
+
+def test_one_policy_is_no_choice_and_other_tasks_are_no_comparison():
+    with pytest.raises(RunError, match="there is no choice: best"):
+        choose(BEST)
+    with pytest.raises(RunError, match="did not run the same tasks: libero-goal/task_0"):
+        choose(BEST, policy("b", 9, 9, first=5))
+
+
+@pytest.mark.parametrize("text", ["safety > 0.9", "speed >= 1", "safety >= nan", "safety >= 0.9 please", ""])
+def test_what_is_no_condition_is_refused_under_the_name_of_its_option(text):
+    with pytest.raises(RunError, match=r"--subject-to .* is no condition"):
+        parse_gate(text, "--subject-to")
+    assert parse_gate("safety >= 0.9", "--subject-to") == SAFE
+
+
+def test_the_table_marks_the_choice():
+    table = selection_table(choose(BEST, RUNNER_UP))
+    assert [(row[0].text, row[0].mark) for row in table.rows] == [("best", "*"), ("next", "")]
+    assert [column.full for column in table.columns] == ["Policy", "n", "SR %", "Safety %", "at least 0.9"]
+
+
+@pytest.mark.long
+def test_of_equal_policies_the_choice_has_an_interval_that_covers_and_is_seldom_called_better():
+    """The estimate of the best of six is too high by more than a standard error; plain intervals would miss it."""
+    generator, runs, rate = np.random.default_rng(5), 60, 0.8
+    missed, plain, better, established = [], [], [], []
+    for _ in range(runs):
+        drawn_runs = [
+            draw_scores(name, generator.random(60) < rate, generator.random(60) < 0.9, tasks=6) for name in "abcdef"
+        ]
+        selection = choose(*drawn_runs)
+        first = selection.candidates[0]
+        alone = exact_interval(round(60 * first.value.value), 60, 0.95)
+        missed.append(not first.value.ci[0] <= rate <= first.value.ci[1])
+        plain.append(not alone.low <= rate <= alone.high)
+        established.append(selection.is_established)
+        best = selection.comparison and selection.comparison.scopes[-1].metrics[0].differences[0]
+        better.append(bool(best and best.better))
+    assert np.mean(missed) <= 0.02
+    assert np.mean(missed) < np.mean(plain)
+    assert np.mean(better) <= 0.08
+    assert np.mean(established) <= 0.04
+
+
+# Gates against another run
+
+NO_WORSE = Gate("safety", "min", -0.05, "main")
+
+
+def results(*runs, absent=()):
+    scores = replace(joined(*runs), absent=tuple(absent))
+    return split_by_policy(scores, run_headers(scores))
+
+
+def check(mine, theirs, *gates, **how):
+    return check_against(results(mine), results(theirs), gates or [NO_WORSE], **how)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "limit", "verdict"),
+    [
+        (300, 300, -0.05, "passed"),
+        (200, 300, -0.05, "failed"),
+        (291, 300, -0.05, "undecided"),
+        (300, 200, 0.1, "passed"),
+    ],
+)
+def test_the_whole_interval_of_the_paired_difference_decides(mine, theirs, limit, verdict):
+    report = check(policy("a", 0, mine, n=300), policy("a", 0, theirs, n=300), Gate("safety", "min", limit, "main"))
+    (outcome,) = report.outcomes
+    expected = tango_interval(max(mine - theirs, 0), max(theirs - mine, 0), 300)
+    assert (report.verdict, outcome.n) == (verdict, 300)
+    assert outcome.value == pytest.approx((mine - theirs) / 300)
+    assert outcome.ci == pytest.approx((expected.low, expected.high), abs=1e-3)
+
+
+def test_a_metric_of_which_less_is_better_is_limited_from_above():
+    runs = policy("a", 300, 200, n=300), policy("a", 300, 300, n=300)
+    assert check(*runs, Gate("sbu", "max", 0.05, "main")).verdict == "failed"
+    assert check(*reversed(runs), Gate("sbu", "max", 0.05, "main")).verdict == "passed"
+
+
+def test_several_gates_share_the_confidence_and_say_so():
+    report = check(policy("a", 100, 100), policy("a", 100, 100), NO_WORSE, Gate("sr", "min", -0.05, "main"))
+    assert report.each_confidence == pytest.approx(0.975)
+    assert any("Bonferroni" in note for note in report.notes)
+
+
+def test_pairs_that_cannot_tell_leave_the_gate_undecided():
+    few = check(policy("a", 0, 50, n=50), policy("a", 0, 50, n=50)).outcomes[0]
+    assert (few.verdict, few.reason, few.n_needed) == ("undecided", "50 pairs cannot tell", None)
+
+
+def test_a_crash_enters_at_its_worst_and_at_its_best_unless_it_is_left_out():
+    run, n = policy("a", 0, 300, n=300), 40
+    lost = [
+        AbsentEpisode(episode_id=f"x{k}", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed",
+                      init_state_index=1000 + k, seed=0)
+        for k in range(n)
+    ]  # fmt: skip
+    mine, theirs = results(run, absent=lost), results(policy("a", 0, 300 + n, n=300 + n))
+    theirs = [replace(theirs[0], headers=(*theirs[0].headers[:300], *lost_headers(theirs[0].headers[300:])))]
+    report = check_against(mine, theirs, [NO_WORSE])
+    assert (report.verdict, report.outcomes[0].unknown) == ("undecided", n)
+    assert "unknown in 40 episodes" in report.outcomes[0].reason
+    assert check_against(mine, theirs, [NO_WORSE], allow_crashed=True).verdict == "passed"
+
+
+def lost_headers(headers):
+    import msgspec
+
+    return [
+        msgspec.structs.replace(header, task_id="task_0", init_state_index=1000 + k) for k, header in enumerate(headers)
+    ]
+
+
+def test_what_is_missing_from_either_run_leaves_the_gate_undecided():
+    runs = results(policy("a", 0, 300, n=300)), results(policy("a", 0, 300, n=300))
+    assert check_against(*runs, [NO_WORSE], lost=["1 run was interrupted"]).verdict == "undecided"
+
+
+def test_a_policy_is_held_against_its_name_else_against_the_only_one():
+    mine, other = results(policy("a", 100, 100)), results(policy("b", 100, 100))
+    assert check_against(mine, other, [NO_WORSE]).outcomes[0].policy == "a"
+    several = results(policy("a", 0, 0), policy("b", 100, 100))
+    assert check_against(mine, several, [NO_WORSE]).outcomes[0].value == 1.0
+    with pytest.raises(RunError, match="no policy 'a', and not one alone"):
+        check_against(mine, results(policy("c", 9, 9), policy("b", 9, 9)), [NO_WORSE])
+
+
+def test_other_episodes_and_impossible_limits_are_refused():
+    with pytest.raises(RunError, match="cannot be paired with the baseline"):
+        check(policy("a", 9, 9), policy("a", 9, 9, n=90))
+    with pytest.raises(SafevlaError, match="for a fixed number of episodes"):
+        check(policy("a", 9, 9), policy("a", 9, 9), sequential=True)
+    with pytest.raises(SafevlaError, match=r"-0\.05 is no limit for safety"):
+        check(policy("a", 9, 9), policy("a", 9, 9), Gate("safety", "min", -0.05))

@@ -1,4 +1,4 @@
-"""Changed suites beside unchanged ones: pairs by task, start and seed, and a control in which nothing is changed."""
+"""What changes of a suite do, with a control, and what filters of actions do."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compare.made_runs import drawn, run_headers
+from compare.scenes import draw_scores, run_headers
+from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, paired_difference
 from safevla_bench.compare.pairs import pair_episodes
-from safevla_bench.compare.perturbation import CONTROL, compare_changes
-from safevla_bench.compare.policy_results import split_by_policy
+from safevla_bench.compare.perturbation import CONTROL, compare_changes, list_interventions
+from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.errors import RunError
-from safevla_bench.report.tables.comparison import change_table, describe_changes
+from safevla_bench.judging.action_statistics import ActionChanges, join_changes, measure_changes
+from safevla_bench.report.tables.comparison import change_table, describe_changes, difference_table
+from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.header import Header
 
 
 def source(suite, successes, safe=100, *, policy="a", seed=0, n=100):
-    scores = drawn(policy, np.arange(n) < successes, np.arange(n)[::-1] < safe, suite=suite)
+    scores = draw_scores(policy, np.arange(n) < successes, np.arange(n)[::-1] < safe, suite=suite)
     return split_by_policy(scores, run_headers(scores, seed))[0]
 
 
@@ -75,3 +79,87 @@ def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
 def test_without_a_changed_suite_there_is_nothing_to_compare():
     with pytest.raises(RunError, match="no suite has its like with a change: goal"):
         compare_changes([BASE])
+
+
+# What filters did
+
+
+def header(name, k):
+    named = {"episode_id": f"{name}/fake/task_{k % 2}/ep_{k // 2}", "benchmark": "fake", "task_id": f"task_{k % 2}"}
+    start = {"seed": 0, "env_seed": 7, "init_state_index": k // 2, "horizon": 300}
+    return Header(**named, **start, success=True, dt=0.05, target_object=None, policy=name)
+
+
+def behind(name, success, safe, *changes):
+    every, none = np.ones(4, dtype=np.bool_), np.zeros(4, dtype=np.bool_)
+    unsafe = np.array(safe) == 0
+    return PolicyResults(
+        name=name,
+        source="runs/x",
+        headers=tuple(header(name, k) for k in range(4)),
+        success=np.array(success, dtype=np.bool_),
+        unsafe=unsafe,
+        vsi=0.5 * unsafe,
+        is_counted=every,
+        is_judged=every,
+        stopped_on_violation=none,
+        changes=tuple(ActionChanges(*change) for change in changes),
+    )
+
+
+PLAIN = behind("p (no filter)", [1, 1, 1, 0], [0, 0, 1, 1], (10,), (20,), (30,), (40,))
+CAPPED = behind("p (filter=cap)", [1, 0, 1, 1], [1, 1, 0, 1], (16, 8, 2.0), (20, 4, 4.0), (31,), (9,))
+OTHER = behind("noop", [0, 0, 0, 0], [1, 1, 1, 1], (40,), (40,), (40,), (40,))
+
+
+def effect(*results):
+    return next(list_interventions(pair_episodes(results)))
+
+
+def test_saved_and_spoiled_are_those_pairs_in_which_the_outcome_changes():
+    found = effect(PLAIN, CAPPED)
+    assert found.saved == ("p (filter=cap)/fake/task_0/ep_0", "p (filter=cap)/fake/task_1/ep_0")
+    assert found.spoiled == ("p (filter=cap)/fake/task_1/ep_0",)
+    assert (found.violations, found.violations_made, found.successes, found.successes_gained) == (2, 1, 3, 1)
+    assert found.clean == (1, 2)
+    assert (found.actions, found.changed, found.mean_change) == (76, 12, 0.5)
+    assert found.extra_steps == pytest.approx(3.5)  # of the two pairs that succeed on both sides
+
+
+def test_a_filtered_policy_stands_beside_the_unchanged_one_of_the_nearest_name():
+    assert effect(OTHER, PLAIN, CAPPED).without == PLAIN.name
+    assert effect(CAPPED, PLAIN, OTHER) == effect(OTHER, CAPPED, PLAIN)
+
+
+def test_episodes_without_a_verdict_or_an_end_are_neither_saved_nor_spoiled():
+    unjudged = replace(CAPPED, is_judged=np.zeros(4, dtype=np.bool_))
+    assert effect(PLAIN, unjudged).saved == ()
+    uncounted = replace(CAPPED, is_counted=np.zeros(4, dtype=np.bool_))
+    assert effect(PLAIN, uncounted).spoiled == ()
+    assert effect(PLAIN, uncounted).extra_steps is None
+
+
+def test_nothing_is_said_where_no_action_was_changed_or_episodes_are_not_paired():
+    assert compare_policies([PLAIN, OTHER]).interventions == ()
+    assert compare_policies([PLAIN, CAPPED], paired=False).interventions == ()
+    assert compare_policies([PLAIN, CAPPED], across_seeds=True).interventions == ()
+
+
+def test_the_answer_and_the_notes_below_the_differences_say_what_the_filter_did():
+    comparison = compare_policies([PLAIN, CAPPED])
+    assert (
+        "With p (filter=cap), 2 of 2 violations gone (1 new), 1 of 3 successes lost (1 gained); clean successes: "
+        "1 without the filter, 2 with it, of 4."
+    ) in describe_comparison(comparison)
+    notes = difference_table(comparison).notes
+    assert any("changed 12 of 76 actions (15.8 %), by 0.5 on average" in note for note in notes)
+    assert any(note.startswith("Successes lost: p (filter=cap)/fake/task_1/ep_0") for note in notes)
+
+
+def test_changes_are_counted_by_action_and_measured_as_norms():
+    executed = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]])
+    own = executed + [[3.0, 4.0], [0.0, 0.0], [0.0, -2.0]]
+    assert measure_changes(executed, own, 3) == ActionChanges(3, 2, 7.0)
+    assert measure_changes(executed, np.empty((0, 0)), 3) == ActionChanges(3)
+    assert join_changes([ActionChanges(3, 2, 7.0), ActionChanges(4)]) == ActionChanges(7, 2, 7.0)
+    assert join_changes([]) == ActionChanges()

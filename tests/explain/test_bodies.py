@@ -7,13 +7,12 @@ import pytest
 
 from builders import episode
 from report.scenes import rollout, run
-from safevla_bench.explain.bodies import BODY_KINDS, BodyFindings, find_bodies, find_contributors, name_body_kind
-from safevla_bench.judging import metrics
+from safevla_bench.explain.bodies import BODY_KINDS, BodyViolation, find_bodies, find_contributors, name_body_kind
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals.signal import RecordFields
-from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import Recording
 
@@ -145,15 +144,15 @@ def pushing(moved_m: dict[str, float], task_id: str = "task_0", benchmark: str =
     )  # fmt: skip
 
 
-def search(batch: Batch, ruleset: Ruleset | None = None) -> tuple[Scores, BodyFindings]:
+def search(batch: Batch, ruleset: Ruleset | None = None) -> tuple[Scores, list[BodyViolation]]:
     ruleset = ruleset or load_ruleset(missing="deactivate")
     scores = score(batch, ruleset)
-    return scores, find_bodies([batch], scores, ruleset)
+    return scores, list(find_bodies([batch], scores, ruleset))
 
 
 def test_every_body_beyond_the_limit_is_named_the_worst_first_and_none_within_it():
-    _, findings = search(pushing({"plate_1": 0.008, "cookies_1": 0.02, "ramekin_1": 0.004}))
-    cookies, plate = findings.violations
+    _, violations = search(pushing({"plate_1": 0.008, "cookies_1": 0.02, "ramekin_1": 0.004}))
+    cookies, plate = violations
     assert (cookies.bodies, cookies.kinds, cookies.spec_id) == (("cookies_1",), ("distractor",), PUSHED)
     assert (plate.bodies, plate.kinds, plate.spec_id) == (("plate_1",), ("goal receptacle",), PUSHED)
     assert cookies.worst == pytest.approx(0.02)
@@ -161,33 +160,8 @@ def test_every_body_beyond_the_limit_is_named_the_worst_first_and_none_within_it
     assert cookies.number == 1
 
 
-def test_without_receptacles_the_verdict_is_that_of_the_other_bodies():
-    batch = concatenate_batches([pushing({"plate_1": 0.02}), pushing({"plate_1": 0.02, "cookies_1": 0.008})])
-    scores, findings = search(batch)
-    column = [spec.spec_id for spec in scores.specs].index(PUSHED)
-    np.testing.assert_allclose(scores.rho[column], -0.015)
-    np.testing.assert_allclose(findings.without_receptacles.rho[column], [0.005, -0.003])
-    assert findings.without_receptacles.safe.tolist() == [True, False]
-    assert scores.safe.tolist() == [False, False]  # the scores themselves stay as they are
-    (before,), (after,) = metrics.cells(scores), metrics.cells(findings.without_receptacles)
-    assert (before.safety, after.safety) == (0.0, 0.5)
-
-
-def test_of_a_task_whose_goal_is_unknown_no_displacement_is_taken_out(tmp_path):
-    added = tmp_path / "mine.toml"
-    added.write_text('[benchmarks.mine]\nhost = "libero"\ncapabilities = "libero"\n[[tasks]]\nbenchmark = "mine"\n'
-                     'task_id = "a"\ntemplate = "pnp-basic"\ninstruction = ""\n')  # fmt: skip
-    batch = pushing({"plate_1": 0.02}, "a", "mine")
-    _, findings = search(batch, load_ruleset(registry_files=[added], missing="deactivate"))
-    assert findings.violations[0].kinds == ("bystander of unknown kind",)
-    assert findings.without_receptacles.safe.tolist() == [False]
-    added.write_text(added.read_text() + '[goal_bodies.mine]\na = { receptacles = ["plate_1"] }\n')
-    _, findings = search(batch, load_ruleset(registry_files=[added], missing="deactivate"))
-    assert findings.without_receptacles.safe.tolist() == [True]
-
-
 def test_every_violation_of_contact_and_displacement_has_a_body_and_the_worst_is_the_score_s_extreme():
-    scores, findings = search(run(["a"], [1.0], 10, ["libero-spatial"]), RULESET)
+    scores, violations = search(run(["a"], [1.0], 10, ["libero-spatial"]), RULESET)
     column = {spec.spec_id: k for k, spec in enumerate(scores.specs)}
     spec_ids = (FORCE, PUSHED, "self_collision_free")
     expected = {
@@ -196,7 +170,7 @@ def test_every_violation_of_contact_and_displacement_has_a_body_and_the_worst_is
         for episode in np.flatnonzero(scores.is_violated[column[spec_id]]).tolist()
     }
     worst: dict[tuple[int, str], float] = {}
-    for violation in findings.violations:
+    for violation in violations:
         key = (violation.number, violation.spec_id)
         worst[key] = max(violation.worst, worst.get(key, 0.0))
     assert worst == expected
@@ -204,8 +178,8 @@ def test_every_violation_of_contact_and_displacement_has_a_body_and_the_worst_is
 
 
 def test_a_pair_in_contact_has_the_kinds_of_both_in_the_order_of_the_vocabulary():
-    _, findings = search(rollout(0, 1.0), RULESET)
-    pairs = {pair.spec_id: (pair.bodies, pair.kinds) for pair in findings.violations if len(pair.bodies) == 2}
+    _, violations = search(rollout(0, 1.0), RULESET)
+    pairs = {pair.spec_id: (pair.bodies, pair.kinds) for pair in violations if len(pair.bodies) == 2}
     assert pairs[FORCE] == (("robot0_link7", "wooden_cabinet_1_cabinet_top"), ("arm link", "fixture link"))
     assert pairs["self_collision_free"] == (("robot0_link5", "gripper0_rightfinger"), ("arm link", "gripper"))
 
@@ -214,5 +188,4 @@ def test_chunks_do_not_change_the_findings():
     batch = run(["a"], [1.0], 6, ["libero-spatial"])
     scores, whole = search(batch, RULESET)
     parts = find_bodies([select_episodes(batch, [0, 1]), select_episodes(batch, [2, 3, 4, 5])], scores, RULESET)
-    assert whole.violations == parts.violations
-    np.testing.assert_array_equal(whole.without_receptacles.rho, parts.without_receptacles.rho)
+    assert whole == list(parts)

@@ -41,7 +41,7 @@ from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.sensitivity.curves import ablate_thresholds, parse_sweep, sweep_threshold
+from safevla_bench.sensitivity.curves import cell_curves, parse_sweep, sweep_threshold
 from safevla_bench.specs.loader import library
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.marks import STANDIN
@@ -52,7 +52,7 @@ SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
 
 
 def texts_of(figure) -> str:
-    return " ".join(text for text, _ in figure_texts.words(figure))
+    return " ".join(figure_texts.read(figure))
 
 
 def marked(scores: Scores) -> Scores:
@@ -126,9 +126,9 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     asked = parse_sweep("joint_torque=0.5,1,2", library())
     result = sweep_threshold(judged.scores, library(), asked)
     assert result.warnings[0].startswith(SAID)
-    assert varying.sweep_table(result).remarks == result.warnings
+    as_it_stands = cell_curves(judged.scores, [judged.scores])
+    assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
     assert "no results on it" in texts_of(curves.draw_sweep(result, library()))
-    assert varying.variant_table(ablate_thresholds(judged.scores, library())).remarks == result.warnings
 
 
 def test_a_comparison_says_so(judged):

@@ -1,4 +1,4 @@
-"""Borders, outlines, captions and clips, pixel by pixel."""
+"""Borders, outlines, captions and films, pixel by pixel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safevla_bench.pictures.drawing import (
     OUTLINE_NOW,
     RED,
     add_caption,
-    encode_clip,
+    encode_film,
     encode_jpeg,
     outline_bodies,
 )
@@ -66,8 +66,8 @@ def test_a_film_holds_every_picture_at_its_speed_and_is_the_same_each_time():
     import av
 
     pictures = [np.full((41, 61, 3), 40 * k, dtype=np.uint8) for k in range(5)]
-    content = encode_clip(pictures, Fraction(20))
-    assert content == encode_clip(pictures, Fraction(20))
+    content = encode_film(pictures, Fraction(20))
+    assert content == encode_film(pictures, Fraction(20))
     with av.open(io.BytesIO(content)) as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.height, stream.width) == ("h264", 40, 60)

@@ -33,25 +33,16 @@ def rough() -> Timeline:
 def test_poses_and_contacts_are_those_of_the_episode_that_was_asked_for(rough):
     record = select_episodes(BATCH, [1])
     bodies, positions = record.body_pos_m.episode_poses(0)
-    assert [body.name for body in rough.bodies] == [record.body_label(int(body)) for body in bodies]
-    for place, body in enumerate(rough.bodies):
+    *tracked, end_effector = rough.bodies
+    assert end_effector.name == "end_effector"
+    assert [body.name for body in tracked] == [record.body_label(int(body)) for body in bodies]
+    for place, body in enumerate(tracked):
         np.testing.assert_array_equal(body.pos_m, positions[:, place])
         assert body.role == record.body_roles(0)[body.name]
-    listed = [(contact.a, contact.b, contact.force_n) for step in rough.contacts for contact in step]
+    listed = [contact for step in rough.contacts for contact in step]
     pairs = zip(record.contacts.a, record.contacts.b, record.contacts.force_n, strict=True)
     assert listed == [(record.body_label(int(a)), record.body_label(int(b)), force) for a, b, force in pairs]
     assert [len(step) for step in rough.contacts] == np.diff(record.contacts.starts).tolist()
-
-
-def test_a_contact_is_placed_where_its_bodies_have_poses_and_nowhere_else(rough):
-    places = {body.name: body.pos_m for body in rough.bodies}
-    for record, step in enumerate(rough.contacts):
-        for contact in step:
-            known = [places[name][record] for name in (contact.a, contact.b) if name in places]
-            if known:
-                np.testing.assert_array_equal(contact.position_m, np.mean(known, axis=0))
-            else:
-                assert contact.position_m is None
 
 
 def test_events_mark_each_time_a_specification_begins_to_be_broken_and_its_worst_record(rough):
@@ -121,7 +112,7 @@ def entities(rough, tmp_path_factory):
 
 
 def test_rerun_has_positions_and_turns_of_the_record_as_float32(rough, entities):
-    for body in (*rough.bodies, rough.eef):
+    for body in rough.bodies:
         steps, values = entities[f"/world/{body.name}"]["Transform3D:translation"]
         assert steps == list(range(rough.records))
         np.testing.assert_array_equal(np.array(values)[:, 0].astype(np.float32), body.pos_m.astype(np.float32))
@@ -133,8 +124,8 @@ def test_rerun_has_positions_and_turns_of_the_record_as_float32(rough, entities)
 def test_rerun_has_contacts_and_violations_exactly(rough, entities):
     table = entities["/contacts"]
     forces, names = table["contact:force_n"][1], table["contact:a"][1]
-    assert [[contact.force_n for contact in record] for record in rough.contacts] == forces
-    assert [[contact.a for contact in record] for record in rough.contacts] == names
+    assert [[force_n for *_, force_n in record] for record in rough.contacts] == forces
+    assert [[a for a, *_ in record] for record in rough.contacts] == names
     assert any(forces)
     steps, texts = entities["/events"]["TextLog:text"]
     logged = list(zip(steps, [text for (text,) in texts], strict=True))
@@ -185,7 +176,7 @@ def topics(mcap):
 
 def test_foxglove_knows_the_schemas(topics):
     _, schemas = topics
-    known = {"/tf": "FrameTransforms", "/scene": "SceneUpdate", "/contacts/scene": "SceneUpdate", "/violations": "Log"}
+    known = {"/tf": "FrameTransforms", "/violations": "Log"}
     assert {topic: schemas[topic] for topic in known} == {topic: f"foxglove.{name}" for topic, name in known.items()}
 
 
@@ -193,7 +184,7 @@ def test_foxglove_has_the_poses_exactly(rough, topics):
     sent = topics[0]["/tf"]
     assert [at for at, _ in sent] == [round(k * rough.dt_s * 1e9) for k in range(rough.records)]
     for record, (at, message) in enumerate(sent):
-        for body, frame in zip((*rough.bodies, rough.eef), message.transforms, strict=True):
+        for body, frame in zip(rough.bodies, message.transforms, strict=True):
             assert (frame.parent_frame_id, frame.child_frame_id) == ("world", body.name)
             assert [frame.translation.x, frame.translation.y, frame.translation.z] == body.pos_m[record].tolist()
             if body.quat_wxyz is not None:
@@ -205,7 +196,7 @@ def test_foxglove_has_the_poses_exactly(rough, topics):
 def test_foxglove_has_contacts_signals_limits_and_violations(rough, topics):
     messages, _ = topics
     forces = [[contact["force_n"] for contact in message["contacts"]] for _, message in messages["/contacts"]]
-    assert forces == [[contact.force_n for contact in record] for record in rough.contacts]
+    assert forces == [[force_n for *_, force_n in record] for record in rough.contacts]
     for trace in rough.traces:
         line, sent = trace.signal_trace, [message for _, message in messages[f"/specs/{trace.spec.spec_id}"]]
         values = np.array([np.nan if message["value"] is None else message["value"] for message in sent])

@@ -55,11 +55,11 @@ def folder(tmp_path):
     (tmp_path / RUN).write_text("{}")
     for name, form in (("a.png", "png"), ("b.jpg", "jpeg"), ("c.mp4", "png"), ("d.webp", "webp")):
         (tmp_path / FRAMES / name).write_bytes(PICTURES[form])
-    write_frames(tmp_path, [frame("final", "a.png"), frame("initial", "b.jpg"), frame("clip", "c.mp4")])
+    write_frames(tmp_path, [frame("final", "a.png"), frame("initial", "b.jpg"), frame("violation", "c.mp4")])
     return tmp_path
 
 
-def test_images_are_embedded_in_the_order_of_time_and_clips_are_counted(folder):
+def test_images_are_embedded_in_the_order_of_time_and_other_files_are_counted(folder):
     album = collect_images([folder])
     images = album.images[KEY]
     assert [frame.kind for frame, _ in images] == ["initial", "final"]
@@ -149,7 +149,7 @@ def test_the_page_shows_each_picture_once_with_its_caption(folder):
     assert len(re.findall("<img ", text)) == 2
     assert "The initial &lt;state&gt;." in text
     assert "safevla frames RUN" not in text
-    assert "1 more picture or clip lies" in text
+    assert "1 more picture lies" in text
     assert "safevla frames RUN" in page()
 
 

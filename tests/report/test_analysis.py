@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-import pytest
 
 from report.scenes import run, verdicts
 from safevla_bench.compare.comparison import (
@@ -130,12 +129,11 @@ def test_bars_say_what_the_comparison_says():
     bars = {(bar.where, bar.kind): bar for bar in curve_charts.draw_bars(ANALYSIS.comparison)}
     difference = pooled_safety()
     bar = bars["all, pooled", "safety"]
-    assert float(bar.at) == pytest.approx(50 + 50 * difference.difference, abs=0.01)
-    assert float(bar.low) + float(bar.length) == pytest.approx(50 + 50 * difference.ci[1], abs=0.01)
-    assert bar.verdict.startswith("told apart") == (difference.p_value <= 0.05)
+    assert (bar.middle, (bar.low, bar.high)) == (difference.difference, difference.ci)
+    assert (": told apart" in bar.words) == (difference.p_value <= 0.05)
 
 
-def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
+def test_bars_of_several_policies_are_of_pooled_safety():
     batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
     comparison = analyse(batch).comparison
     assert [(bar.name, bar.where) for bar in curve_charts.draw_bars(comparison)] == [
@@ -164,7 +162,7 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
     undecided = msgspec.structs.replace(ANALYSIS.comparison, scopes=scopes)
     support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
     assert "Undecided for tasks like these: 3 episodes without a value could change that" in support
-    assert {bar.verdict.split(" ")[0] for bar in curve_charts.draw_bars(undecided)} == {"undecided"}
+    assert all(": undecided" in bar.words for bar in curve_charts.draw_bars(undecided))
 
 
 def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so():
@@ -174,7 +172,7 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     scores = score(batch, RULES)
     analysis = analyse_scores(scores, batch, RULES)
     assert analysis.comparison is None
-    assert analysis.uncompared.startswith("No comparison: no task was run by two of the policies: calm ran libero-10/")
+    assert analysis.uncompared.startswith("No comparison: no task was run by two of the policies")
     sentence = "They did not run the same tasks: these numbers do not rank them."
     assert describe_mixture(scores) == sentence
     assert sentence in build_headline(cells(scores), aggregate(scores), None, mixture=sentence).support
@@ -184,11 +182,10 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     assert describe_mixture(SCORES) == ""
 
 
-def test_the_page_tables_the_bodies_of_violations_and_displacement_without_receptacles():
-    assert ANALYSIS.bodies.violations == find_bodies([BATCH], SCORES, RULES).violations
+def test_the_page_tables_the_bodies_of_violations():
+    assert ANALYSIS.bodies == list(find_bodies([BATCH], SCORES, RULES))
     page = render_page(SCORES, BATCH, RULES, title="t", analysis=ANALYSIS)
     assert "Which bodies, of what kind" in page
-    assert "Displacement with and without the goal" in page
     assert "arm link – fixture link" in page
     calm = score(started(run(["calm"], [0.0], 2, ["libero-10"])), RULES)
     assert "Which bodies" not in render_page(calm, None, RULES, title="t")
@@ -203,7 +200,7 @@ def test_checkpoints_have_a_section_of_their_own_and_other_names_none():
     assert [point.label for point in analysis.series.curves[0].points] == [1000, 2000]
     page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)
     section = page[page.index('<section id="series">') :].partition("</section>")[0]
-    assert section.count('<svg class="chart"') == 4
+    assert "<table" in section
     assert "style=" not in section
     assert "above 1000" in section
     assert page == render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)

@@ -21,6 +21,7 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.album import Album
 from safevla_bench.report.analysis import Analysis, analyse_scores
+from safevla_bench.report.episode_list import natural_key
 from safevla_bench.report.episode_table import ENDINGS
 from safevla_bench.report.page import render_page
 from safevla_bench.sources.runs.folder import AbsentEpisode, Frame
@@ -71,7 +72,6 @@ def judged(batch: Batch, *absent: AbsentEpisode) -> Scores:
     return score(batch, RULESET, absent=absent)
 
 
-CALM = stated(run(["careful"], [0.05], 3, ["libero-10"]))
 ROUGH = stated(select_episodes(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
 NAMES = [f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)]
 MANY = stated(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
@@ -82,9 +82,6 @@ STRANGE = stated(concatenate_batches([
 MIXED = stated(run(["careful", "hasty"], [0.2, 1.0], 4, SUITES))
 STATES = {
     "nothing": lambda: (verdicts(), None),
-    "one episode": lambda: (judged(select_episodes(MIXED, [9])), select_episodes(MIXED, [9])),
-    "all safe": lambda: (judged(CALM), CALM),
-    "all unsafe": lambda: (judged(ROUGH), ROUGH),
     "all crashed": lambda: (verdicts(absent=tuple(crashed("hasty", k) for k in range(5))), None),
     "ten long names": lambda: (judged(MANY), MANY),
     "hostile": lambda: (judged(STRANGE, crashed(HOSTILE, 1, HOSTILE), crashed(LONG, 2, LONG)), STRANGE),
@@ -249,12 +246,12 @@ def test_every_link_leads_somewhere(browser: Browser, pages: dict[str, Path], st
 
 SHOWN = """
 [...document.querySelectorAll("#register > li")].filter((e) => e.checkVisibility())
-  .map((e) => e.dataset.keys.split(" "))
+  .map((e) => [...e.querySelectorAll("summary > span")].map((cell) => cell.lastChild.textContent))
 """
 
 
-def choose(browser: Browser, facet: str, index: int | str) -> None:
-    browser.run(f"""(() => {{ const e = document.querySelector("select[data-facet='{facet}']"); e.value = "{index}";
+def choose(browser: Browser, facet: str, choice: str) -> None:
+    browser.run(f"""(() => {{ const e = document.querySelector("select[data-facet='{facet}']"); e.value = "{choice}";
         e.dispatchEvent(new Event("change", {{bubbles: true}})); }})()""")
 
 
@@ -280,16 +277,16 @@ def test_filters_show_what_they_say_and_nothing_else(browser: Browser, big: tupl
         "outcome": [ENDINGS[kind] for kind in kinds],
     }
     for facet, mine in values.items():
-        for index, label in enumerate(options(browser, facet)):
-            choose(browser, facet, index)
+        for label in options(browser, facet):
+            choose(browser, facet, label)
             assert numbers(browser) == [k + 1 for k, value in enumerate(mine) if value == label], (facet, label)
         assert set(options(browser, facet)) == set(mine)
         choose(browser, facet, "")
     ids = [spec.spec_id for spec in scores.specs]
-    for index, label in enumerate(options(browser, "broken")):
-        choose(browser, "broken", index)
+    for label in options(browser, "broken"):
+        choose(browser, "broken", label)
         assert numbers(browser) == (np.flatnonzero(scores.is_violated[ids.index(label)]) + 1).tolist()
-    choose(browser, "policy", 1)
+    choose(browser, "policy", "hasty")
     assert 0 < len(numbers(browser)) < COUNT
     assert browser.run("document.getElementById('status').textContent").startswith(
         f"{len(numbers(browser))} of {COUNT}"
@@ -303,18 +300,19 @@ def test_columns_sort_both_ways_and_what_has_no_value_comes_last(browser: Browse
     for column in range(7):
         for _ in range(2):
             browser.click(f"#columns button:nth-child({column + 1})")
-            keys = [row[column] for row in browser.run(SHOWN)]
-            known = [float(key) for key in keys if key != "-"]
-            assert keys[len(known) :] == ["-"] * (len(keys) - len(known))
+            texts = [row[column] for row in browser.run(SHOWN)]
+            known = [text for text in texts if text != "—"]
+            assert texts[len(known) :] == ["—"] * (len(texts) - len(known))
             state = browser.run(f"document.querySelectorAll('#columns button')[{column}].dataset.order")
-            assert known == sorted(known, reverse=state == "down")
+            keys = [float(text.split()[0]) for text in known] if column in (0, 5, 6) else [*map(natural_key, known)]
+            assert keys == sorted(keys, reverse=state == "down")
     assert browser.run("document.querySelectorAll('#columns [aria-pressed=true]').length") == 1
 
 
 def test_a_link_opens_its_episode_even_where_a_filter_hides_it(browser: Browser, big: tuple[Path, Scores]) -> None:
     target, scores = big
     browser.open(target)
-    choose(browser, "policy", 1)
+    choose(browser, "policy", "hasty")
     number = 1 + list(scores.policy).index("careful")
     assert number not in numbers(browser)
     browser.run(f"location.hash = '#e{number}'")
@@ -328,7 +326,7 @@ def test_a_link_opens_its_episode_even_where_a_filter_hides_it(browser: Browser,
 
 def test_all_that_is_shown_opens_and_closes_at_once(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["mixed"])
-    choose(browser, "policy", 0)
+    choose(browser, "policy", "careful")
     count = len(numbers(browser))
     opened = "document.querySelectorAll('.episode[open]').length"
     browser.click("#open-all")
@@ -368,11 +366,11 @@ def test_enter_opens_an_episode_and_sorts(browser: Browser, pages: dict[str, Pat
     assert browser.run("document.getElementById('e2').open")
     browser.run("document.querySelectorAll('#columns button')[5].focus()")
     browser.press("Enter")
-    keys = [float(row[5]) for row in browser.run(SHOWN) if row[5] != "-"]
+    keys = [float(row[5]) for row in browser.run(SHOWN) if row[5] != "—"]
     assert keys == sorted(keys, reverse=True)
     browser.run("document.querySelector(\"select[data-facet='policy']\").focus()")
     browser.press("ArrowDown")
-    assert browser.run("document.activeElement.value") == "0"
+    assert browser.run("document.activeElement.value") == "careful"
     assert 0 < len(numbers(browser)) < len(STATES["mixed"]()[0]) + 2
 
 

@@ -105,7 +105,7 @@ def test_a_margin_that_is_zero_throughout_is_a_chart_too():
 
 def test_one_record_is_a_chart_too():
     drawn = draw_chart(trace_chart([300.0]))
-    assert drawn.across[0].label == "0 s"
+    assert drawn.across[0][1] == "0 s"
     assert drawn.worst.x == "0.00%"
 
 

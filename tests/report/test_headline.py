@@ -57,7 +57,7 @@ CASES = {
     ),
     "unsafe successes of several policies are not pooled": (
         joined(verdicts(*[SAFE] * 9, UNSAFE), verdicts(UNSAFE, **B)),
-        "Both policies broke safety limits;",
+        "2 of 2 policies broke safety limits;",
         ["Successes that came about unsafely: 1 of 10 (10.0 %) of a, 1 of 1 (100.0 %) of b."],
     ),
     "a policy is counted over all its suites": (
@@ -67,7 +67,7 @@ CASES = {
     ),
     "two clean policies": (
         joined(verdicts(*[SAFE] * 9), verdicts(*[SAFE] * 20, **B)),
-        "Neither policy broke a safety limit in 29 episodes; for a, with this many, up to",
+        "None of 2 policies broke a safety limit in 29 episodes; for a, with this many, up to",
         [],
     ),
     "a policy without any verdict is not counted as clean": (

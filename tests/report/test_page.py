@@ -286,7 +286,7 @@ def test_the_page_warns_where_doing_nothing_breaks_a_limit_and_only_there():
 def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
     silent = verdicts((True, NAN, NAN), policy="silent")
     (drawn,) = (page.describe_outcome(cell, False) for cell in cells(silent))
-    assert ([name for name, _, _ in drawn.whiskers], drawn.shares) == (["Success"], ())
+    assert ([name for name, _, _ in drawn.whiskers], drawn.square) == (["Success"], ())
     page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
     assert "libero-goal, n = 1, 1 without a verdict" in page_of.text
     assert page.summarize_violations(cells(silent)[0]).words == "no verdict"

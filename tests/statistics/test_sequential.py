@@ -12,10 +12,8 @@ from scipy import stats
 from scipy.special import betaln
 
 from safevla_bench.statistics.sequential import (
-    sequential_difference,
     sequential_interval,
     sequential_look,
-    sequential_p,
     sum_limits,
 )
 
@@ -72,26 +70,8 @@ def test_graded_values_and_tasks_that_differ_miss_no_more_often_in_whole_rounds(
     assert missed / 30 <= 0.2
 
 
-def test_the_paired_test_is_that_of_a_fair_coin_over_the_pairs_that_differ():
-    differences = np.array([1.0] * 14 + [-1.0] * 2 + [0.0] * 50)
-    expected = np.exp(-log_wealth_of_counts(np.array(14), np.array(16), 0.5))
-    assert sequential_p(differences) == pytest.approx(float(expected), rel=1e-3)
-    assert sequential_p(differences[:16]) == pytest.approx(sequential_p(differences))
-    assert sequential_p(-differences) == pytest.approx(sequential_p(differences))
-    assert sequential_p(np.zeros(9)) == sequential_p(np.empty(0)) == 1.0
-
-
-@given(st.lists(st.sampled_from([-1.0, -0.4, 0.0, 0.3, 1.0]), min_size=1, max_size=80))
-def test_the_interval_of_a_difference_excludes_zero_where_the_test_says_so(differences):
-    differences = np.array(differences)
-    result, p = sequential_difference(differences), sequential_p(differences)
-    if abs(p - 0.05) > 1e-6:
-        assert (p < 0.05) == (not result.low <= 0 <= result.high)
-
-
 def test_of_nothing_there_is_no_interval():
     assert sequential_interval(np.empty(0)) is None
-    assert sequential_difference(np.empty(0)) is None
 
 
 # A planned number of looks

@@ -23,7 +23,6 @@ from safevla_bench.statistics.tests import (
     mean_rate_difference_interval,
     mean_rate_interval,
     permute_task_means,
-    resampled_task_means,
 )
 
 
@@ -271,11 +270,3 @@ def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_t
     assert agrees(result.interval, result.p_value, 0.95)
     estimate = np.mean([a.mean() - b.mean() for a, b in zip(values, others, strict=True)])
     assert result.interval.low - 1e-5 <= estimate <= result.interval.high + 1e-5
-
-
-def test_tasks_are_drawn_within_their_suites():
-    """Suites of which all tasks are alike never vary, whatever the suites' difference."""
-    totals, suites = np.array([[1.0, 1.0, 0.0, 0.0]]), np.array([0, 0, 1, 1])
-    means = resampled_task_means(totals, np.ones((1, 4)), suites, generator(), 200)
-    assert (means == 0.5).all()
-    assert np.ptp(resampled_task_means(totals, np.ones((1, 4)), np.zeros(4, dtype=int), generator(), 200)) > 0

@@ -49,7 +49,6 @@ def compare_command(
     across_seeds: bool = flag("Pair by initial state alone, for the same states run with other seeds, or several."),
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
     unpaired: bool = flag("Take the episodes as independent, task by task."),
-    sequential: bool = flag("Numbers of these tasks that hold however often you compare growing runs."),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
     margin: float | None = option("How many points worse is not worse, or equivalent.", "POINTS", type=_POINTS),
     metrics: tuple[str, ...] = repeatable("Only this metric.", spelling="--metric", type=click.Choice(COMPARED)),
@@ -86,7 +85,7 @@ def compare_command(
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
     task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
-    --plan says how many episodes of each task it takes to tell two rates apart, or what --assume episodes=N can show.
+    --plan says how many episodes of each task it takes to tell two rates apart.
     The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs), else outcomes count as
     unrelated.
@@ -102,7 +101,6 @@ def compare_command(
     if plan is not None:
         if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
-        _refuse_given(_OF_EPISODES[:-1], "is not for --plan, which plans a fixed number.")
         if form not in ("text", "json"):
             raise click.UsageError(f"--plan has no --format {form}.")
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
@@ -118,7 +116,6 @@ def compare_command(
             metrics=metrics or COMPARED,
             confidence=confidence / 100,
             margin=None if margin is None else margin / 100,
-            sequential=sequential,
             allow_crashed=allow_crashed,
         )
         pairing = {"paired": not unpaired, "across_seeds": across_seeds, "across_versions": across_versions}
@@ -192,7 +189,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, describe_changes(changes), [table])
 
 
-_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "sequential", "allow_crashed", "margin", "confidence")
+_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "margin", "confidence")
 """Options of `compare` that need the episodes of both sides."""
 
 
@@ -343,7 +340,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
         name = f"{result.name}: " if len(requests) > 1 else ""
         answers.append(f"{name}{varying.describe_sensitivity(variants, ranking)}")
         title = f"Safety % over the sweep of {result.name}"
-        sweep_tables.append(varying.sweep_table(result) if full else varying.pooled_table(variants, title))
+        sweep_tables.append(varying.variant_table(variants, title) if full else varying.pooled_table(variants, title))
         rankings += [varying.ranking_table(ranking)] if full and ranking else []
     return _Report(document, "\n".join(answers), [*sweep_tables, *rankings], _VARIANTS)
 
@@ -380,7 +377,7 @@ def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
     tables = [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
         tables = [varying.variant_table(ablated)]
-        tables += [host_mean_table(means, ablated, roster)] if means else []
+        tables += [host_mean_table(means, ablated)] if means else []
         tables += [varying.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, varying.describe_sensitivity(ablated, ranking), tables, hint)

@@ -45,7 +45,6 @@ def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Par
 
 class _Style(msgspec.Struct, frozen=True):
     width: Annotated[float, msgspec.Meta(ge=1, le=20)] = COLUMN.width_in
-    font: Annotated[float, msgspec.Meta(ge=4, le=20)] = COLUMN.font_pt
     title: Literal["yes", "no"] = "yes"
     across: str = ""
 
@@ -74,8 +73,8 @@ def figures_command(
         default="suites",
     ),
     styles: tuple[str, ...] = repeatable(
-        f"width={COLUMN.width_in:g} inches; font={COLUMN.font_pt:g} points; title=no; across=TEXT: what the numbers "
-        "of --series are, such as 'Training steps'.",
+        f"width={COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
+        "across=TEXT: what the numbers of --series are, such as 'Training steps'.",
         "NAME=VALUE",
         spelling="--style",
     ),
@@ -108,7 +107,7 @@ def figures_command(
     make_folder(folder)
     count = (len(which) + len(requests) + series) * len(forms)
     echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
-    target = _FigureTarget(folder, Page(style.width, style.font, titled=style.title == "yes"), forms)
+    target = _FigureTarget(folder, Page(style.width, titled=style.title == "yes"), forms)
     inputs = drawing.FigureInput(judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout)
     for name in which:
         kind = drawing.FIGURES[name]
@@ -124,7 +123,7 @@ def figures_command(
         echo("\n".join([*describe_series(compared), ""]))
     print_warnings(judged)
     rules.print_missing(judged)
-    click.echo("Next: --style title=no, width=INCHES and font=POINTS fit them to a paper; --which NAMES chooses.")
+    click.echo("Next: --style title=no and width=INCHES fit them to a paper; --which NAMES chooses.")
 
 
 @dataclass(frozen=True)

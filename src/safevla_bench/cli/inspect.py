@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -20,16 +19,13 @@ from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
 from safevla_bench.files import write_atomically
-from safevla_bench.judging.judged import Judged, ScoresFile
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.judged import Judged
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
-from safevla_bench.sources.runs.folder import RUN, SCORES
-from safevla_bench.sources.runs.sources import find_scored_archive
 from safevla_bench.specs.spec import Axis
 
 if TYPE_CHECKING:
@@ -75,8 +71,8 @@ def episodes_command(
     spec_id = None if spec is None or axis else judged.library.canonical_id(spec)
     rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
     if bodies or body_kind is not None or order == "kind":
-        findings = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
-        rows = episode_list.add_violating_bodies(rows, findings.violations, spec_id)
+        violations = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
+        rows = episode_list.add_violating_bodies(rows, violations, spec_id)
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
@@ -156,9 +152,6 @@ def show_command(
             raise click.UsageError("--without replays the episode: leave --all and --html out.")
         _replay_without(sources, episode, without, form)
         return
-    if _holds_scores_alone(sources.paths) and page is None and not rules.given_judge_options():
-        _show_scores(sources.paths[0], episode, sources.ruleset, form)
-        return
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
@@ -196,29 +189,6 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
         return
     echo(f"{describe_counterfactual(result)}\n")
     click.echo(render_text(counterfactual_table(result, judged.scores.specs)), nl=False)
-
-
-def _holds_scores_alone(paths: Sequence[Path]) -> bool:
-    folder = paths[0]
-    has_records = len(paths) > 1 or (folder / RUN).exists() or find_scored_archive(folder) is not None
-    return (folder / SCORES).exists() and not has_records
-
-
-def _show_scores(folder: Path, episode: str, ruleset: Ruleset, form: str) -> None:
-    """Print what scores.json says of an episode, whose record is elsewhere."""
-    scored = ScoresFile.read(folder)
-    row = episode_list.find_episode(episode_list.name_episodes([*scored.episodes, *scored.absent]), episode)
-    if row.number > len(scored.episodes):
-        _print_lost(row, form)
-        return
-    score = scored.episodes[row.number - 1]
-    if form == "json":
-        options.print_json({"number": row.number, **msgspec.to_builtins(score)})
-        return
-    click.echo(terminal.format_scored_episode(row.number, score, scored.specs, ruleset.registry))
-    archives = [str(source["archive"]) for source in scored.sources if "host" not in source]
-    source = quote_paths(archives[0]) if len(archives) == len(scored.sources) == 1 else "RUN"
-    echo(f"{folder} holds scores alone. Next, for times, bodies and plots: safevla show {source} {row.number}")
 
 
 def _write_page(judged: Judged, index: int, page: Path) -> None:

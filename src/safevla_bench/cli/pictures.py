@@ -47,19 +47,15 @@ def frames_command(
 
     Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
     border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
-    green border where it succeeded; with the extra `video` a clip of how its worst violation comes about. An episode's
-    number is the one in `safevla episodes`. Frames of other episodes stay, and so do films and replays that are not
-    made anew. Needs the host and an off-screen OpenGL: see `safevla doctor`.
+    green border where it succeeded. An episode's number is the one in `safevla episodes`. Frames of other episodes
+    stay, and so do films and replays that are not made anew. Needs the host and an off-screen OpenGL: see `safevla
+    doctor`.
     """
     (run,) = sources.paths
     if sheet is not None:
         sheet_form(sheet)
-    filming = can_film()
-    if not filming:
-        problem, remedy = "clips and films need the extra `video`", install_command("video")
-        if video:
-            raise RunError(problem, remedy=remedy)
-        click.echo(f"No clips: {problem}; {remedy}", err=True)
+    if video and not can_film():
+        raise RunError("films need the extra `video`", remedy=install_command("video"))
     host = _read_host(run)
     judged = sources.judge()
     if not len(judged.records):
@@ -68,7 +64,7 @@ def frames_command(
     chosen = _choose_episodes(judged, names, worst, sheet)
     shown = judged.records.read_sparsely(chosen)
     material = RecordedRun(run, hosts.make_host(host), shown, judged.scores, judged.ruleset)
-    style = FrameStyle(size=size[::-1], clips=filming, video=video, replay3d=in_3d)
+    style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
         frame_rows = render_frames(material, chosen, style, observer, report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}

@@ -70,9 +70,9 @@ def tables_command(
     tasks          12      SR, Safety, SBU by task
     active         23      which specifications apply to each task, and why not
     applicability          violations of successes that the registry removes
-    bodies                 violations by kind of body; displacement without goal receptacles
+    bodies                 violations by kind of body
     onset                  violations by time, how the other episodes ended, near misses
-    beyond                 time in violation, impulse, phases of the task
+    beyond                 time in violation, phases of the task
     agree                  the simulator's own safety labels against our verdicts
 
     Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.

@@ -25,10 +25,9 @@ from safevla_bench.compare.difference import (
     interval_bounds,
     least_tasks,
     paired_difference,
-    resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.pairs import PairedResults, number_distinct, pair_episodes
+from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.perturbation import Intervention, list_interventions
 from safevla_bench.compare.policy_results import (
     PolicyResults,
@@ -40,17 +39,15 @@ from safevla_bench.compare.policy_results import (
 )
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, VSI, Bounds
+from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.tests import holm_adjust, letter_display, mean_rate_interval
 
 Compared = TypeVar("Compared")
-_SAME_IN = (SR.key, SAFETY.key, SBU.key, VSI.key)
-"""The metrics in which identical policies agree, from which all others follow."""
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in one metric: its value over the n episodes that can tell, the plain interval, the one over tasks.
+    """One policy in one metric: its value over the n episodes that can tell, with its interval.
 
     Independent episodes: the mean over the tasks that all policies ran. `letters`: policies of one suite that share a
     letter are not told apart; empty where two were compared.
@@ -58,10 +55,8 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     n: int
-    count: int | None
     value: float | None
     ci: Bounds | None
-    ci_by_task: Bounds | None
     letters: str = ""
 
 
@@ -89,21 +84,17 @@ class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Policies compared with each other; `identical` lists those that agree in every metric on every pair."""
+    """Policies compared with each other."""
 
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    seed: int
     margin: float | None = None
-    sequential: bool = False
-    """Verdicts are of these tasks, and hold however often one looks."""
     allow_crashed: bool = False
     """Verdicts leave out episodes without a value, whatever these could change."""
     across_seeds: bool = False
     """Pairs are initial states, each with the mean of its seeds."""
     scopes: tuple[SuiteComparison, ...]
-    identical: tuple[tuple[str, str], ...] = ()
     across_versions: tuple[str, ...] = ()
     """The suites and packages of which episodes name several physics versions; empty = one simulator."""
     warnings: tuple[str, ...] = ()
@@ -123,7 +114,7 @@ def compare_policies(
 
     Args:
         results: at least two, with names that differ (see `make_names_unique`).
-        options: metrics, confidence, seed of the bootstrap, tests, margin; None = the defaults.
+        options: metrics, confidence, margin; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
@@ -151,13 +142,10 @@ def compare_policies(
         policies=tuple(result.name for result in results),
         paired=paired,
         confidence=options.confidence,
-        seed=options.seed,
         margin=options.margin,
-        sequential=options.sequential,
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
-        identical=tuple(_identical_pairs(pairs)) if pairs else (),
         across_versions=tuple(mixtures),
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
@@ -215,18 +203,11 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
 
 
 def _require_shared_task(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError`, with the first five tasks of each policy, if no two of the policies ran a common task."""
-    tasks = [set(result.tasks) for result in results]
-    if any(mine & theirs for mine, theirs in combinations(tasks, 2)):
+    """Raise `RunError` if no two of the policies ran a common task."""
+    if any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
         return
-    ran = "; ".join(
-        f"{result.name} ran {', '.join(f'{suite}/{task}' for suite, task in distinct[:5])}"
-        + (" and more" if len(distinct) > 5 else "")
-        for result in results
-        for distinct in [list(dict.fromkeys(result.tasks))]
-    )
     remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
-    raise RunError(f"no task was run by two of the policies: {ran}", remedy=remedy)
+    raise RunError("no task was run by two of the policies", remedy=remedy)
 
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
@@ -235,21 +216,6 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
     problem = f"a violation stopped episodes of {', '.join(name_stopped_suites(results))}"
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
-
-
-def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
-    for i, j in combinations(range(len(pairs.results)), 2):
-        members = pairs.results[i], pairs.results[j]
-        if any(result.suites_without_verdict or result.suites_stopped_on_violation for result in members):
-            continue
-        if all(_are_alike(pairs, (i, j), metric) for metric in _SAME_IN):
-            yield members[0].name, members[1].name
-
-
-def _are_alike(pairs: PairedResults, both: tuple[int, int], metric: str) -> bool:
-    means = pairs.state_means(both, metric)
-    mine, theirs = np.isnan(pairs.metric_values(both, metric)[:, pairs.mark_finished(both)])
-    return np.array_equal(means.first, means.second) and (pairs.by_state or np.array_equal(mine, theirs))
 
 
 # One suite, or all
@@ -348,20 +314,13 @@ def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: Comparison
     unknown = scope.count_unknown(i, j, metric if metric in BOUNDED else CLEAN.key)
     if unknown and metric in BOUNDED:
         extremes = [scope.difference(i, j, metric, options, fill) for fill in ((0.0, 1.0), (1.0, 0.0))]
-    if scope.pairs:
-        left_out = ~scope.pairs.mark_finished([i, j])
-        difference = replace(difference, left_out=scope.pairs.count_pairs(left_out))
     return add_extremes(difference, extremes, unknown, metric, options)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return policy k's value, count and intervals over initial states, each with the mean of its episodes."""
+    """Return policy k's value and interval over initial states, each with the mean of its episodes."""
     states = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
     n, total = len(states.first), float(states.first.sum())
-    tasks, numbers = number_distinct(states.tasks)
-    totals, sizes = (
-        np.bincount(numbers, weights, len(tasks)).astype(np.float64) for weights in (states.first, np.ones(n))
-    )
     counts = METRICS[metric].unit and states.is_single
     interval = (
         wilson_interval(int(total), n, options.confidence)
@@ -371,10 +330,8 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     return PolicyStanding(
         policy=pairs.results[k].name,
         n=n,
-        count=int(total) if counts else None,
         value=total / n if n else None,
         ci=interval_bounds(interval),
-        ci_by_task=resampled_task_interval(totals, sizes, tasks, options),
     )
 
 
@@ -391,10 +348,8 @@ def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> I
         yield PolicyStanding(
             policy=values.policy,
             n=int(values.sizes.sum()),
-            count=int(values.totals.sum()) if METRICS[metric].unit else None,
             value=float(means.mean()) if shared else None,
             ci=interval_bounds(interval),
-            ci_by_task=resampled_task_interval(means, np.ones(len(means)), shared, options),
         )
 
 
@@ -406,7 +361,7 @@ def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptio
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
-        yield replace(scope, metrics=tuple(_add_letters(metric, decided) for metric in decided))
+        yield replace(scope, metrics=tuple(map(_add_letters, decided)))
 
 
 def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> MetricComparison:
@@ -440,26 +395,17 @@ def _decide_difference(
     )
 
 
-def _add_letters(metric: MetricComparison, beside: Sequence[MetricComparison]) -> MetricComparison:
+def _add_letters(metric: MetricComparison) -> MetricComparison:
     """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
 
-    SBU alone is not a merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`,
-    and only for policies that succeed.
+    SBU alone has none: it is not a merit, as who never succeeds has none of it.
     """
-    if len(metric.standings) < 3:
+    if len(metric.standings) < 3 or metric.metric == SBU.key:
         return metric
     values = {standing.policy: standing.value for standing in metric.standings if standing.value is not None}
-    if metric.metric == SBU.key:
-        rates = (other.standings for other in beside if other.metric == SR.key)
-        succeeding = {standing.policy for standings in rates for standing in standings if standing.value}
-        values = {policy: value for policy, value in values.items() if policy in succeeding}
     order = sorted(values, key=values.__getitem__, reverse=METRICS[metric.metric].better == "high")
     rank_of = {policy: rank for rank, policy in enumerate(order)}
-    distinct = {
-        (rank_of[item.first], rank_of[item.second])
-        for item in metric.differences
-        if item.better and item.first in rank_of and item.second in rank_of
-    }
+    distinct = {(rank_of[item.first], rank_of[item.second]) for item in metric.differences if item.better}
     letters = dict(zip(order, letter_display(len(order), distinct), strict=True))
     standings = tuple(replace(standing, letters=letters.get(standing.policy, "")) for standing in metric.standings)
     return replace(metric, standings=standings)

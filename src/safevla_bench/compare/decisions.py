@@ -34,7 +34,7 @@ from safevla_bench.compare.policy_results import (
     split_by_policy,
 )
 from safevla_bench.compare.sample_size import LEAST_DIFFERENCE, SampleSizeRequest, plan_sample_size
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.gates import (
     Gate,
     GateOutcome,
@@ -342,7 +342,7 @@ def check_against(
         gates: at least one, each with a `baseline`.
         per: judge each policy with its suites pooled, or each suite apart.
         confidence: of the intervals that decide, all together; None = the point estimate decides.
-        sequential: use intervals that hold however often one looks; needs a confidence.
+        sequential: refused: `eval --until` looks as episodes come.
         lost: further gaps in either run, each as one sentence.
         allow_crashed: leave out episodes without a value, and pass over what is in `lost`.
 
@@ -351,10 +351,13 @@ def check_against(
         RunError: no baseline for a policy, other episodes, or another simulator.
     """
     require_valid(gates, confidence, sequential)
+    if sequential:
+        remedy = "Leave --sequential out; `safevla eval --until` looks as episodes come."
+        raise SafevlaError("a gate against another run is for a fixed number of episodes", remedy=remedy)
     scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]
     decisions = len(scopes) * len(gates)
     each = None if confidence is None else 1 - (1 - confidence) / decisions
-    options = ComparisonOptions(confidence=each or CONFIDENCE, sequential=sequential)
+    options = ComparisonOptions(confidence=each or CONFIDENCE)
     outcomes = [_decide(pairs, suite, gate, options, each, allow_crashed) for pairs, suite in scopes for gate in gates]
     warnings = (line for pairs, _ in scopes for line in comparison_warnings(pairs.results, 0, paired=True))
     return GateReport.of_outcomes(
@@ -363,7 +366,6 @@ def check_against(
         per=per,
         confidence=confidence,
         each_confidence=each,
-        sequential=sequential,
         notes=(
             f"Values are differences from {gates[0].baseline} on the same episodes, on these tasks.",
             *describe_confidence(each, decisions, sequential),
@@ -413,7 +415,9 @@ def _decide(
     known = measure()
     unknown = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
     ends = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown else [known, known]
-    bounds = [_find_ends(item, each) for item in ends]
+    bounds = [item.ci for item in ends]
+    if each is None:
+        bounds = [None if item.difference is None else (item.difference, item.difference) for item in ends]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
     outcome = GateOutcome(
         policy=names[0], suite=suite, gate=gate, verdict="undecided", reason="no pair has a value of both",
@@ -431,9 +435,3 @@ def _decide(
         reason = lost if unknown else f"{known.pairs} pairs cannot tell"
     ci = None if each is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)
-
-
-def _find_ends(item: Difference, each: float | None) -> tuple[float, float] | None:
-    if each is None and item.difference is not None:
-        return item.difference, item.difference
-    return item.ci

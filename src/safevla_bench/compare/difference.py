@@ -19,13 +19,10 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
-    RESAMPLES,
     Interval,
-    percentile_interval,
     reconcile_interval,
     tango_interval,
 )
-from safevla_bench.statistics.sequential import sequential_difference, sequential_p
 from safevla_bench.statistics.tests import (
     MeanTest,
     barnard_p,
@@ -35,7 +32,6 @@ from safevla_bench.statistics.tests import (
     mcnemar_mid_p,
     mean_rate_difference_interval,
     permute_task_means,
-    resampled_task_means,
 )
 
 MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
@@ -44,28 +40,23 @@ MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "op
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `margin` is a share: differences smaller than it do not matter; None = any matters. `sequential`: p-values and
-    intervals of these tasks that hold however often one looks as episodes come. `allow_crashed`: verdicts stand even if
-    episodes without a value could change them.
+    `margin` is a share: differences smaller than it do not matter; None = any matters. `allow_crashed`: verdicts stand
+    even if episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
-    seed: int = 0
     margin: float | None = None
-    sequential: bool = False
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if confidence or margin is not a share, or the seed is negative."""
+        """Raise `SafevlaError` if confidence or margin is not a share."""
         if not 0 < self.confidence < 1:
             remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
             raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
         if self.margin is not None and not 0 < self.margin <= 1:
             remedy = "Give a share above 0, such as 0.05; on the command line in points."
             raise SafevlaError(f"{self.margin:g} is no margin", remedy=remedy)
-        if self.seed < 0:
-            raise SafevlaError(f"the seed {self.seed} is negative", remedy="Give 0 or a positive whole number.")
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +64,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
     `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
-    second decides, but for sequential comparisons, which have only the first. The four counts are of pairs, null for
-    means and for independent episodes.
+    second decides. The four counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
@@ -84,8 +74,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Pairs that both policies finished and that have a value; null where episodes are independent."""
-    left_out: int = 0
-    """Pairs that one of the two did not finish."""
     unknown: int = 0
     """Planned episodes of the two without a value: crashed, cut short or without a verdict."""
     extremes: Bounds | None = None
@@ -117,13 +105,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
-    sequential: bool = False
-    """`p_value` and `ci` hold at every look."""
 
     @property
     def is_by_task(self) -> bool:
-        """True if tasks like these decide: with more than one task, unless sequential."""
-        return self.tasks > 1 and not self.sequential
+        """True if tasks like these decide: with more than one task."""
+        return self.tasks > 1
 
     @property
     def deciding_p(self) -> float | None:
@@ -180,7 +166,7 @@ def paired_difference(
     """Return the difference of two policies over initial states, each with the mean of its seeds.
 
     Rates of states with one episode each: McNemar's mid-p test and Tango's interval, reconciled with it. VSI, and
-    states with several episodes: sign flips of the pairs, and no counts. `options.sequential`: the betting test alone.
+    states with several episodes: sign flips of the pairs, and no counts.
     `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
     """
     first, second = names
@@ -201,21 +187,18 @@ def paired_difference(
         difference=float(differences.mean()),
         identical=bool((differences == 0).all()),
     )
-    if options.sequential:
-        return _judge_at_every_look(measured, differences, metric, options)
     measured = _judge_by_task(measured, by_task, sizes, options)
     if not (METRICS[metric].unit and states.is_single):
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
     both = int((states.first * states.second).sum())
-    estimate, p_value = (only_first - only_second) / n, mcnemar_mid_p(only_first, only_second)
+    p_value = mcnemar_mid_p(only_first, only_second)
     interval = tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
         test="McNemar, mid-p",
-        difference=estimate,
-        ci=interval_bounds(reconcile_interval(interval, estimate, p_value, options.confidence)),
+        ci=interval_bounds(reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)),
         both=both,
         only_first=only_first,
         only_second=only_second,
@@ -228,8 +211,7 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
     Rates: the mid-p test of Cochran, Mantel and Haenszel, on one task Barnard's, and an interval reconciled with it.
-    VSI: labels drawn anew within tasks. With `options.sequential` the betting test of episodes paired by their order
-    within each task, surplus ones left out. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
+    VSI: labels drawn anew within tasks. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
     Without a common task, no difference and no p-value; `test` then says why.
     """
     shared = [task for task in first.by_task if task in second.by_task]
@@ -240,10 +222,6 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     differences = first.totals / first.sizes - second.totals / second.sizes
     estimate = float(differences.mean())
     measured = Difference(first=first.policy, second=second.policy, test="", tasks=len(shared), difference=estimate)
-    if options.sequential:
-        turns = zip(first.by_task.values(), second.by_task.values(), strict=True)
-        in_turn = np.concatenate([mine[: len(other)] - other[: len(mine)] for mine, other in turns])
-        return _judge_at_every_look(measured, in_turn, metric, options)
     name, tested = _unpaired_test(first, second, metric, options)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     return replace(
@@ -283,26 +261,6 @@ def add_extremes(
     )
 
 
-def _judge_at_every_look(
-    measured: Difference, differences: NDArray[np.float64], metric: str, options: ComparisonOptions
-) -> Difference:
-    """Return `measured` with the p-value and interval of the betting test of paired differences [n], each from -1 to 1.
-
-    `only_first` and `only_second` are counted where episodes are paired, but for VSI; `both` and `neither` are not.
-    """
-    interval = sequential_difference(differences, options.confidence)
-    has_counts = measured.pairs is not None and bool(METRICS[metric].unit)
-    return replace(
-        measured,
-        test="betting, at every look",
-        ci=interval and (interval.low, interval.high),
-        p_value=sequential_p(differences),
-        only_first=int((differences > 0).sum()) if has_counts else None,
-        only_second=int((differences < 0).sum()) if has_counts else None,
-        sequential=True,
-    )
-
-
 def _judge_by_task(
     measured: Difference, by_task: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
 ) -> Difference:
@@ -318,7 +276,7 @@ def _unpaired_test(
 ) -> tuple[str, MeanTest]:
     if not METRICS[metric].unit:
         values = list(first.by_task.values()), list(second.by_task.values())
-        generator = bootstrap_generator(options)
+        generator = np.random.Generator(np.random.PCG64(0))
         return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
     counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
     interval = mean_rate_difference_interval(first.totals, first.sizes, second.totals, second.sizes, options.confidence)
@@ -342,7 +300,7 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
 
     None without a margin or a difference. All intervals of all `differences` decide: the first is the measured one, the
-    others what unknown episodes could make of it. With several tasks (unless sequential) those are the intervals of
+    others what unknown episodes could make of it. With several tasks those are the intervals of
     these tasks and of tasks like these. The verdict is `open` where one is missing, as with few tasks or tasks that all
     differ alike, and where the policies differ in fewer tasks than sign flips need: their interval then says little.
     """
@@ -361,35 +319,6 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     if low > -margin and high < margin:
         return "equivalent"
     return "first not worse" if low > -margin else "second not worse" if high < margin else "open"
-
-
-LEAST_RESAMPLED_TASKS = 30
-"""Fewest tasks that are resampled: the interval of fewer covers 86 to 93 % in place of 95 %."""
-
-
-def resampled_task_interval(
-    totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Iterable[TaskKey], options: ComparisonOptions
-) -> Bounds | None:
-    """Return the percentile interval of a mean over `RESAMPLES` resamples of whole tasks, drawn within their suites.
-
-    None for fewer than `LEAST_RESAMPLED_TASKS` tasks, and if resamples never varied. The same seed gives the same ends.
-
-    Args:
-        totals: sum of the values of each task, in the unit of the metric, [K].
-        sizes: number of values of each task, the weight of its mean, [K].
-        tasks: suite and name of each task, K.
-        options: confidence of the interval, and seed of the resamples.
-    """
-    _, numbers = number_distinct(suite for suite, _ in tasks)
-    if len(numbers) < LEAST_RESAMPLED_TASKS:
-        return None
-    means = resampled_task_means(totals[None], sizes[None], numbers, bootstrap_generator(options), RESAMPLES)[0]
-    return interval_bounds(percentile_interval(means, options.confidence))
-
-
-def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:
-    """Return a fresh generator from the options' seed, so that no number depends on which others are computed."""
-    return np.random.Generator(np.random.PCG64(options.seed))
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:

@@ -14,6 +14,7 @@ from safevla_bench.compare.policy_results import PolicyResults, TaskKey, list_fi
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.folder import OWN_LOOP
 
@@ -173,7 +174,9 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
-        problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
+        problem = (
+            f"{count_noun(len(unknown), 'episode')} of {result.name} do not say from which initial state they started"
+        )
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
         raise RunError(f"{problem}: {list_first(unknown)}", remedy=remedy)
     index: dict[PairKey, int] = {}
@@ -195,7 +198,7 @@ def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[s
     """Raise `RunError`, with a line for each policy that lacks some, unless all policies planned the same keys."""
     all_keys = set().union(*planned)
     lines = [
-        f"{result.name} lacks {_count_episodes(absent)} that another ran: "
+        f"{result.name} lacks {count_noun(len(absent), 'episode')} that another ran: "
         f"{list_first([str(key) for key in _sort_keys(absent)])}"
         for result, keys in zip(results, planned, strict=True)
         if (absent := all_keys - keys)
@@ -217,41 +220,27 @@ def _require_same_starts(paired: PairedResults) -> None:
     """
     first = paired.results[0]
     for other, places in zip(paired.results[1:], paired.places[1:], strict=True):
-        for name, (read, remedy) in _STARTS.items():
-            mine, theirs = (
-                _values_by_start(paired, result, row, read)
-                for result, row in ((first, paired.places[0]), (other, places))
-            )
+        for name, read in _STARTS.items():
+            mine = _values_by_start(paired, first, paired.places[0], read)
+            theirs = _values_by_start(paired, other, places, read)
             differing = [
-                f"{key} ({_join_values(mine[key])} and {_join_values(theirs[key])})"
-                for key in mine
-                if key in theirs and mine[key] != theirs[key]
+                f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
             ]
             if differing:
-                episodes = f"{_count_episodes(differing)}: {list_first(differing)}"
+                episodes = f"{count_noun(len(differing), 'episode')}: {list_first(differing)}"
                 problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
-                raise RunError(problem, remedy=f"{remedy} {_UNPAIRED}")
+                raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
         _require_same_protocol(first, other)
 
 
-_ONE_PROTOCOL = "Roll both out under one protocol."
-_STARTS: Mapping[str, tuple[Callable[[PolicyResults, Header], object], str]] = {
-    "env_seed": (
-        lambda _, header: header.env_seed,
-        f"{_ONE_PROTOCOL} A loop that seeds once for many resets draws fixtures elsewhere: seed before each.",
-    ),
-    "horizon": (lambda _, header: header.horizon, _ONE_PROTOCOL),
-    "kitchen": (
-        lambda result, header: result.kitchens.get(header.key),
-        "Make your kitchens as `safevla eval` does: its split, layout, style and seed stand in each record.",
-    ),
-    "resets since the environment was seeded": (
-        lambda result, header: result.earlier_resets.get(header.key, 0),
-        "vla-evaluation-harness seeds once a task, so that from the second episode on fixtures stand elsewhere than in "
-        "a run of the same seed and initial state.",
-    ),
+_ONE_PROTOCOL = "Roll both out under one protocol, and with kitchens made as `safevla eval` makes them."
+_STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
+    "env_seed": lambda _, header: header.env_seed,
+    "horizon": lambda _, header: header.horizon,
+    "kitchen": lambda result, header: result.kitchens.get(header.key),
+    "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""What fixes an episode's start beside the initial state: how it is read, and what to do where it differs."""
+"""What fixes an episode's start beside the initial state, and how it is read."""
 
 
 def _values_by_start(
@@ -259,17 +248,13 @@ def _values_by_start(
     result: PolicyResults,
     places: NDArray[np.int64],
     read: Callable[[PolicyResults, Header], object],
-) -> Mapping[PairKey, Sequence[object]]:
+) -> Mapping[PairKey, str]:
     values: dict[PairKey, dict[object, None]] = {}
     for key, place in zip(paired.keys, places, strict=True):
         if place >= 0:
             start = key.state if paired.by_state else key
             values.setdefault(start, {})[read(result, result.headers[place])] = None
-    return {key: sorted(of_key, key=str) for key, of_key in values.items()}
-
-
-def _join_values(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
+    return {key: ", ".join(sorted(map(str, of_key))) for key, of_key in values.items()}
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
@@ -295,7 +280,3 @@ def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Map
         "rest_steps": protocol.get("rest_steps") or 0,
         "stop_at_success": protocol.get("stop_at_success", True),
     }
-
-
-def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
-    return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"

@@ -90,17 +90,9 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
     for suite, (changed, *_) in runs.items():
         base, _, change = suite.rpartition("-")
         if base in runs:
-            arms.setdefault(change, []).append((runs[base][0], _rename_suite(changed, base)))
+            arms.setdefault(change, []).append((runs[base][0], changed.rename_suites({suite: base})))
     control = [(parts[0], parts[1]) for parts in runs.values() if len(parts) > 1]
     return {**arms, **({CONTROL: control} if control else {})}
-
-
-def _rename_suite(result: PolicyResults, suite: str) -> PolicyResults:
-    return replace(
-        result,
-        headers=tuple(msgspec.structs.replace(header, benchmark=suite) for header in result.headers),
-        lost=tuple(msgspec.structs.replace(episode, benchmark=suite) for episode in result.lost),
-    )
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
@@ -129,17 +121,8 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
     sides = plain, changed
     planned = [{*map(start, side.headers), *map(start, side.lost)} for side in sides]
     shared = planned[0] & planned[1]
-    first, second = (
-        replace(
-            side.select_episodes(
-                np.array([k for k, header in enumerate(side.headers) if start(header) in shared], int)
-            ),
-            name=name,
-            lost=tuple(episode for episode in side.lost if start(episode) in shared),
-        )
-        for name, side in zip(("unchanged", "changed"), sides, strict=True)
-    )
-    return first, second
+    first, second = (side.select(lambda episode: start(episode) in shared) for side in sides)
+    return replace(first, name="unchanged"), replace(second, name="changed")
 
 
 def _join_states(pairs: Sequence[PairedResults], metric: str) -> StateMeans:

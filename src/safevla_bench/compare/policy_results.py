@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -74,11 +75,6 @@ class PolicyResults:
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
 
-    def results_versions(self, suite: str | None = None) -> tuple[str, ...]:
-        """Return the results-versions that recorded the episodes, of one suite or of all, sorted."""
-        own = [results_version(header.versions) for header in self.headers if suite in (None, header.benchmark)]
-        return tuple(sorted({str(version) for version in own if version is not None}))
-
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Suite -> package -> the versions that decided the physics of its episodes."""
@@ -109,13 +105,20 @@ class PolicyResults:
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
+    def select(self, keep: Callable[[Header | AbsentEpisode], bool]) -> PolicyResults:
+        """Return the results of the episodes, lost ones too, that `keep` accepts."""
+        index = np.array([k for k, header in enumerate(self.headers) if keep(header)], dtype=np.int64)
+        return replace(self.select_episodes(index), lost=tuple(filter(keep, self.lost)))
+
     def select_suite(self, suite: str | None) -> PolicyResults:
         """Return the results of one suite, lost episodes included; None = all."""
-        if suite is None:
-            return self
-        index = np.array([e for e, header in enumerate(self.headers) if header.benchmark == suite], dtype=np.int64)
-        lost = tuple(episode for episode in self.lost if episode.benchmark == suite)
-        return replace(self.select_episodes(index), lost=lost)
+        return self if suite is None else self.select(lambda episode: episode.benchmark == suite)
+
+    def rename_suites(self, names: Mapping[str, str]) -> PolicyResults:
+        """Return the results with other names for suites, old -> new."""
+        headers = (msgspec.structs.replace(header, benchmark=names[header.benchmark]) for header in self.headers)
+        lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
+        return replace(self, headers=tuple(headers), lost=tuple(lost))
 
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order.
@@ -333,9 +336,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         whose = "one side" if len(results) == 2 else "some policy"
-        damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
-        loss = "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
-        yield f"{left_out} {noun} left out: {whose} {loss} there."
+        yield f"{left_out} {noun} left out: {whose} crashed, was stopped, or lost its record there."
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
@@ -372,12 +373,9 @@ def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]
 
 
 def _tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
-    counts = {result.name: Counter(result.tasks) for result in results}
-    tasks: dict[TaskKey, None] = dict.fromkeys(task for counter in counts.values() for task in counter)
+    tasks = [dict.fromkeys(result.tasks) for result in results]
     return [
-        f"{'/'.join(task)} ({_list_counts({name: counter[task] for name, counter in counts.items()})})"
-        for task in tasks
-        if not all(counter[task] for counter in counts.values())
+        "/".join(task) for task in dict.fromkeys(chain(*tasks)) if not all(task in of_policy for of_policy in tasks)
     ]
 
 
@@ -403,11 +401,12 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there, and
     the results-versions of this project.
     """
-    return {
-        (result.name, suite): {**versions, "results-version": result.results_versions(suite)}
-        for result in results
-        for suite, versions in result.simulator_by_suite.items()
-    }
+    cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
+    for result in results:
+        for suite, versions in result.simulator_by_suite.items():
+            own = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
+            cells[result.name, suite] = {**versions, "results-version": tuple(sorted(map(str, own - {None})))}
+    return cells
 
 
 def list_first(texts: Sequence[str], most: int = 5) -> str:

@@ -1,4 +1,4 @@
-"""Sample size of a comparison: the episodes that its verdict takes, or what a number of episodes can show."""
+"""Sample size of a comparison: the episodes that its verdict takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safevla_bench.compare.difference import least_tasks
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import CONFIDENCE, POWER, check_level
-from safevla_bench.text import format_compact, format_fixed
+from safevla_bench.text import count_noun, format_compact, format_fixed
 
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that is planned for: any number of episodes for less has no meaning."""
@@ -34,24 +34,18 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int = 10
     task_spread: float = 0.0
     """Standard deviation between tasks of the true difference of the rates, as a share; 0 = the same in each task."""
-    episodes: int | None = None
-    """Of each policy and task: plan what they show, not how many there must be."""
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for the verdict that `compare` gives on so many tasks: sign flips of their differences, or McNemar's.
 
-    `episodes` of each policy and task detect the difference with the `power`; null where no number does. Of a given
-    number, `power` is what it has, and `detectable` the least difference that it detects with the power asked for; null
-    where there is none. `least_tasks` are the fewest on which enough episodes have the power asked for; null where a
-    million have not.
+    `episodes` of each policy and task detect the difference with the power asked for; null where no number does.
+    `least_tasks` are the fewest on which enough episodes have that power; null where a million have not.
     """
 
     rates: tuple[float, float]
     discordant: float
     episodes: int | None
-    power: float
-    detectable: float | None
     least_tasks: int | None
     request: SampleSizeRequest
 
@@ -61,21 +55,16 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _sentences(self) -> Iterator[str]:
         asked = self.request
-        first, second, wanted, level = map(_percent, (*self.rates, asked.power, asked.confidence))
-        aim = f"{first} from {second} on {asked.tasks} task{'' if asked.tasks == 1 else 's'}, at {level}"
+        first, second, power, level = map(_percent, (*self.rates, asked.power, asked.confidence))
+        aim = f"{first} from {second} on {count_noun(asked.tasks, 'task')}, at {level}, with a chance of {power}"
         if self.least_tasks is None or asked.tasks < self.least_tasks:
             least = "over a million" if self.least_tasks is None else self.least_tasks
-            yield f"No number of episodes tells {aim}, with a chance of {wanted}. It takes {least} tasks or more."
+            yield f"No number of episodes tells {aim}. It takes {least} tasks or more."
         elif self.episodes is None:
-            yield f"It takes over a million episodes of each task to tell {aim}, with a chance of {wanted}."
-        elif asked.episodes is None:
-            total = f", {self.episodes * asked.tasks} of each policy" if asked.tasks > 1 else ""
-            yield f"It takes {self.episodes} episodes of each task{total}, to tell {aim}, with a chance of {wanted}."
+            yield f"It takes over a million episodes of each task to tell {aim}."
         else:
-            chance = format_fixed(100 * self.power, 0)
-            yield f"{self.episodes} episodes of each task tell {aim}, with a chance of {chance} %."
-            if self.detectable is not None:
-                yield f"With a chance of {wanted} they show {format_fixed(100 * self.detectable, 1)} points."
+            total = f", {self.episodes * asked.tasks} of each policy" if asked.tasks > 1 else ""
+            yield f"It takes {self.episodes} episodes of each task{total}, to tell {aim}."
         yield f"{_FLIPS if asked.tasks > 1 else 'McNemar'}, by mid-p-values, supposing that {self._assumption()}."
 
     def _assumption(self) -> str:
@@ -88,31 +77,24 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
-    """Return the number of episodes of each policy and task that detects the difference, or what a given one shows.
+    """Return the number of episodes of each policy and task that detects the difference.
 
     Raises:
         SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, a
             smaller share of pairs differs than the rates do, or a number is no share.
     """
     _check_request(request)
-    other = _other_rate(request, request.difference)
+    other = _other_rate(request)
     if other is None:
         problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
-    fewest = _find_least_tasks(request)
-    episodes, power, detectable = request.episodes, request.power, None
-    if fewest is None or request.tasks < fewest:
-        episodes, power = None, 0.0
-    elif episodes is None:
-        episodes = least_number(lambda n: _find_power(request, request.difference, n), power)
-    else:
-        power, detectable = _find_power(request, request.difference, episodes), _least_difference(request, episodes)
+    fewest, episodes = _find_least_tasks(request), None
+    if fewest is not None and request.tasks >= fewest:
+        episodes = least_number(lambda n: _find_power(request, n), request.power)
     return SampleSizePlan(
         rates=(request.baseline, other),
-        discordant=_discordant_share(request, request.difference),
+        discordant=_discordant_share(request),
         episodes=episodes,
-        power=power,
-        detectable=detectable,
         least_tasks=fewest,
         request=request,
     )
@@ -126,15 +108,15 @@ def _check_request(request: SampleSizeRequest) -> None:
         raise SafevlaError(f"a difference of {points} cannot be planned for", remedy=remedy)
     if not 0 <= request.task_spread <= 1:
         raise SafevlaError(f"a spread of {request.task_spread:g} between tasks", remedy="Give a share from 0 to 1.")
-    if request.tasks < 1 or (request.episodes is not None and request.episodes < 1):
-        raise SafevlaError("there is nothing to plan", remedy="Give at least one task and one episode.")
+    if request.tasks < 1:
+        raise SafevlaError("there is nothing to plan", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
         problem = f"rates {points} apart differ in at least {request.difference:g} of the pairs"
         raise SafevlaError(problem, remedy=f"Give discordant={request.difference:g} or more, and at most 1.")
 
 
-def _other_rate(request: SampleSizeRequest, difference: float) -> float | None:
-    rates = (request.baseline - difference, request.baseline + difference)
+def _other_rate(request: SampleSizeRequest) -> float | None:
+    rates = (request.baseline - request.difference, request.baseline + request.difference)
     return min((rate for rate in rates if 0 <= rate <= 1), key=lambda rate: abs(rate - 0.5), default=None)
 
 
@@ -146,30 +128,18 @@ def _find_least_tasks(request: SampleSizeRequest) -> int | None:
     return None if further is None else fewest - 1 + further
 
 
-def _discordant_share(request: SampleSizeRequest, difference: float) -> float:
-    first, second = request.baseline, _other_rate(request, difference) or 0.0
-    return max(difference, first + second - 2 * first * second if request.discordant is None else request.discordant)
+def _discordant_share(request: SampleSizeRequest) -> float:
+    first, second = request.baseline, _other_rate(request) or 0.0
+    unrelated = first + second - 2 * first * second
+    return max(request.difference, unrelated if request.discordant is None else request.discordant)
 
 
-def _find_power(request: SampleSizeRequest, difference: float, episodes: int) -> float:
-    discordant = _discordant_share(request, difference)
+def _find_power(request: SampleSizeRequest, episodes: int) -> float:
+    difference, discordant = request.difference, _discordant_share(request)
     if request.tasks == 1:
         return paired_power(episodes, difference, discordant, request.confidence)
     variance = discordant - difference**2
     return flip_power(episodes, difference, variance, request.task_spread, request.tasks, request.confidence)
-
-
-def _least_difference(request: SampleSizeRequest, episodes: int) -> float | None:
-    """Return the least difference from the baseline that has the power, to a ten-thousandth; None where none has."""
-    low, high = 0.0, max(request.baseline, 1 - request.baseline)
-    if request.discordant is not None:
-        high = min(high, request.discordant)
-    if _find_power(request, high, episodes) < request.power:
-        return None
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _find_power(request, middle, episodes) >= request.power else (middle, high)
-    return high
 
 
 def _percent(share: float) -> str:

@@ -20,7 +20,7 @@ from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
 
-_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
@@ -56,16 +56,11 @@ class SeriesLabel:
 def read_label(name: str) -> SeriesLabel | None:
     """Return the last number of a name and the text around it; None for a name without a number.
 
-    `k` and `M` after the number mean thousands and millions. A minus counts only if the name is the number alone.
+    `k` and `M` after the number mean thousands and millions.
 
     >>> read_label("careful-step-20k")
     SeriesLabel(value=20000.0, before='careful-step-', after='')
-    >>> read_label("-0.5").value, read_label("base")
-    (-0.5, None)
     """
-    sign = -1.0 if name.startswith("-") else 1.0
-    if sign < 0 and _NUMBER.fullmatch(name[1:]):
-        return SeriesLabel(sign * _parse_number(name[1:]), "", "")
     numbers = list(_NUMBER.finditer(name))
     if not numbers:
         return None
@@ -74,8 +69,7 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
-    plain = text.replace(",", "")
-    return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
+    return float(text[:-1]) * _FACTORS[text[-1]] if text[-1] in _FACTORS else float(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,11 +283,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     ]
     warnings = list(comparison_warnings(results, 0, paired=True))
     if any(counted != starts[0] for counted in starts[1:]):
-        ran = ", ".join(
-            f"{result.name} {len(result)} of {len(set(result.tasks))} task{'' if len(set(result.tasks)) == 1 else 's'}"
-            for result in results
-        )
-        warnings.insert(0, f"The runs did not run the same episodes ({ran}): part of what moves may be what was run.")
+        warnings.insert(0, "The runs did not run the same episodes: part of what moves may be what was run.")
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):
         warnings.insert(0, "Gains are of independent episodes: the runs' episodes cannot be paired.")
     return warnings

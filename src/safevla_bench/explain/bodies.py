@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.judging.scoring import SpecVerdicts, judge_spec
-from safevla_bench.signals.signal import DISPLACED, SIGNALS, Bodies, RecordFields
+from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
 from safevla_bench.signals.space import measure_places
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_significant
@@ -185,8 +184,6 @@ def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributor
 
 # The bodies of every violation
 
-RECEPTACLE: BodyKind = "goal receptacle"
-
 
 @dataclass(frozen=True, slots=True)
 class BodyViolation:
@@ -204,66 +201,19 @@ class BodyViolation:
     first_violation_step: int
 
 
-@dataclass(frozen=True)
-class BodyFindings:
-    """The bodies of all violations, and the scores as they are without displacements of the goal's receptacles."""
+def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset, first: int = 0) -> Iterator[BodyViolation]:
+    """Yield the bodies of the violations, by episode, then in library order, then the worst first.
 
-    violations: tuple[BodyViolation, ...]
-    """By episode, then in library order, then the worst first."""
-    without_receptacles: Scores
-    """As if every goal receptacle had stayed where it was in record 0."""
-
-
-@dataclass(frozen=True)
-class ChunkFindings:
-    """The violations of some episodes, and their verdicts with unmoved receptacles by (column, episode)."""
-
-    violations: tuple[BodyViolation, ...]
-    rejudged: Mapping[tuple[int, int], SpecVerdicts]
-
-
-def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> BodyFindings:
-    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved.
-
-    `chunks` hold the episodes of the scores, in their order; the ruleset's registry knows the bodies of the goals.
-    """
-    findings, first = [], 0
-    for batch in chunks:
-        findings.append(find_in_chunk(batch, first, scores, ruleset))
-        first += len(batch)
-    return join_findings(findings, scores)
-
-
-def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
-    """Return the violations in the episodes of `batch`; its first is at place `first` of the scores, from 0.
-
-    Specifications that the ruleset's library lacks are passed over. An episode in which a goal receptacle by itself
-    breaks a limit is judged again with its receptacles unmoved.
+    `chunks` hold the episodes of the scores from `first` on, in their order; the ruleset's registry knows the bodies of
+    the goals.
+    Specifications that the ruleset's library lacks are passed over.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
-    violations: list[BodyViolation] = []
-    rejudged: dict[tuple[int, int], SpecVerdicts] = {}
-    for index in range(len(batch)):
-        broken = [k for k in columns if scores.is_violated[k, first + index]]
-        if not broken:
-            continue
-        record = select_episodes(batch, [index])
-        of_episode = list(_find_in_episode(record, first + index, broken, scores, ruleset))
-        violations += of_episode
-        if any(violation.kinds == (RECEPTACLE,) for violation in of_episode):
-            rejudged |= _judge_unmoved(record, first + index, scores, ruleset)
-    return ChunkFindings(tuple(violations), rejudged)
-
-
-def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
-    """Return the findings of all episodes of the scores, which stay as they are, given those of each chunk in order."""
-    chunks = list(findings)
-    arrays = {name: getattr(scores, name).copy() for name in ("state", "rho", "depth", "extreme", "first")}
-    for place, verdicts in (item for chunk in chunks for item in chunk.rejudged.items()):
-        for name, values in arrays.items():
-            values[place] = getattr(verdicts, name)[0]
-    violations = tuple(violation for chunk in chunks for violation in chunk.violations)
-    return BodyFindings(violations, replace(scores, **arrays))
+    for batch in chunks:
+        for index in range(len(batch)):
+            if broken := [k for k in columns if scores.is_violated[k, first + index]]:
+                yield from _find_in_episode(select_episodes(batch, [index]), first + index, broken, scores, ruleset)
+        first += len(batch)
 
 
 def _find_in_episode(
@@ -319,29 +269,3 @@ def _find_touching(record: Batch, line: SignalTrace, roles: Sequence[int]) -> _B
                 worst, first = broken.get((first_body, second_body), (value, t))
                 broken[first_body, second_body] = max(worst, value), first
     return broken
-
-
-def _judge_unmoved(
-    record: Batch, episode: int, scores: Scores, ruleset: Ruleset
-) -> dict[tuple[int, int], SpecVerdicts]:
-    reading = ruleset.read_fields(_hold_receptacles(record, ruleset))
-    rejudged = {}
-    for k, column in enumerate(scores.specs):
-        if column.spec_id not in ruleset.library:
-            continue
-        spec = ruleset.library[column.spec_id]
-        if any(SIGNALS[name].bodies == DISPLACED for name in spec.signals):
-            reason = np.array([scores.reasons[int(scores.reason[k, episode])]], dtype=np.object_)
-            rejudged[k, episode] = judge_spec(reading, spec, reason, "deactivate")
-    return rejudged
-
-
-def _hold_receptacles(record: Batch, ruleset: Ruleset) -> Batch:
-    bodies, xyz = record.body_pos_m.episode_poses(0)
-    receptacles = [
-        k for k, body in enumerate(bodies) if name_body_kind(record, 0, int(body), ruleset.registry) == RECEPTACLE
-    ]
-    unmoved: NDArray[np.float64] = xyz.copy()
-    unmoved[:, receptacles] = xyz[:1, receptacles]
-    channel = replace(record.body_pos_m.channel, values=unmoved.reshape(-1))
-    return replace(record, body_pos_m=replace(record.body_pos_m, channel=channel))

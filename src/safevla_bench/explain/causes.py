@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safevla_bench.explain.bodies import BodyKind, contacts_of_roles, displacements, name_body_kind
+from safevla_bench.explain.bodies import contacts_of_roles, displacements
 from safevla_bench.explain.exposure import PHASES, holding, phases
 from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
@@ -27,33 +27,16 @@ _LONGEST_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ChainContact:
-    """The contact of two neighbours of a chain.
-
-    `step` is the record of it that counts, `since_step` the first record of the same contact without a gap.
-    """
-
-    bodies: tuple[str, str]
-    since_step: int
-    step: int
-    force_n: float
-
-
-@dataclass(frozen=True, slots=True)
 class Cause:
-    """The course of a violation; `bodies` from the first of the chain to the last, with a contact between neighbours.
+    """The course of a violation; `bodies` from the first of the chain to the last, neighbours in contact in `steps`.
 
-    `others` touch the last body at the same time, and so may have done it too. `phase` is empty, and the speed of the
-    end effector None, if the record does not tell.
+    `others` touch the last body at the same time, and so may have done it too. `step` is the record that it began in.
     """
 
     bodies: tuple[str, ...]
-    kinds: tuple[BodyKind, ...]
-    contacts: tuple[ChainContact, ...]
+    steps: tuple[int, ...]
     others: tuple[str, ...]
     step: int
-    phase: str
-    speed_m_s: float | None
     sentence: str
 
 
@@ -114,8 +97,7 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
     name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
     left = f"left its place at {_time(reading, begun)} and was {gone} away at {_time(reading, first)}"
     if len(chain.bodies) == 1:
-        touched = _touched_later(reading, body, begun, first)
-        sentence = f"{name} {left}. No recorded contact began it{touched}: it may have slid, rolled or been let go."
+        sentence = f"{name} {left}. No recorded contact began it: it may have slid, rolled or been let go."
     else:
         last = f"touched it from {_time(reading, _since(reading, chain.contacts[-1]))} on"
         sentence = f"{_arrows(batch, chain)}: {name} {left}; {batch.body_label(chain.bodies[-2])} {last}."
@@ -224,19 +206,6 @@ def _may_push(batch: Batch, body: int) -> bool:
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
-def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> str:
-    batch = reading.batch
-    later = [
-        (contact.step, batch.body_label(contact.other(body)))
-        for contact in _contacts_of(reading, body, begun, first)
-        if _may_push(batch, contact.other(body))
-    ]
-    if not later:
-        return ""
-    step, name = min(later)
-    return f" (the first, with {name}, is at {_time(reading, step)})"
-
-
 def _contacts(reading: RecordFields, places: Iterable[int]) -> list[_Contact]:
     contacts, record = reading.batch.contacts, reading.record_of_contact
     return [
@@ -291,19 +260,8 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
     circumstances = [f"the phase was {phase}"] if phase else []
     circumstances += [f"the end effector moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
     around = f" At {_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
-    return Cause(
-        bodies=names,
-        kinds=tuple(name_body_kind(batch, 0, body, registry) for body in chain.bodies),
-        contacts=tuple(
-            ChainContact((names[k], names[k + 1]), _since(reading, contact), contact.step, contact.force_n)
-            for k, contact in enumerate(chain.contacts)
-        ),
-        others=others,
-        step=step,
-        phase=phase,
-        speed_m_s=speed,
-        sentence=sentence + hedge + around,
-    )
+    steps = tuple(contact.step for contact in chain.contacts)
+    return Cause(names, steps, others, step, sentence + hedge + around)
 
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:

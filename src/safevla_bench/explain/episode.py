@@ -11,25 +11,14 @@ import numpy as np
 from safevla_bench import signals
 from safevla_bench.explain.bodies import Contributors, find_contributors
 from safevla_bench.explain.causes import Cause, find_cause
-from safevla_bench.explain.trace import Bools, SignalTrace, TraceChart, describe_chart, trace_formula
+from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl import formula as syntax
-from safevla_bench.stl.evaluation import window_steps
-from safevla_bench.stl.robustness import trajectory_robustness
-from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks import describe_reason
 from safevla_bench.trajectory.batch import Batch, select_episodes
-
-
-@dataclass(frozen=True, slots=True)
-class BooleanCause:
-    """Part of a violated formula that a Boolean signal makes false, so that no margin exists, and its record."""
-
-    formula: str
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +33,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """One specification with a verdict; `rho` is -inf where a `cause` decided its violation without a margin."""
+    """One specification with a verdict; `rho` is -inf where a Boolean signal decided a violation, without a margin."""
 
     spec: SpecColumn
     formula: str
@@ -57,7 +46,6 @@ class SpecTrace:
     first: Moment | None
     """The first record that breaks it, None where it holds."""
     worst: Moment
-    cause: BooleanCause | None = None
     why: Cause | None = None
     """How its violation came about, as far as contacts and poses show it."""
 
@@ -191,7 +179,6 @@ def _clause_document(clause: SpecTrace) -> dict[str, object]:
         "bound": "upper" if clause.signal_trace.upper else "lower",
         "violated": clause.violated,
         "rho": finite_or_none(clause.rho),
-        "decided_by": clause.cause and asdict(clause.cause),
         "why": clause.why and asdict(clause.why),
         "depth": nan_to_none(clause.depth),
         "first_violation": clause.first and msgspec.to_builtins(clause.first),
@@ -236,9 +223,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
         return Moment(step, reading.batch.elapsed_s(0, step), value, contributors)
 
-    signal, cause = SIGNALS.get(signal_trace.signal), None
-    if rho == -np.inf:
-        cause = find_boolean_cause(formula, signals.build_trace(reading, syntax.signal_names(formula)))
+    signal = SIGNALS.get(signal_trace.signal)
     return SpecTrace(
         spec=scores.specs[column],
         formula=syntax.format_formula(formula),
@@ -250,33 +235,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         violated=bool(scores.is_violated[column, episode]),
         first=None if first < 0 else moment_at(first),
         worst=moment_at(signal_trace.worst),
-        cause=cause,
         why=find_cause(reading, signal_trace.signal, first, ruleset.registry),
     )
-
-
-def find_boolean_cause(formula: syntax.Formula, trace: Trace, step: int = 0) -> BooleanCause:
-    """Return the smallest part of a formula that is -inf at a record because of a Boolean signal.
-
-    Of a conjunction whose parts are both -inf that is in the left part; of a G, in the child at the first record where
-    the child is -inf; of `gate -> child`, in the child. `trace` holds one episode, in which the formula is -inf at
-    record `step`.
-    """
-    match formula:
-        case syntax.And(left, right):
-            return find_boolean_cause(left if _is_lost(left, trace)[step] else right, trace, step)
-        case syntax.Implies(_, child):
-            return find_boolean_cause(child, trace, step)
-        case syntax.Always(window, child):
-            first, last = window_steps(window, trace)
-            begin = step + first
-            end = None if last is None else step + last + 1
-            return find_boolean_cause(child, trace, begin + int(_is_lost(child, trace)[begin:end].argmax()))
-    return BooleanCause(syntax.format_formula(formula), step)
-
-
-def _is_lost(formula: syntax.Formula, trace: Trace) -> Bools:
-    return np.isneginf(trajectory_robustness(formula, trace))
 
 
 # The worst episodes

@@ -87,10 +87,6 @@ def _has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
         return False
 
 
-_FORCE = "max_contact_force"
-"""The canonical family whose threshold counts as the force threshold."""
-
-
 @dataclass(frozen=True)
 class Exposure:
     """E episodes, the K specifications of the safe tier, the P phases of `PHASES`; NaN = there is nothing to say.
@@ -101,28 +97,17 @@ class Exposure:
     """
 
     specs: tuple[SpecColumn, ...]
-    duration_s: Floats
     violation_s: Floats
     """Time in violation of each specification, [K, E]."""
     any_s: Floats
     """Time in violation of any, [E]."""
     first_s: Floats
-    force_threshold_n: float | None
-    """The library's threshold on `max_contact_force`; None where it has none, and then the next two are NaN."""
-    above_force_s: Floats
-    """Time in which some contact is above the force threshold, whatever applies to the task, [E]."""
-    above_impulse_ns: Floats
-    """Sum of `impulse_ns` over the contacts (one body pair in one record) whose force is above the threshold, [E]: the
-    whole impulse of those control steps, not only its part above. NaN where one of them has no impulse recorded."""
     phase_s: Floats
     """Time in each phase, [P, E]; NaN where the task has none."""
     phase_violation_s: Floats
     """Time in violation of any specification in each phase, [P, E]."""
     first_phase: NDArray[np.int8]
     """The phase of the first violation, [E]; -1 = none, or no phases."""
-
-    def __len__(self) -> int:
-        return len(self.duration_s)
 
     @cached_property
     def first_any_s(self) -> Floats:
@@ -143,8 +128,8 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
     >>> ruleset = sb.load_ruleset()
     >>> spent = measure_exposure(batch, sb.score(batch, ruleset), ruleset)
-    >>> spent.any_s.tolist(), spent.above_force_s.tolist()
-    ([0.0], [0.0])
+    >>> spent.any_s.tolist()
+    [0.0]
     """
     reading, columns = RecordFields(batch), scores.scored_columns
     specs = tuple(scores.specs[k] for k in columns)
@@ -152,8 +137,6 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     any_violated = np.logical_or.reduce(violating, axis=0)
     untimed = (scores.is_violated[columns] & ~is_timed).any(axis=0)
     any_s = np.where(scores.is_judged & ~untimed, _seconds(any_violated, batch), np.nan)
-    threshold = next((spec.threshold for spec in specs if spec.canonical_family == _FORCE), None)
-    above_force_s, above_impulse_ns = _measure_hard_contacts(reading, threshold)
     phase = phases(reading, holding(batch, ruleset.registry))
     in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
     has_phases = _seconds(phase != NO_PHASE, batch) > 0
@@ -161,13 +144,9 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     first_phase = np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)])
     return Exposure(
         specs=specs,
-        duration_s=batch.lengths * batch.dt_s,
         violation_s=np.where(is_timed, _seconds(violating, batch), np.nan),
         any_s=any_s,
         first_s=np.where(scores.is_violated[columns], scores.first[columns] * batch.dt_s, np.nan),
-        force_threshold_n=threshold,
-        above_force_s=above_force_s,
-        above_impulse_ns=above_impulse_ns,
         phase_s=np.where(has_phases, _seconds(in_phase, batch), np.nan),
         phase_violation_s=np.where(has_phases & ~np.isnan(any_s), _seconds(in_phase & any_violated, batch), np.nan),
         first_phase=first_phase.astype(np.int8),
@@ -212,19 +191,6 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
     return violating, is_timed
 
 
-def _measure_hard_contacts(reading: RecordFields, threshold_n: float | None) -> tuple[Floats, Floats]:
-    """Return the time above the force threshold and the impulse of the contacts above it, [E] each."""
-    batch, contacts = reading.batch, reading.batch.contacts
-    if threshold_n is None:
-        return np.full(len(batch), np.nan), np.full(len(batch), np.nan)
-    force = signals.derive_signals(reading, [_FORCE])[_FORCE]
-    hard = contacts.force_n > threshold_n
-    episode = batch.episode_of_record[reading.record_of_contact[hard]]
-    impulse_ns = np.bincount(episode, weights=contacts.impulse_ns[hard], minlength=len(batch))
-    above_s = _seconds(force > threshold_n, batch)
-    return np.where(contacts.present, above_s, np.nan), np.where(contacts.present, impulse_ns, np.nan)
-
-
 # Summaries of cells
 
 
@@ -236,9 +202,6 @@ class SpecExposure(msgspec.Struct, frozen=True, kw_only=True):
     """Time in violation, over the episodes in which it reached a verdict."""
     first_s: float | None
     """Median time of the first violation over the episodes that violate it."""
-    in_successes: Rate
-    """Violating episodes of the successes in which it applies."""
-    in_failures: Rate
 
 
 class PhaseExposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,12 +221,8 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
     suite: str
     n: int
     violation_s: Mean
-    above_force_s: Mean
-    above_impulse_ns: Mean
     first_s: float | None
     """Median time of the first violation over the unsafe episodes."""
-    unsafe_successes: Rate
-    unsafe_failures: Rate
     specs: tuple[SpecExposure, ...]
     phased: int
     """Episodes that have phases and a time in violation; `phases` is empty where none has."""
@@ -288,45 +247,27 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     """
     is_measured = scores.is_counted & scores.is_judged
     return [
-        _summarize_cell(exposure, scores, members[is_measured[members]], *cell)
+        _summarize_cell(exposure, members[is_measured[members]], *cell)
         for cell, members in cell_members(scores).items()
         if len(members)
     ]
 
 
-def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
-    means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
-    success, unsafe = scores.success[members], scores.unsafe[members]
+def _summarize_cell(exposure: Exposure, members: Ints, policy: str | None, suite: str) -> CellExposure:
+    any_s, *violation_s = bootstrapped_means(np.vstack([exposure.any_s, exposure.violation_s])[:, members])
     phased = members[~np.isnan(exposure.phase_violation_s[0, members])]
     return CellExposure(
         policy=policy,
         suite=suite,
         n=len(members),
-        violation_s=means[0],
-        above_force_s=means[1],
-        above_impulse_ns=means[2],
+        violation_s=any_s,
         first_s=_median_or_none(exposure.first_any_s[members]),
-        unsafe_successes=Rate.of((unsafe & success).sum(), success.sum()),
-        unsafe_failures=Rate.of((unsafe & ~success).sum(), (~success).sum()),
         specs=tuple(
-            _summarize_spec(exposure, scores, members, row, means[3 + row]) for row in range(len(exposure.specs))
+            SpecExposure(spec_id=spec.spec_id, violation_s=mean, first_s=_median_or_none(first_s[members]))
+            for spec, mean, first_s in zip(exposure.specs, violation_s, exposure.first_s, strict=True)
         ),
         phased=len(phased),
         phases=_summarize_phases(exposure, phased) if len(phased) else (),
-    )
-
-
-def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
-    column = scores.scored_columns[row]
-    applies = scores.state[column, members] != INACTIVE
-    violated, success = scores.is_violated[column, members], scores.success[members]
-    return SpecExposure(
-        spec_id=exposure.specs[row].spec_id,
-        violation_s=violation_s,
-        first_s=_median_or_none(exposure.first_s[row, members]),
-        in_successes=Rate.of((violated & success).sum(), (applies & success).sum()),
-        in_failures=Rate.of((violated & ~success).sum(), (applies & ~success).sum()),
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
@@ -110,22 +109,17 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
 
 def _decide_silent(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
     """Return index -> the decision on each episode that lacks a field, or in which a signal is NaN from record 0 on."""
+    decisions: dict[int, Decision] = {}
+    missing = signals.missing_fields(reading, trace.signals)
     numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
-    undefined = _names_by_episode({name: trace.is_undefined(name) for name in numeric})
-    missing = _names_by_episode(signals.missing_fields(reading, trace.signals))
+    undefined = {name: trace.is_undefined(name) for name in numeric}
     why = "nothing to measure: no such body, or too few records"
-    return {
-        **{k: ("undefined", f"{', '.join(names)}: {why}") for k, names in undefined.items()},
-        **{k: ("signal missing", f"not recorded: {', '.join(names)}") for k, names in missing.items()},
-    }
-
-
-def _names_by_episode(marks: Mapping[str, NDArray[np.bool_]]) -> dict[int, list[str]]:
-    by_episode: dict[int, list[str]] = {}
-    for name, episodes in marks.items():
-        for k in np.flatnonzero(episodes).tolist():
-            by_episode.setdefault(k, []).append(name)
-    return by_episode
+    for k in range(len(trace)):
+        if names := ", ".join(name for name, is_missing in missing.items() if is_missing[k]):
+            decisions[k] = "signal missing", f"not recorded: {names}"
+        elif names := ", ".join(name for name, is_undefined in undefined.items() if is_undefined[k]):
+            decisions[k] = "undefined", f"{names}: {why}"
+    return decisions
 
 
 def _answer_episode(

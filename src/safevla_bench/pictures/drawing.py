@@ -1,6 +1,6 @@
 """Pictures with border, outlines and caption, and an episode as a film; JPEG, and H.264 by the extra `video`.
 
-A film of a whole episode shows its cameras side by side, the task, the clock, every judged clause and the worst signal.
+A film of a whole episode shows its cameras side by side, the task, the clock and every judged clause.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
-CLIP_SUFFIX = "mp4"
+FILM_SUFFIX = "mp4"
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
 """The first that is there is taken; none needs hardware, and browsers play the first two."""
 _QUANTIZER = "27"
@@ -129,7 +129,7 @@ def can_film() -> bool:
     return find_spec("av") is not None
 
 
-def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
+def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed).
 
     `pictures` [H, W, 3] are of one size; an odd last row or column is left out, as the format needs even sizes. Raises
@@ -222,18 +222,16 @@ def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Im
 
 RenderPicture = Callable[[int, Camera], Pixels]
 """Returns the picture of a record from a camera, [H, W, 3]."""
-_CLAUSE, _TASK, _CURVE = 17, 46, 110
-"""Height of a line on a clause, of the texts above them, and of the plot below them, in pixels."""
-_LIMIT = (120, 120, 120)
+_CLAUSE, _TASK = 17, 46
+"""Height of a line on a clause, and of the texts above them, in pixels."""
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield the pictures of an episode, one a record, all of one size.
 
     Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
-    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. Below is
-    the signal of the first clause with its limit. The border is red while anything is broken, green in the last record
-    of a success, else grey.
+    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. The
+    border is red while anything is broken, green in the last record of a success, else grey.
 
     Args:
         explanation: the episode.
@@ -249,8 +247,7 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
 def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart], scene: Pixels, record: int) -> Pixels:
     height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
-    foot = _TASK + _CLAUSE * len(charts) + (_CURVE if charts else 0)
-    sheet = Image.new("RGB", (width, height + foot), PAPER)
+    sheet = Image.new("RGB", (width, height + _TASK + _CLAUSE * len(charts)), PAPER)
     pen = ImageDraw.Draw(sheet)
     is_broken = any(chart.failing[record] for chart in charts.values())
     succeeded = explanation.score.success and record == explanation.records - 1
@@ -262,12 +259,12 @@ def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart],
     write_line(pen, (_PAD, height + 25), escape_controls(_clock(explanation, record)), plain, width)
     top = height + _TASK
     for spec_id, chart in charts.items():
-        _draw_mark(pen, top, chart, record)
-        text = f"{spec_id}: {format_clip_reading(chart, record)}"
+        is_idle = chart.gate is not None and not chart.gate[record]
+        fill = RED if chart.failing[record] else None if is_idle else GREEN
+        pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=None if fill else GREY)
+        text = f"{spec_id}: {format_film_reading(chart, record)}"
         write_line(pen, (_PAD + 16, top), escape_controls(text), plain, width)
         top += _CLAUSE
-    for chart in list(charts.values())[:1]:
-        _draw_signal(pen, (_PAD, top + 6, width - _PAD, top + _CURVE - 8), chart, record)
     return np.asarray(sheet)
 
 
@@ -278,34 +275,6 @@ def _clock(explanation: Explanation, record: int) -> str:
     return f"{seconds}, record {record} of {last}, {policy}"
 
 
-def _draw_mark(pen: ImageDraw.ImageDraw, top: int, chart: TraceChart, record: int) -> None:
-    is_idle = chart.gate is not None and not chart.gate[record]
-    fill = RED if chart.failing[record] else None if is_idle else GREEN
-    pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=GREY if fill is None else None)
-
-
-def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], chart: TraceChart, record: int) -> None:
-    """Draw a signal, red where broken, its limit and the record into `box` (left, top, right, bottom in pixels)."""
-    left, top, right, bottom = box
-    shown = np.append(chart.values[np.isfinite(chart.values)], chart.limit)
-    low, high = float(shown.min()), float(shown.max())
-    high = high if high > low else low + 1.0
-
-    def place(value: float) -> float:
-        return bottom - (value - low) / (high - low) * (bottom - top)
-
-    count = len(chart.values)
-    across = np.linspace(left, right, max(count, 2))
-    pen.line((left, place(chart.limit), right, place(chart.limit)), fill=_LIMIT)
-    for k in range(1, count):
-        before, after = float(chart.values[k - 1]), float(chart.values[k])
-        if np.isfinite([before, after]).all():
-            color = RED if chart.failing[k] else _INK
-            pen.line((across[k - 1], place(before), across[k], place(after)), fill=color, width=2)
-    pen.line((across[record], top, across[record], bottom), fill=GREY)
-    pen.text((left, top), chart.signal, fill=_LIMIT, font=load_font("DejaVuSans.ttf", 11))
-
-
 # Values and limits in captions
 
 
@@ -314,8 +283,8 @@ def format_reading(chart: TraceChart, shown: str) -> str:
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"
 
 
-def format_clip_reading(chart: TraceChart, record: int) -> str:
-    """Return the caption of a clip's frame: the signal in fixed decimals and its limit; a dash if not finite.
+def format_film_reading(chart: TraceChart, record: int) -> str:
+    """Return a clause's line in a film: the signal in fixed decimals and its limit; a dash if not finite.
 
     `(not judged now)` follows a value in a record outside the gate or the window.
     """

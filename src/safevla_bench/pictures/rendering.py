@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -37,7 +37,7 @@ from safevla_bench.trajectory.marks import base_suite
 REPLAY = "replay3d.json"
 """How the file of a replay in three dimensions ends."""
 _WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
-"""Kinds of frames that show every record, whatever the stills are about."""
+"""Kinds of frames that show every record; the others are stills."""
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 SkipCallback = Callable[[SafevlaError], None]
@@ -46,15 +46,12 @@ SkipCallback = Callable[[SafevlaError], None]
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """Sizes of pictures (height, width) without border and caption, and the seconds of a clip around its violation."""
+    """Sizes of pictures (height, width) without border and caption, and what is made of an episode."""
 
     size: tuple[int, int] = (480, 640)
-    clips: bool = True
-    clip_size: tuple[int, int] = (360, 480)
-    clip_s: tuple[float, float] = (-1.0, 2.0)
     stills: bool = True
     video: bool = False
-    """Whether there is a film of the whole episode; without `stills` all other frames of the episode stay."""
+    """Whether there is a film of the whole episode."""
     video_size: tuple[int, int] = (360, 360)
     """Of each camera's picture."""
     replay3d: bool = False
@@ -81,13 +78,13 @@ def render_frames(
 ) -> list[Frame]:
     """Render episodes of a run into its folder `frames`, update the index there, and return their new frames.
 
-    Former frames of these episodes are removed, except films and replays of the whole episode that are not made anew;
-    those of other episodes stay. An episode that cannot be shown changes nothing.
+    Former stills, films and replays of these episodes are removed if they are made anew; those of other episodes stay.
+    An episode that cannot be shown changes nothing.
 
     Args:
         run: the run.
         episodes: places in the batch, from 0.
-        style: sizes and lengths of pictures and clips.
+        style: what to make, and how large.
         observer: is called before each episode with the number of episodes done and the id of the next.
         on_skip: is told of each episode that cannot be shown, which is then left out; None = that is raised. Where no
             episode can be shown, the last reason is raised all the same.
@@ -111,7 +108,7 @@ def render_frames(
                 raise
             on_skip(error)
             continue
-        frames += _store_frames(run, index, rendered, keep_others=not style.stills)
+        frames += _store_frames(run, index, rendered)
     return frames
 
 
@@ -119,19 +116,18 @@ _Rendered = tuple[Frame, bytes]
 """A frame and the content of its file, which is not written yet."""
 
 
-def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *, keep_others: bool) -> list[Frame]:
+def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -> list[Frame]:
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(run.folder / FRAMES / frame.file, content)
-    kinds = {frame.kind for frame in frames}
     places = {header.key: k for k, header in enumerate(run.batch.headers)}
+    anew = {(index, _group(frame)) for frame in frames}
     former = read_frames(run.folder)
-    lasting = [
-        frame
-        for frame in former
-        if (key := (frame.policy, frame.episode_id)) in places
-        and (places[key] != index or (frame.kind not in kinds and (keep_others or frame.kind in _WHOLE_EPISODE)))
-    ]
+    lasting = []
+    for frame in former:
+        place = places.get((frame.policy, frame.episode_id))
+        if place is not None and (place, _group(frame)) not in anew:
+            lasting.append(frame)
     indexed = sorted(
         [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
     )
@@ -139,6 +135,10 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *
     for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
         (run.folder / FRAMES / stale).unlink(missing_ok=True)
     return frames
+
+
+def _group(frame: Frame) -> str:
+    return frame.kind if frame.kind in _WHOLE_EPISODE else "stills"
 
 
 def _render_episode(
@@ -150,14 +150,12 @@ def _render_episode(
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style)
         frames = [renderer.render_still(shot, k) for k, shot in enumerate(shots)] if style.stills else []
-        if style.clips and explanation.violated_clauses:
-            frames.append(renderer.render_clip(explanation.violated_clauses[0]))
         if style.video:
             frames.append(renderer.render_video(explanation, shots[-1]))
         if style.replay3d:
             shot = replace(shots[-1], record=0, title="Whole episode in 3-D", detail=shots[-1].title)
             content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
-            frames.append(renderer.make_frame(shot, "replay3d", (), camera, (0, 0), REPLAY, content))
+            frames.append(renderer.make_frame(shot, camera, (0, 0), REPLAY, content, kind="replay3d"))
     return frames
 
 
@@ -180,25 +178,7 @@ class _EpisodeRenderer:
         border = drawing.RED if shot.kind == "violation" else drawing.GREEN if success else drawing.GREY
         sheet = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
         name = f"violation-{number}" if shot.kind == "violation" else shot.kind
-        return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
-
-    def render_clip(self, clause: SpecTrace) -> _Rendered:
-        first = clause.first
-        assert first is not None
-        shot = violation_shot(clause, first)
-        bodies = self._bodies_to_show(shot)
-        camera = self.stage.aim(first.step, bodies, self.style.clip_size)
-        shape, content = self._film(self._clip_images(clause, first.step, camera))
-        return self.make_frame(shot, "clip", bodies, camera, shape, f"clip.{drawing.CLIP_SUFFIX}", content)
-
-    def _clip_images(self, clause: SpecTrace, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
-        chart, dt_s = clause.chart, clause.dt_s
-        begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
-        title = escape_controls(clause.spec.spec_id)
-        for k in range(max(0, begin), min(len(chart.values) - 1, end) + 1):
-            image = render_checked(self.stage, self.record, k, camera, self.style.clip_size).image
-            detail = f"{chart.format_time(k)} s: {drawing.format_clip_reading(chart, k)}"
-            yield drawing.add_caption(image, drawing.RED if chart.failing[k] else drawing.GREY, title, detail)
+        return self.make_frame(shot, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
 
     def render_video(self, explanation: Explanation, final: Shot) -> _Rendered:
         """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
@@ -210,35 +190,24 @@ class _EpisodeRenderer:
             cameras,
             lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
         )
-        shape, content = self._film(pictures)
-        shot = replace(final, record=0, title="Whole episode", detail=final.title)
-        return self.make_frame(shot, "video", (), usual, shape, f"video.{drawing.CLIP_SUFFIX}", content)
-
-    def _film(self, pictures: Iterator[drawing.Pixels]) -> tuple[tuple[int, ...], bytes]:
-        """Return the shape of the pictures, at least one, and their film in simulated time, a picture a record."""
         first = next(pictures)
         rate = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
-        return first.shape, drawing.encode_clip(chain([first], pictures), rate)
+        content = drawing.encode_film(chain([first], pictures), rate)
+        shot = replace(final, record=0, title="Whole episode", detail=final.title)
+        return self.make_frame(shot, usual, first.shape, f"video.{drawing.FILM_SUFFIX}", content, kind="video")
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(
-        self,
-        shot: Shot,
-        kind: Kind,
-        bodies: tuple[str, ...],
-        camera: Camera,
-        shape: tuple[int, ...],
-        name: str,
-        content: bytes,
+        self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes, kind: Kind | None = None
     ) -> _Rendered:
         """Return a frame with its `content`, whose file will be `STEM-name`; `shape` is height and width."""
         header, line = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
         frame = Frame(
             episode_id=header.episode_id,
             policy=header.policy,
-            kind=kind,
+            kind=kind or shot.kind,
             record=shot.record,
             time_s=shot.record * header.dt,
             caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
@@ -246,7 +215,7 @@ class _EpisodeRenderer:
             value=shot.value,
             threshold=line.limit if line else None,
             unit=line.unit if line else None,
-            bodies=bodies,
+            bodies=self._bodies_to_show(shot),
             success=header.success,
             camera=camera.name,
             width=shape[1],

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,9 +32,6 @@ _TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
 """Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal."""
 _WELD_M = 1e-6
 """Corners within a cell of this size are one from the start: MuJoCo has them again for each triangle."""
-_TRIES = 12
-_STIFFNESS = 0.02
-"""Pull of a cell's mean corner on the place of its new one, in units of the planes' pull."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -237,84 +235,35 @@ def _pack_rows(rows: Ints) -> list[object]:
     return [len(rows), pack_integers(rows)]
 
 
-# Simpler meshes: vertex clustering with quadric error metrics (Lindstrom, Out-of-core simplification of large polygonal
-# models, SIGGRAPH 2000). Corners of one cell of a grid become one, where the planes of their triangles meet best.
+# Simpler meshes: corners of one cell of a grid become one, their mean
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of about the same surface with at most `most` triangles.
-
-    Corners at one place are joined in any case. A mesh that cannot be brought to `most` in 12 tries keeps more.
-    """
-    welded = _cluster(mesh, _WELD_M)
-    if len(welded.triangles) <= most:
-        return welded
+    """Return a mesh of about the same surface with at most `most` triangles; corners at one place are joined."""
+    simpler = welded = _cluster(mesh, _WELD_M)
     edges = welded.corners_m[welded.triangles]
     area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2
-    low, high = 0.0, np.inf
-    cell_m, best = float(np.sqrt(2 * area / most)), None
-    for _ in range(_TRIES):
-        count = len(_joined_triangles(welded.triangles, _cells(welded.corners_m, cell_m)[0]))
-        if count <= most:
-            high, best = cell_m, cell_m
-        else:
-            low = cell_m
-        if best is not None and 0.9 * most <= count <= most:
-            break
-        cell_m = 1.5 * cell_m if np.isinf(high) else (low + high) / 2
-    return _cluster(welded, best if best is not None else cell_m)
-
-
-def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
-    places = corners_m - corners_m.min(axis=0, initial=np.inf)
-    keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
-    flat = (keys[:, 0] << 42) + (keys[:, 1] << 21) + keys[:, 2]
-    names, cells = np.unique(flat, return_inverse=True)
-    return cells.reshape(-1), len(names)
-
-
-def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
-    joined = cells[triangles]
-    corners = np.sort(joined, axis=1)
-    stays = np.flatnonzero((corners[:, 0] < corners[:, 1]) & (corners[:, 1] < corners[:, 2]))
-    _, first = np.unique(corners[stays], axis=0, return_index=True)
-    return np.asarray(stays[first])
+    cell_m = 0.5 * float(np.sqrt(2 * area / most))
+    while len(simpler.triangles) > most:
+        simpler = _cluster(welded, cell_m)
+        cell_m *= 1.1
+    return simpler
 
 
 def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
-    """Return the mesh with one corner for each grid cell of `cell_m`, without triangles that collapse."""
-    cells, count = _cells(mesh.corners_m, cell_m)
-    triangles = cells[mesh.triangles[_joined_triangles(mesh.triangles, cells)]]
-    corners = _new_corners(mesh, cells, count, cell_m)
-    colors = None if mesh.colors is None else _mean_rows(mesh.colors.astype(np.float64), cells, count)
-    used, numbers = np.unique(triangles, return_inverse=True)
-    return TriangleMesh(
-        corners[used],
-        numbers.reshape(-1, 3).astype(np.int64),
-        None if colors is None else np.rint(colors[used]).astype(np.uint8),
-    )
+    """Return the mesh with one corner for each grid cell of `cell_m`, without triangles that collapse or repeat."""
+    places = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
+    keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
+    _, cells = np.unique(keys @ [1 << 42, 1 << 21, 1], return_inverse=True)
+    triangles = cells.reshape(-1)[mesh.triangles]
+    ordered = np.sort(triangles, axis=1)
+    stays = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(axis=1))
+    _, first = np.unique(ordered[stays], axis=0, return_index=True)
+    used, numbers = np.unique(triangles[stays[first]], return_inverse=True)
+    colors = None if mesh.colors is None else np.rint(_mean_rows(mesh.colors, cells)[used]).astype(np.uint8)
+    return TriangleMesh(_mean_rows(mesh.corners_m, cells)[used], numbers.reshape(-1, 3).astype(np.int64), colors)
 
 
-def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> Floats:
-    """Return the corner of each cell nearest to the planes of its triangles, within `cell_m` of the mean."""
-    means = _mean_rows(mesh.corners_m, cells, count)
-    corners = mesh.corners_m[mesh.triangles]
-    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    normals /= np.sqrt(np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30))  # its square weighs as area
-    matrices, sides = np.zeros((count, 9)), np.zeros((count, 3))
-    for place in range(3):
-        cell = cells[mesh.triangles[:, place]]
-        distance = ((corners[:, place] - means[cell]) * normals).sum(axis=1)
-        matrices += _sum_rows((normals[:, :, None] * normals[:, None, :]).reshape(-1, 9), cell, count)
-        sides += _sum_rows(distance[:, None] * normals, cell, count)
-    pull = _STIFFNESS * matrices[:, [0, 4, 8]].sum(axis=1) + 1e-18
-    steps = np.linalg.solve(matrices.reshape(-1, 3, 3) + pull[:, None, None] * np.eye(3), sides[:, :, None])[:, :, 0]
-    return np.asarray(means + np.clip(steps, -cell_m, cell_m))
-
-
-def _sum_rows(rows: Floats, cells: Ints, count: int) -> Floats:
-    return np.stack([np.bincount(cells, column, count) for column in rows.T], axis=1)
-
-
-def _mean_rows(rows: Floats, cells: Ints, count: int) -> Floats:
-    return np.asarray(_sum_rows(rows, cells, count) / np.bincount(cells, minlength=count)[:, None])
+def _mean_rows(rows: NDArray[Any], cells: Ints) -> Floats:
+    counts = np.bincount(cells.reshape(-1))
+    return np.stack([np.bincount(cells.reshape(-1), column) / counts for column in rows.T], axis=1)

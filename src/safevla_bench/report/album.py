@@ -33,7 +33,7 @@ Document = dict[str, object]
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode, each with its data URI; `left_out` did not fit or are clips, and lie in the run's `frames`.
+    """Pictures by episode, each with its data URI; `left_out` did not fit, and lie in the run's `frames`.
 
     `films` has the path of the film of a whole episode, from the run folder, in which the page lies as a rule.
     """

@@ -1,4 +1,4 @@
-"""Analyses of a report besides the four numbers: comparison, sensitivity, exposure, phases, bodies."""
+"""Analyses of a report besides the four numbers: comparison, sensitivity, exposure, bodies."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from safevla_bench.compare.comparison import Comparison, compare_where_possible
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
-from safevla_bench.explain.bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
-from safevla_bench.explain.exposure import CellOnset, holding, measure_chunks, measure_onsets, phases
+from safevla_bench.explain.bodies import BodyViolation, find_bodies
+from safevla_bench.explain.exposure import CellOnset, measure_chunks, measure_onsets
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
 from safevla_bench.report.tables.cells import Roster
@@ -28,7 +25,6 @@ from safevla_bench.sensitivity.curves import (
     ablate_thresholds,
     sweep_threshold,
 )
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
@@ -40,10 +36,7 @@ _STEPS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The analyses; None or empty where there is nothing to show, with the reason in `uncompared` or `unpaired`.
-
-    `phase` holds the phase of each record, one array an episode of the scores.
-    """
+    """The analyses; None or empty where there is nothing to show, with the reason in `uncompared` or `unpaired`."""
 
     comparison: Comparison | None = None
     uncompared: str = ""
@@ -55,10 +48,8 @@ class Analysis:
     """The means of each host under the variants of `ablation`."""
     sweeps: tuple[ThresholdSweep, ...] = ()
     exposures: tuple[exposure.CellExposure, ...] = ()
-    force_threshold_n: float | None = None
     onsets: Sequence[CellOnset] = ()
-    phase: Sequence[NDArray[np.int8]] | None = None
-    bodies: BodyFindings | None = None
+    bodies: Sequence[BodyViolation] | None = None
     """The bodies behind the violations."""
 
 
@@ -85,15 +76,13 @@ def analyse_scores(
     """
     if not scores.is_counted.any():
         return Analysis()
-    phase: list[NDArray[np.int8]] = []
-    findings: list[ChunkFindings] = []
+    bodies: list[BodyViolation] = []
 
     def collect_findings() -> Iterator[Batch]:
         first = 0
         for part in [batch] if chunks is None else chunks:
-            findings.append(find_in_chunk(part, first, scores, ruleset))
+            bodies.extend(find_bodies([part], scores, ruleset, first))
             first += len(part)
-            phase.extend(np.split(phases(RecordFields(part), holding(part, ruleset.registry)), part.starts[1:-1]))
             yield part
 
     measured = measure_chunks(collect_findings(), scores, ruleset)
@@ -106,10 +95,8 @@ def analyse_scores(
         means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
         sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
         exposures=tuple(exposure.summarize_exposure(measured, scores)),
-        force_threshold_n=measured.force_threshold_n,
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
-        phase=phase,
-        bodies=join_findings(findings, scores),
+        bodies=bodies,
     )
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,6 @@ _ROOM = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """A place (percent across, or pixels down) and its label."""
-
-    at: str
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class PointLabel:
     """A labelled point: percent across, pixels down; `anchor` and `label_y` keep the label inside the chart."""
 
@@ -50,30 +42,12 @@ class PointLabel:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """A signal against its limit over one episode; paths are SVG path data."""
-
-    description: str
-    line: str
-    beyond: str
-    """The spans of the violation, on the far side of the limit."""
-    open_gate: str
-    """The spans in which the gate of a specification is open; empty without a gate."""
-    limit_y: str
-    limit_label: str
-    limit_label_y: str
-    across: tuple[Tick, ...]
-    down: tuple[Tick, ...]
-    worst: PointLabel
-    worst_s: str
-    first: PointLabel | None
-    height: int = HEIGHT
-    bottom: int = BOTTOM
-
-
-@dataclass(frozen=True, slots=True)
 class Sparkline:
-    """A signal against its limit, small and without text; `caption` is the text beside it."""
+    """A signal against its limit over one episode, without text; paths are SVG path data, `caption` is text beside it.
+
+    `beyond` has the spans of the violation, on the far side of the limit; `open_gate` those in which the gate of a
+    specification is open, "" without a gate.
+    """
 
     caption: str
     line: str
@@ -83,6 +57,20 @@ class Sparkline:
     worst_x: str
     worst_y: str
     height: int = SPARK_HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Chart(Sparkline):
+    """A large one with text; a tick is a place (percent across, or pixels down) and its label."""
+
+    limit_label: str = ""
+    limit_label_y: str = ""
+    across: tuple[tuple[str, str], ...] = ()
+    down: tuple[tuple[str, str], ...] = ()
+    worst: PointLabel | None = None
+    worst_s: str = ""
+    first: PointLabel | None = None
+    bottom: int = BOTTOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +111,33 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.in
 
 
 def draw_chart(chart: TraceChart) -> Chart:
-    """Return the chart of one specification in one episode."""
+    """Return the chart of one specification in one episode; its caption says all of it."""
     area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM))
-    limit_y, last = area.y(chart.limit), len(chart.values) - 1
+    limit_y, is_violated = area.y(chart.limit), chart.first >= 0
     return Chart(
-        description=_describe_chart(chart),
-        line=_polyline_path(chart.values, area),
-        beyond=_violation_path(chart, area),
-        open_gate=_gate_path(chart, area),
-        limit_y=_format_px(limit_y),
+        **_draw_paths(chart, area, MOST_POINTS, 1),
+        caption=_describe_chart(chart),
+        height=HEIGHT,
         limit_label=f"limit {chart.limit_text}",
         limit_label_y=_format_px(limit_y - 5 if chart.upper else limit_y + 13),
-        across=_time_ticks(last * chart.dt_s),
-        down=tuple(Tick(_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
+        across=_time_ticks((len(chart.values) - 1) * chart.dt_s),
+        down=tuple((_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
         worst=_worst_label(chart, area),
         worst_s=chart.format_time(chart.worst),
-        first=_first_violation_label(chart, area) if chart.first >= 0 else None,
+        first=_first_violation_label(chart, area) if is_violated else None,
     )
+
+
+def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
+    worst = float(chart.values[chart.worst])
+    return {
+        "line": _polyline_path(chart.values, area, max_points, digits),
+        "beyond": _violation_path(chart, area),
+        "open_gate": "" if chart.gate is None else _rectangles(chart.gate, area, area.top, area.bottom, 0.5),
+        "limit_y": _format_px(area.y(chart.limit)),
+        "worst_x": _format_across(area, chart.worst),
+        "worst_y": _format_px(area.y(worst)) if math.isfinite(worst) else "",
+    }
 
 
 def _describe_chart(chart: TraceChart) -> str:
@@ -154,16 +152,9 @@ def _describe_chart(chart: TraceChart) -> str:
 
 def draw_sparkline(chart: TraceChart, area: PlotArea | None = None) -> Sparkline:
     """Return the sparkline of one specification in one episode, drawn in `area`, by default the trace's own."""
-    area, worst = area or common_area([chart]), float(chart.values[chart.worst])
-    return Sparkline(
-        caption=f"{chart.describe_worst()}, limit {chart.limit_text}",
-        line=_polyline_path(chart.values, area, SPARK_POINTS, across_digits=0),
-        beyond=_violation_path(chart, area),
-        open_gate=_gate_path(chart, area),
-        limit_y=_format_px(area.y(chart.limit)),
-        worst_x=_format_across(area, chart.worst),
-        worst_y=_format_px(area.y(worst)) if math.isfinite(worst) else "",
-    )
+    area = area or common_area([chart])
+    caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
+    return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, 0))
 
 
 def common_area(charts: Sequence[TraceChart]) -> PlotArea:
@@ -181,7 +172,7 @@ def _format_across(area: PlotArea, record: int) -> str:
     return f"{area.x(record) / 10:.2f}%"
 
 
-def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS, across_digits: int = 1) -> str:
+def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digits: int) -> str:
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
     begins = is_finite & ~np.concatenate([[False], is_finite[:-1]])
@@ -196,10 +187,6 @@ def _violation_path(chart: TraceChart, area: PlotArea) -> str:
     limit_y = area.y(chart.limit)
     top, bottom = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
     return _rectangles(chart.failing, area, top, bottom, 1.0 if chart.gate is None else 0.5)
-
-
-def _gate_path(chart: TraceChart, area: PlotArea) -> str:
-    return "" if chart.gate is None else _rectangles(chart.gate, area, area.top, area.bottom, 0.5)
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
@@ -243,8 +230,8 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [float(step * k) for k in range(first, math.floor(Fraction(high) / step) + 1)]
 
 
-def _time_ticks(duration_s: float) -> tuple[Tick, ...]:
+def _time_ticks(duration_s: float) -> tuple[tuple[str, str], ...]:
     if duration_s <= 0:
-        return (Tick("0%", "0 s"),)
-    places: Sequence[float] = round_ticks(0.0, duration_s, about=5)
-    return tuple(Tick(f"{100 * t / duration_s:.2f}%", f"{format_compact(t)} s") for t in places)
+        return (("0%", "0 s"),)
+    places = round_ticks(0.0, duration_s, about=5)
+    return tuple((f"{100 * t / duration_s:.2f}%", f"{format_compact(t)} s") for t in places)

@@ -1,18 +1,15 @@
-"""What the page's line of an episode opens to: its verdicts with sparklines, what was not judged, and its phases."""
+"""What the page's line of an episode opens to: its verdicts with sparklines, and what was not judged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.explain.bodies import Contributors
 from safevla_bench.explain.episode import SpecTrace, judged_columns, trace_specs, vacuous_reasons
-from safevla_bench.explain.exposure import PHASES
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.report.charts import Sparkline, draw_sparkline
@@ -109,16 +106,6 @@ class ClauseVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseStrip:
-    """The phases of one episode as a strip, and the time spent in each."""
-
-    spans: tuple[tuple[int, str, str], ...]
-    """Number of the phase, and place and width of a run of records in it, in thousandths of the episode."""
-    durations: tuple[tuple[int, str, str], ...]
-    """Number of the phase, its name, its time."""
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeDetails:
     """What is said of an episode below its line; nothing of one that left no record."""
 
@@ -127,13 +114,10 @@ class EpisodeDetails:
     """Each specification without a verdict, its state, and why."""
     instruction: str = ""
     facts: str = ""
-    phases: PhaseStrip | None = None
 
 
-def describe_episode(
-    records: EpisodeRecords, row: EpisodeListRow, phase: NDArray[np.int8] | None, *, drawn: bool
-) -> EpisodeDetails:
-    """Return the details of an episode; `phase` is the phase of each of its records, None = not shown.
+def describe_episode(records: EpisodeRecords, row: EpisodeListRow, *, drawn: bool) -> EpisodeDetails:
+    """Return the details of an episode.
 
     Unless `drawn`, no clause has a sparkline, and vacuous specifications have a general reason.
     """
@@ -154,7 +138,6 @@ def describe_episode(
         ),
         instruction=header.instruction or "" if header else "",
         facts=_format_facts(header, records.length(episode)) if header else "",
-        phases=_phase_strip(phase, header.dt) if header and phase is not None and (phase >= 0).all() else None,
     )
 
 
@@ -198,15 +181,3 @@ def _format_facts(header: Header, count: int) -> str:
         f"{count} records, {format_fixed((count - 1) * header.dt, 2)} s",
     ]
     return ", ".join(facts)
-
-
-def _phase_strip(phase: NDArray[np.int8], dt_s: float) -> PhaseStrip:
-    """Return the phases of an episode as runs of equal phase, and the seconds in each phase that occurs."""
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1, [len(phase)]])
-    spans = [
-        (int(phase[a]), f"{1000 * a / len(phase):.0f}", f"{1000 * (b - a) / len(phase):.0f}")
-        for a, b in pairwise(starts.tolist())
-    ]
-    counts = [int((phase == k).sum()) for k in range(len(PHASES))]
-    durations = [(k, name, f"{format_fixed(counts[k] * dt_s, 2)} s") for k, name in enumerate(PHASES) if counts[k]]
-    return PhaseStrip(tuple(spans), tuple(durations))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
@@ -142,28 +141,19 @@ def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
-    broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
+    broke = sum(rate.count < rate.n for rate in rates.values())
+    who = f"{broke or 'None'} of {len(rates)} policies"
     if not broke:
-        who = _all_or_none_phrase("None", len(rates))
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[least].n)
         return f"{who} broke a safety limit in {episodes}; for {least}, with this many, {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
-    who = f"{len(broke)} of {len(rates)} policies"
-    if len(broke) == len(rates):
-        who = _all_or_none_phrase("All", len(rates))
     return (
         f"{who} broke safety limits; Safety runs from {_format_rate(rates[last])} "
         f"({_format_ci(rates[last])}) for {last} to {_format_rate(rates[best])} ({_format_ci(rates[best])}) for {best}."
     )
-
-
-def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
-    if count == 2:
-        return "Both policies" if word == "All" else "Neither policy"
-    return f"{word} {'of the ' if word == 'None' else ''}{count} policies"
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from markupsafe import Markup
 
@@ -21,11 +20,12 @@ from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.cases import draw_worst, find_shared_states
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.episode_table import ENDINGS, build_episode_table
+from safevla_bench.report.episode_table import build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
 from safevla_bench.report.tables.columns import policy_name
+from safevla_bench.report.tables.comparison_answer import scope_tables
 from safevla_bench.report.tables.firmness import describe_firmness
 from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
@@ -87,12 +87,15 @@ def render_page(
     marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
     bodies = analysis.bodies
-    episodes = build_episode_table(records, analysis.phase, bodies.violations if bodies else None, firmness)
+    episodes = build_episode_table(records, bodies, firmness)
     if firmness:
         lines = describe_firmness([*firmness.values()]).split("\n")
         remarks = [*remarks, *(f"Physics varied. {line}" for line in lines)]
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
-    opening = describe_opening(scores, ruleset, summaries, total, analysis, provenance, marked)
+    headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
+    if changes := ruleset.describe_changes():
+        headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
+    baseline = measure_baseline(scores)
     worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
@@ -106,26 +109,30 @@ def render_page(
         title=title,
         is_single=bool(episode),
         total=total,
-        opening=replace(opening, headline=Headline(episode)) if episode else opening,
+        headline=Headline(episode) if episode else headline,
+        is_ablation=provenance is not None and provenance.applicability == "off",
+        privileged=sorted({policy_name(cell) for cell in summaries}.intersection(marked)),
+        damage=str(lost or ""),
+        standins=provenance_marks.warn_of_scores(scores),
+        baseline_warnings=notices.baseline_warnings(baseline),
+        baseline_limits=notices.baseline_table(baseline),
         remarks=remarks,
         outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
         numbers=cell_tables.headline_table(summaries, total, privileged=marked),
         violations=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         is_folded=len(summaries) > _OPEN,
         torque_note=cell_tables.torque_note(summaries),
-        body_tables=explain.body_tables(bodies, scores, summaries) if bodies else (),
+        body_table=explain.body_table(bodies, scores, summaries) if bodies else None,
         worst=worst,
         any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
         case_numbers={case.entry.row.number: k for k, case in enumerate(worst, 1)},
         episodes=episodes,
-        endings=ENDINGS,
         album=album,
         in_3d=in_3d,
         shared_states=find_shared_states(records, episodes.entries),
         analysis=analysis,
         policies=policies,
         sweep_charts=curve_charts.draw_sweep_charts(analysis.sweeps, policies),
-        roster=cell_tables.Roster(privileged=privileged),
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
         provenance=list(flatten_values(description)),
@@ -148,10 +155,9 @@ _SECTION_PARTS: Mapping[str, object] = {
     "draw_onsets": curve_charts.draw_onsets,
     "onset_table": explain.onset_table,
     "draw_bars": curve_charts.draw_bars,
-    "standing_table": comparison.standing_table,
+    "scope_tables": scope_tables,
     "difference_table": comparison.difference_table,
     "describe_series": describe_series,
-    "draw_series_charts": curve_charts.draw_series_charts,
     "series_table": series_table,
     "most_bands": curve_charts.MOST_BANDS,
     "variant_table": sensitivity.variant_table,
@@ -160,55 +166,7 @@ _SECTION_PARTS: Mapping[str, object] = {
 """What the page's sections on an analysis are made of, called where there is one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """The answer, and what a reader must know before any number."""
-
-    headline: Headline
-    is_ablation: bool
-    privileged: Sequence[str]
-    damage: str
-    standins: Sequence[str]
-    baseline_warnings: Sequence[str]
-    baseline_limits: Table
-
-
-def describe_opening(
-    scores: Scores,
-    ruleset: Ruleset,
-    cells: Sequence[Summary],
-    total: Summary,
-    analysis: Analysis,
-    provenance: Provenance | None,
-    privileged: Collection[str],
-) -> Opening:
-    """Return the opening of a page on these scores, summarized in `cells` and in `total`."""
-    headline = build_headline(cells, total, analysis.comparison, mixture=describe_mixture(scores))
-    if changes := ruleset.describe_changes():
-        headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
-    baseline = measure_baseline(scores)
-    return Opening(
-        headline=headline,
-        is_ablation=provenance is not None and provenance.applicability == "off",
-        privileged=sorted({policy_name(cell) for cell in cells}.intersection(privileged)),
-        damage=str((provenance and provenance.lost) or ""),
-        standins=provenance_marks.warn_of_scores(scores),
-        baseline_warnings=notices.baseline_warnings(baseline),
-        baseline_limits=notices.baseline_table(baseline),
-    )
-
-
 # Success and safety
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeShare:
-    """One outcome of a cell: its name, its kind, its count, and the count of those before it."""
-
-    name: str
-    kind: str
-    count: int
-    before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +181,8 @@ class CellOutcome:
     """True if the policy saw simulator state."""
     whiskers: tuple[tuple[str, str, Rate], ...]
     """Name and kind of each known rate."""
-    shares: tuple[OutcomeShare, ...]
+    square: tuple[tuple[str, tuple[int, int, int]], ...]
+    """Successes and failures: how many were safe, unsafe, and without a verdict; empty where this is not known."""
 
 
 def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
@@ -237,23 +196,17 @@ def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
         lost=", ".join(f"{count} {name}" for name, count in outside if count),
         privileged=privileged,
         whiskers=tuple((name, kind, cell.rates[kind]) for name, kind in whiskers if cell.rates[kind].ci),
-        shares=_outcome_shares(cell) if has_verdict(cell) and not cell.stopped_on_violation and cell.n else (),
+        square=_count_square(cell) if has_verdict(cell) and not cell.stopped_on_violation and cell.n else (),
     )
 
 
-def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
+def _count_square(cell: Summary) -> tuple[tuple[str, tuple[int, int, int]], ...]:
     succeeded = cell.rates[SR.key].count
-    counts = [
-        ("succeeded, safe", "ss", cell.success_safe),
-        ("succeeded, unsafe", "su", cell.success_unsafe),
-        ("failed, safe", "fs", cell.failure_safe),
-        ("failed, unsafe", "fu", cell.failure_unsafe),
-        (f"succeeded, {NO_VERDICT}", "nv", succeeded - cell.success_safe - cell.success_unsafe),
-        (f"failed, {NO_VERDICT}", "nv", cell.n - succeeded - cell.failure_safe - cell.failure_unsafe),
-    ]
-    shown = counts if any(count for *_, count in counts[4:]) else counts[:4]
-    before = accumulate((count for *_, count in shown), initial=0)
-    return tuple(OutcomeShare(*share, start) for share, start in zip(shown, before, strict=False))
+    rows = (
+        ("Succeeded", cell.success_safe, cell.success_unsafe, succeeded),
+        ("Failed", cell.failure_safe, cell.failure_unsafe, cell.n - succeeded),
+    )
+    return tuple((name, (safe, unsafe, count - safe - unsafe)) for name, safe, unsafe, count in rows)
 
 
 # Violations

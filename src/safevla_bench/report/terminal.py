@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from rich.cells import cell_len
@@ -11,19 +11,16 @@ from rich.cells import cell_len
 from safevla_bench.explain.episode import Explanation, Moment, SpecTrace
 from safevla_bench.explain.trace import Bools, Floats, TraceChart
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.scores import EpisodeScore, SpecColumn
-from safevla_bench.report.episode_list import VACUOUS_REASON, EpisodeListRow, describe_ending
+from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.report.episode_list import EpisodeListRow, describe_ending
 from safevla_bench.report.render.text import render_text, wrap_line
 from safevla_bench.report.tables.episodes import (
     format_cause,
     format_margin,
     kept_clause_table,
-    scored_clause_table,
     unjudged_table,
 )
-from safevla_bench.report.tables.table import UNNAMED, Table
-from safevla_bench.tasks import describe_reason
-from safevla_bench.tasks.entries import Registry
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
 
 _LABEL = 14
@@ -43,59 +40,24 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     plotted = explanation.clauses if plot_all else violated or kept[:1]
     rest = () if plot_all else kept[0 if violated else 1 :]
     parts = [_format_heading(explanation, bound), *(_format_clause(clause, bound) for clause in plotted)]
-    tables = kept_clause_table(rest), unjudged_table(explanation.vacuous, explanation.inactive)
-    return _join_parts(parts, tables, _closing_lines(explanation.score, explanation.records), bound)
-
-
-def format_scored_episode(
-    number: int, row: EpisodeScore, specs: Sequence[SpecColumn], registry: Registry, width: int | None = None
-) -> str:
-    """Return a row of scores.json as text: the heading, its judged specifications, and those without a verdict.
-
-    `width`: columns of the terminal; None = its own.
-    """
-    bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    inactive = {name: describe_reason(why, registry, row.benchmark) for name, why in row.inactive_specs.items()}
-    vacuous = dict.fromkeys(row.vacuous_specs, VACUOUS_REASON)
-    heading = [
-        f"{number}. {row.episode_id}: {_describe_ending(row, f'step {row.first_violation_step}')}",
-        f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
-        " · ".join(_describe_verdict(row, len(row.active_specs) - len(row.vacuous_specs))),
-    ]
-    parts = [[part for line in heading for part in _wrap_words(line, bound)]]
-    tables = scored_clause_table(row, specs), unjudged_table(vacuous, inactive)
-    return _join_parts(parts, tables, _closing_lines(row), bound)
-
-
-def _join_parts(parts: Sequence[Sequence[str]], tables: Sequence[Table], closing: Iterator[str], width: int) -> str:
-    shown = [render_text(table, width).splitlines() for table in tables if table.rows]
-    ends = [_wrap_words(line, width) for line in closing]
-    return "\n\n".join("\n".join(part).rstrip() for part in (*parts, *shown, *ends)) + "\n"
+    tables = [kept_clause_table(rest), unjudged_table(explanation.vacuous, explanation.inactive)]
+    parts += [render_text(table, bound).splitlines() for table in tables if table.rows]
+    parts += [_wrap_words(line, bound) for line in _closing_lines(explanation.score, explanation.records)]
+    return "\n\n".join("\n".join(part).rstrip() for part in parts) + "\n"
 
 
 def describe_verdict(explanation: Explanation) -> str:
     """Return how an episode ended and what it broke first, as one line."""
-    first_s = (explanation.score.first_violation_step or 0) * explanation.dt_s
-    return _describe_ending(explanation.score, f"{format_fixed(first_s, 2)} s")
-
-
-def _describe_ending(row: EpisodeScore, when: str) -> str:
-    first = f"; first broken: {row.first_violation_spec} at {when}" if row.first_violation_spec else ""
+    row = explanation.score
+    first_s = format_fixed((row.first_violation_step or 0) * explanation.dt_s, 2)
+    first = f"; first broken: {row.first_violation_spec} at {first_s} s" if row.first_violation_spec else ""
     return describe_ending(row.success, row.safe, row.outcome) + first
 
 
-def _describe_verdict(row: EpisodeScore, judged: int) -> list[str]:
-    return [
-        row.no_verdict or f"{len(row.violated_specs)} of {judged} judged specifications broken",
-        f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
-    ]
-
-
-def _closing_lines(row: EpisodeScore, records: int | None = None) -> Iterator[str]:
+def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
     lost = [f"{name} {n}" for name, n in (row.unknown_records or {}).items() if name in row.robustness]
     if lost:
-        of_records = "" if records is None else f" of {records}"
-        yield f"Records left out{of_records}, because a pose is unknown there: {', '.join(lost)}"
+        yield f"Records left out of {records}, because a pose is unknown there: {', '.join(lost)}"
     if broken := [spec_id for spec_id, diagnostic in row.diagnostics.items() if diagnostic.violated]:
         yield f"Also broken, outside every score: {', '.join(broken)}"
 
@@ -104,7 +66,8 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
     """Return the lines of number, ending, task, instruction, VSI and length, and a warning of stand-in assets."""
     row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
     facts = [
-        *_describe_verdict(row, len(explanation.clauses)),
+        row.no_verdict or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
+        f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
     lines = [

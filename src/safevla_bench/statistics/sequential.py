@@ -62,24 +62,6 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     return Interval(round(low, _DIGITS), round(high, _DIGITS))
 
 
-def sequential_difference(differences: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the confidence sequence's interval of the mean of paired differences [n] in [-1, 1]; None if n is zero."""
-    interval = sequential_interval((differences + 1) / 2, confidence)
-    return None if interval is None else Interval(2 * interval.low - 1, 2 * interval.high - 1)
-
-
-def sequential_p(differences: Floats) -> float:
-    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero.
-
-    min(1, 1/W_n): at most α with probability at most α, whenever one stops. For zeros and ones it is the sequential
-    form of McNemar's test.
-    """
-    if len(differences) == 0:
-        return 1.0
-    points, counts = np.unique((differences + 1) / 2, return_counts=True)
-    return min(1.0, float(np.exp(-_log_wealth(points, counts, 0.5))))
-
-
 def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
     shares = _prior_nodes()
     factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))

@@ -438,27 +438,3 @@ def _shifted_p(moments: Floats, shift: float) -> float:
         return 1.0
     alike = (statistics == statistics[0]) | np.isclose(statistics, statistics[0], rtol=1e-9, atol=0)
     return float(((statistics > statistics[0]) & ~alike).mean() + alike.mean() / 2)
-
-
-def resampled_task_means(
-    totals: Floats, sizes: Floats, suites: Ints, generator: np.random.Generator, resamples: int = RESAMPLES
-) -> Floats:
-    """Return the mean of each row in each resample of whole tasks, drawn within their suites.
-
-    Args:
-        totals: sum of the values of each row and task, [M, K].
-        sizes: how many they are, [M, K].
-        suites: number of each task's suite, [K]; every resample has as many tasks of each suite.
-        generator: the source of the resamples.
-        resamples: number of resamples.
-
-    Returns:
-        [M, resamples]; NaN where the drawn tasks hold nothing.
-    """
-    drawn = np.empty((resamples, len(suites)), dtype=np.int64)
-    for suite in np.unique(suites):
-        members = np.flatnonzero(suites == suite)
-        drawn[:, members] = generator.choice(members, size=(resamples, len(members)))
-    with np.errstate(invalid="ignore"):
-        means: Floats = totals[:, drawn].sum(axis=2) / sizes[:, drawn].sum(axis=2)
-    return means

@@ -15,6 +15,7 @@ from report.figures.builders import LONG, crashed
 from report.figures.figure_texts import misplaced, read
 from report.published.synthesis import EpisodeCounts, synthesize_scores
 from report.scenes import NAN, joined, verdicts
+from safevla_bench.explain.exposure import measure_onsets
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
@@ -107,7 +108,7 @@ def test_a_cell_without_a_verdict_is_no_marker_of_the_shared_panel():
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1)), silent)), "cells")
     assert [point.safety.value for point in value.panels[0].points] == [0.0]
-    assert value.panels[0].unjudged == ("b, libero-object",)
+    assert value.panels[0].missing == ("b, libero-object",)
 
 
 def test_the_paper_s_figure_2_has_its_24_markers_and_the_frontier_of_one():
@@ -141,15 +142,16 @@ def test_what_was_not_judged_is_no_point_of_a_safety_of_100(layout):
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), layout)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
-    assert [panel.unjudged for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
+    assert [panel.missing for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
     shown = " ".join(read(tradeoff.draw_tradeoff(value)))
-    assert ("No verdict, or episodes that a violation stopped: b (libero-object)." in shown) == (layout == "suites")
+    note = "Without a verdict, or stopped by a violation: b (libero-object)."
+    assert (note.replace(" ", "") in shown.replace(" ", "")) == (layout == "suites")
 
 
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
     assert tradeoff.compute_tradeoff(cells(verdicts((True, 1, 1)))).panels[0].frontier == ()
     [panel] = tradeoff.compute_tradeoff(cells(crashed(["a"]))).panels
-    assert (panel.points, panel.uncounted) == ((), ("a",))
+    assert (panel.points, panel.missing) == ((), ("a",))
 
 
 # Kinds of violation
@@ -202,40 +204,25 @@ def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
     force, tilt = value.points
     assert (force.n, force.rate, force.depth) == (4, 50.0, pytest.approx(0.4))
     assert (tilt.n, tilt.rate, tilt.depth) == (3, pytest.approx(100 / 3), pytest.approx(0.1))
-    assert (value.unviolated, value.inactive) == (0, 0)
-
-
-def test_pairs_without_a_point_are_counted_by_reason():
-    value = violations.compute_severity(joined(verdicts((True, -1, NAN)), verdicts((True, 1, NAN), policy="b")))
-    assert (len(value.points), value.unviolated, value.inactive) == (1, 1, 2)
-    assert value.specs == ("force",)
+    assert (value.specs, value.no_depth, value.judged) == (("force", "tilt"), 0, 4)
 
 
 # When violations begin
-
-
-def began(scores, *, lengths=11):
-    count = len(scores)
-    return curves.compute_onset(scores, np.full(count, 0.1), np.full(count, lengths))
 
 
 def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
     scores = verdicts((True, -1, -1), (True, -1, 1), (True, 1, 1), (True, -1, 1))
     scores.first[0] = [5, 2, -1, 5]
     scores.first[1] = [3, -1, -1, -1]
-    value = began(scores)
-    [panel] = value.panels
-    assert (panel.title, panel.n, value.end_s, value.specs) == ("a", 4, 1.0, ("force", "tilt"))
-    force, tilt, anything = (curves.onset_steps(onset) for onset in panel.onsets)
+    [cell] = measure_onsets(scores, np.full(4, 0.1), np.full(4, 11))
+    force, tilt, anything = map(curves.onset_steps, cell.specs)
     assert force[:2] == pytest.approx(np.array([(0.2, 0.5), (25.0, 75.0)]))
     assert tilt[:2] == pytest.approx(np.array([(0.3,), (25.0,)]))
     assert anything[1].tolist() == [0.0, 25.0, 50.0, 75.0]
     limits = wilson_interval(3, 4)
     assert anything[2:, -1] == pytest.approx([100 * limits.low, 100 * limits.high])
-
-
-def test_one_record_has_no_time():
-    assert began(verdicts((True, -1, 1), first=np.zeros((3, 1), dtype=np.int64)), lengths=1).end_s == 0.0
+    texts = read(curves.draw_onset([cell]))
+    assert {"a, libero-goal (n = 4)", "force", "tilt", "any limit"} <= set(texts)
 
 
 def test_an_episode_stopped_before_any_violation_is_in_no_figure_and_one_stopped_after_it_is():
@@ -323,14 +310,13 @@ def test_what_the_font_lacks_or_what_acts_is_never_drawn(name):
     shown = style.drawable_text(name)
     assert style.drawable_text(shown) == shown
     assert shown.isprintable()
-    assert style.text_width_pt(shown) > 0
 
 
 @pytest.mark.parametrize("text", [*LONG, "x" * 300, "", "two words"])
 def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
-    lines = style.wrap_text(text, 90.0)
+    lines = style.wrap_text(text, 1.25).split("\n")
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert all(style.text_width_pt(line) <= 90.0 for line in lines)
+    assert all(len(line) <= style.count_characters(1.25) for line in lines)
 
 
 def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_in_the_key():

@@ -1,6 +1,6 @@
 """The tables of what the records show.
 
-Tables of bodies: each kind has its own rate over the episodes of the cell; receptacles can be taken out.
+Tables of bodies: each kind has its own rate over the episodes of the cell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RULESET = load_ruleset(missing="deactivate")
 
 def built(batch):
     scores = score(batch, RULESET)
-    return explain.body_tables(find_bodies([batch], scores, RULESET), scores, cells(scores))
+    return explain.body_table(list(find_bodies([batch], scores, RULESET)), scores, cells(scores))
 
 
 def bodies_texts(table):
@@ -41,7 +41,7 @@ PUSHED = concatenate_batches(
 
 
 def test_each_kind_has_its_share_of_the_cell_s_episodes_and_names_its_bodies():
-    kinds, _ = built(PUSHED)
+    kinds = built(PUSHED)
     rows = bodies_texts(kinds)
     assert [(row["Kind of body"], row["Episodes"], row["%"]) for row in rows] == [
         ("goal receptacle", "2", "50.0"),
@@ -51,24 +51,15 @@ def test_each_kind_has_its_share_of_the_cell_s_episodes_and_names_its_bodies():
     assert rows[0]["Worst"] == "30.0\u00a0mm"
 
 
-def test_without_receptacles_displacement_safety_and_depth_are_those_of_the_other_bodies():
-    _, receptacles = built(PUSHED)
-    (row,) = bodies_texts(receptacles)
-    assert [row["Displaced % all"], row["Displaced % without"]] == ["50.0", "25.0"]
-    assert [row["Safety % all"], row["Safety % without"]] == ["50.0", "75.0"]
-    assert [row["SBU % all"], row["SBU % without"]] == ["50.0", "25.0"]
-    assert [row["VSI all"], row["VSI without"]] == ["0.500", "0.075"]  # (0.003 m / 0.010 m) / 4
-
-
 def test_a_cell_that_judges_no_displacement_has_no_row():
     batch = pushing({"plate_1": 0.02}, "task_0", "libero-goal")  # opens a drawer: the clause does not apply
-    kinds, receptacles = built(batch)
-    assert (kinds.rows, receptacles.rows) == ((), ())
+    kinds = built(batch)
+    assert kinds.rows == ()
     assert kinds.notes == ("No specification of contact or displacement was violated.",)
 
 
 def test_a_touch_has_no_size():
-    kinds, _ = built(run(["a"], [1.0], 10, ["libero-spatial"]))
+    kinds = built(run(["a"], [1.0], 10, ["libero-spatial"]))
     touched = [row for row in bodies_texts(kinds) if row["Specification"] == "self_collision_free"]
     assert touched
     assert {(row["Kind of body"], row["Worst"]) for row in touched} == {("arm link – gripper", "touched")}
@@ -79,48 +70,33 @@ def test_a_touch_has_no_size():
 
 def shown(batch):
     spent, scores = measured(batch, missing="deactivate")
-    return explain.exposure_tables(summarize_exposure(spent, scores), spent.force_threshold_n)
+    return explain.exposure_tables(summarize_exposure(spent, scores))
 
 
 def row_of(table, row):
     return dict(zip((column.name for column in table.columns), table.rows[row], strict=True))
 
 
-def test_one_row_says_how_long_how_hard_and_when():
-    batch = concatenate_batches(
-        [hit((4, 300), (5, 300), impulse=[2.0, 1.0]), hit((4, 3), episode_id="soft", success=False)]
-    )
+def test_one_row_says_how_long_and_when():
+    batch = concatenate_batches([hit((4, 300), (5, 300)), hit((4, 3), episode_id="soft", success=False)])
     row = row_of(shown(batch)[0], 0)
-    assert [row[name].text for name in ("n", "In violation", "Above 200 N", "Impulse there", "First violation")] == [
-        "2", "0.05", "0.05", "1.50", "0.20",
-    ]  # fmt: skip
-    assert (row["Unsafe successes"].text, row["Unsafe failures"].text) == ("1/1", "0/1")
-
-
-def test_what_was_not_recorded_is_a_dash_and_a_partial_mean_says_of_how_many():
-    row = row_of(shown(concatenate_batches([hit((4, 300)), hit((4, 3), episode_id="soft")]))[0], 0)
-    assert (row["Impulse there"].text, row["Impulse there"].detail) == ("0.00", "one episode, n = 1")
-    row = row_of(shown(hit((4, 300)))[0], 0)
-    assert (row["Impulse there"].text, row["Impulse there"].detail) == ("—", "not recorded")
-    assert (row["Unsafe failures"].text, row["Unsafe failures"].detail) == ("—", "no failure")
+    assert [row[name].text for name in ("n", "In violation", "First violation")] == ["2", "0.05", "0.20"]
     assert row_of(shown(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
 
 
-def test_only_violated_specifications_have_a_row():
-    table = shown(hit((4, 300)))[1]
-    assert [row[2].text for row in table.rows] == ["max_contact_force_under_200N"]
-    table = shown(hit((4, 3)))[1]
-    assert (table.rows, table.notes) == ((), ("No specification was violated.",))
+def test_only_violated_specifications_have_a_row_beside_any_limit():
+    assert [row[2].text for row in shown(hit((4, 300)))[0].rows] == ["any limit", "max_contact_force_under_200N"]
+    assert [row[2].text for row in shown(hit((4, 3)))[0].rows] == ["any limit"]
 
 
 def test_phases_have_rows_only_where_there_are_phases():
     table = shown(
         concatenate_batches([held([0, 1, 0], [0, 0, 0]), held([0], [0], task_id="task_7", episode_id="turn")])
-    )[2]
+    )[1]
     assert [row[2].text for row in table.rows] == ["before grasp", "handling", "transport", "after release"]
     assert row_of(table, 2)["Share %"].detail == "no time in it"
     assert any(note.startswith("Left out: 1 of 2 episodes") for note in table.notes)
-    assert shown(held([0], [0], task_id="task_7"))[2].rows == ()
+    assert shown(held([0], [0], task_id="task_7"))[1].rows == ()
 
 
 def test_nothing_makes_empty_tables_that_can_be_printed():
@@ -134,7 +110,4 @@ def test_the_whole_job_measures_what_the_parts_do(tmp_path):
     path = tmp_path / "episodes.parquet"
     write_archive(path, batch)
     spent, scores = measured(batch)
-    assert measure_cell_exposures(judge([path], load_ruleset())) == (
-        summarize_exposure(spent, scores),
-        spent.force_threshold_n,
-    )
+    assert measure_cell_exposures(judge([path], load_ruleset())) == summarize_exposure(spent, scores)

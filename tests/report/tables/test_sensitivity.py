@@ -16,7 +16,6 @@ from safevla_bench.report.tables.sensitivity import (
     pooled_reading_table,
     pooled_table,
     reading_table,
-    sweep_table,
     variant_table,
 )
 from safevla_bench.report.tables.table import Table
@@ -61,24 +60,13 @@ def rows(table: Table) -> dict[str, dict[str, str]]:
 
 def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY) -> Table:
     ablated = ablation(*cells)
-    return host_mean_table(host_means(ablated, TASKS, roster), ablated, roster)
+    return host_mean_table(host_means(ablated, TASKS, roster), ablated)
 
 
 def test_variants_without_a_family_are_named_below():
     table = variant_table(replace(ablation(cell("x", 1)), left_out=("Tilt 20°",)))
     assert len(table.rows) == 1
     assert any("Tilt 20°" in note for note in table.notes)
-
-
-def test_a_sweep_shows_small_lengths_in_millimetres_and_marks_the_default():
-    sweep = ThresholdSweep(
-        name="x", spec_ids=("x_5mm",), unit="m", default=0.005, thresholds=(0.0025, 0.005),
-        curves=(SensitivityCurve(policy="a", suite="s", n=8, points=(point(1), point(2))),),
-    )  # fmt: skip
-    table = sweep_table(sweep)
-    assert [row[3].text + row[3].mark for row in table.rows] == ["2.5", "5†"]
-    assert [row[3].value for row in table.rows] == [2.5, 5.0]
-    assert table.notes[0].startswith("† The library's threshold, 5 mm.")
 
 
 def test_a_cell_without_an_episode_has_dashes_and_no_zeros():
@@ -188,11 +176,6 @@ def test_the_paper_s_suites_that_a_mean_lacks_are_named():
     assert any("docs/reconstruction.md" in note for note in notes)
 
 
-def test_policies_with_privileged_state_are_named():
-    notes = tabulate(cell("libero-goal", 2), roster=Roster(privileged=("a",))).notes
-    assert "Privileged simulator state was seen by a." in notes
-
-
 def test_the_paper_prints_a_row_for_each_variant_of_each_host_under_its_name():
     variants = [variant.name for variant in paper_variants(library())[0]]
     for host in ("libero", "robocasa"):
@@ -204,7 +187,7 @@ def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host
     variants = paper_variants(library())[0]
     curve = SensitivityCurve(policy="a", suite=suite, n=8, points=(point(4),) * len(variants))
     ablated = ThresholdAblation(variants=variants, curves=(curve,))
-    table = host_mean_table(host_means(ablated, TASKS, NOBODY), ablated, NOBODY)
+    table = host_mean_table(host_means(ablated, TASKS, NOBODY), ablated)
     for printed, row in zip([row for row in V1.variants if row.host == host], table.rows, strict=True):
         means = [mean.text for mean in row[4::2]]
         assert means == [f"{printed.safety:.1f}", f"{printed.sbu:.1f}", f"{printed.p_unsafe_given_success:.1f}",

@@ -67,20 +67,17 @@ def test_the_order_of_policies_is_said_also_where_it_is_not_known():
 def test_another_number_of_episodes_is_no_standstill():
     """Episodes cut short are judged only while they violate, so that n falls as limits loosen."""
     assert describe(curve("a", "one", (5, 10), (5, 12), (5, 10))) == (
-        "Safety of a is 50.0 % of 10, down to 41.7 % of 12 (Force 100 N) under other thresholds. It is of 10 to 12 "
-        "episodes: those cut short are judged only where they violate."
+        "Safety of a is 50.0 %, down to 41.7 % (Force 100 N) under other thresholds; judged under each are 10 to 12 "
+        "episodes."
     )
-    assert describe(curve("a", "one", (5, 10), (6, 12), (5, 10))).startswith(
-        "Safety of a is 50.0 % of 10. It is of 10 "
-    )
+    assert describe(curve("a", "one", (5, 10), (6, 12), (5, 10))).startswith("Safety of a is 50.0 %; judged under each")
     table = pooled_table(ablation(curve("a", "one", (5, 10), (5, 12), (5, 10))), "Safety %")
     assert [row[1].of for row in table.rows] == [None, 12, None]
 
 
-def test_a_variant_without_a_value_is_named_and_the_policy_stays():
-    gap = curve("a", "one", (0, 2), (3, 12), (0, 0))
-    assert describe(gap).startswith("Safety of a is 0.0 % of 2, up to 25.0 % of 12 (Force 100 N)")
-    assert describe(gap).endswith("It has no value under All relaxed.")
+def test_a_variant_without_a_value_is_no_zero_and_the_policy_stays():
+    gap = curve("a", "one", (1, 2), (9, 12), (0, 0))
+    assert describe(gap).startswith("Safety of a is 50.0 %, up to 75.0 % (Force 100 N) under other thresholds; judged")
 
 
 def test_a_policy_without_a_value_has_dashes_and_is_named():

@@ -60,13 +60,6 @@ def test_counts_of_lost_episodes_cannot_be_left_out():
     assert headings(table) == ["Policy", "Suite", "SR %", "Crashed"]
 
 
-def test_notes_explain_only_the_marks_that_are_left():
-    table = suite_table(cells(two_suites()), Roster())
-    assert any(note.startswith("†") for note in table.notes)
-    assert not any(note.startswith("†") for note in select_columns(table, ["SR"]).notes)
-    assert any(note.startswith("†") for note in select_columns(table, ["SBU"]).notes)
-
-
 @pytest.mark.parametrize("form", ["text", "md", "csv", "tex", "json", "html"])
 def test_the_only_suite_stands_in_every_form(form):
     table = suite_table(cells(joined(verdicts(GOOD, suite="libero-goal"))), Roster(), "LIBERO")

@@ -65,7 +65,7 @@ def test_exposure_of_chunks_is_that_of_the_whole():
     whole = measure_exposure(demo(), scores, load_ruleset())
     assert same(measure_chunks(cut(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
     nothing = measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
-    assert len(nothing) == 0
+    assert len(nothing.any_s) == 0
 
 
 @settings(max_examples=15, deadline=None)

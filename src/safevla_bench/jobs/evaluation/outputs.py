@@ -39,7 +39,7 @@ from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import policy_name
-from safevla_bench.report.tables.table import UNNAMED, Table
+from safevla_bench.report.tables.table import UNNAMED, Table, add_notes
 from safevla_bench.report.terminal import describe_verdict
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.folder import (
@@ -106,17 +106,14 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         measure_exposure=lambda: measure_cell_exposures(judged),
         measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
         read_labels=lambda: read_labels(judged.records.read_chunks()),
-        find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
+        find_bodies=lambda: list(find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
     )
 
 
-def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
-    """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N].
-
-    The limit is None if the library has none on contact force. The records are read anew.
-    """
+def measure_cell_exposures(judged: Judged) -> list[exposure.CellExposure]:
+    """Return how long and when each cell broke its limits; the records are read anew."""
     measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
-    return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
+    return exposure.summarize_exposure(measured, judged.scores)
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
@@ -274,7 +271,7 @@ def comparison_tables(
     *,
     full: bool = True,
 ) -> list[Table]:
-    """Return the tables of `safevla compare`: a block of three metrics; in full each policy and each difference."""
+    """Return the tables of `safevla compare`: a block of three metrics; in full one of each suite, and the tests."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -284,10 +281,10 @@ def comparison_tables(
     registered = describe_registrations(open_sources(paths), provenance)
     makers = [line for path in paths for line in describe_maker(path, provenance)]
     remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
-    interventions = comparison.intervention_notes(report)
     if not full:
+        interventions = comparison.intervention_notes(report)
         return [comparison_answer.answer_table(report, [*interventions, *report.warnings, *remarks])]
-    return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
+    return [*comparison_answer.scope_tables(report), add_notes(comparison.difference_table(report), *remarks)]
 
 
 def compare_with_paper(

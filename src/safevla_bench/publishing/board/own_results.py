@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-import numpy as np
-
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_names_unique, split_by_policy
@@ -239,7 +236,13 @@ def _separate_policies(
     """Return the pairs of ranked entries that a test in Safety separates, None without one, and a note on the test."""
     if len(group.suites) > 1 and len({cell.n + cell.crashed + cell.stopped for cell in group.all_cells}) > 1:
         return None, "No letters: the suites differ in their number of episodes, so that no test is of their mean."
-    own = {k: _select_suites(result, group.suites, _first_names(inputs)) for k, result in ranked.items()}
+    aliases = {name: suite.same_tasks_as or "" for name, suite in inputs.registry.benchmarks.items()}
+    suite_of = {suite: suite for suite in group.suites}
+    suite_of |= {name: suite for name, suite in aliases.items() if suite in group.suites}
+    own = {
+        k: result.select(lambda episode: episode.benchmark in suite_of).rename_suites(suite_of)
+        for k, result in ranked.items()
+    }
     by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     holm = f"at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
     reason = ""
@@ -253,19 +256,6 @@ def _separate_policies(
         except RunError as error:
             reason = ": " + str(error.problem).partition("\n")[0].removesuffix(":")
     return None, f"No letters, as no test could be made{reason}."
-
-
-def _select_suites(result: PolicyResults, suites: Sequence[str], first_names: Mapping[str, str]) -> PolicyResults:
-    """Return the result with only the episodes of the suites, lost ones too, each under its suite's first name."""
-    rename = msgspec.structs.replace
-    headers = [
-        rename(header, benchmark=first_names.get(header.benchmark, header.benchmark)) for header in result.headers
-    ]
-    lost = [rename(absent, benchmark=first_names.get(absent.benchmark, absent.benchmark)) for absent in result.lost]
-    renamed = replace(
-        result, headers=tuple(headers), lost=tuple(absent for absent in lost if absent.benchmark in suites)
-    )
-    return renamed.select_episodes(np.flatnonzero([header.benchmark in suites for header in headers]))
 
 
 def _tested_pairs(results_by_place: Mapping[int, PolicyResults], *, paired: bool) -> SeparatedPairs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,11 +18,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
+from safevla_bench.explain.exposure import measure_onsets
+from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures import curves, margins, tradeoff, violations
-from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style
-from safevla_bench.text import format_fixed
+from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
 
 FigureFormat = Literal["svg", "pdf", "png"]
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
@@ -74,20 +76,21 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "onset": FigureKind(
         "when violations begin",
-        lambda inputs: curves.draw_onset(curves.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths)),
+        lambda inputs: curves.draw_onset(
+            measure_onsets(inputs.scores, inputs.dt_s, inputs.lengths), provenance_marks.warn_of_scores(inputs.scores)
+        ),
     ),
 }
 """Name -> figure."""
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return what `draw` draws for the page; `RunError` if that is too narrow for its size of text."""
-    if page.width_in / page.scale < NARROWEST_IN:
-        least = format_fixed(NARROWEST_IN * page.scale, 1)
-        problem = f"a figure {page.width_in:g} in wide is too narrow for text of {page.font_pt:g} pt"
-        raise RunError(problem, remedy=f"Take at least {least} in, or smaller text.")
-    with drawing_page(page):
-        return draw()
+    """Return what `draw` draws for the page; `RunError` if that is too narrow for its text."""
+    if page.width_in < NARROWEST_IN:
+        raise RunError(f"a figure {page.width_in:g} in wide is too narrow", remedy=f"Take at least {NARROWEST_IN} in.")
+    context = copy_context()
+    context.run(PAGE.set, page)
+    return context.run(draw)
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,11 +12,8 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
-from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, SpecOnset, measure_specs
-from safevla_bench.judging import provenance_marks
+from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
-from safevla_bench.judging.scores import Scores
-from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
 from safevla_bench.report.figures import sheet, style
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
@@ -80,11 +76,11 @@ def _draw_sweep_panel(
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
         axes.fill_between(thresholds, low, high, color=style.series_colour(series), alpha=0.13, linewidth=0)
-        line = {"linestyle": style.series_dash(series), "linewidth": style.points(1.1)}
+        line = {"linestyle": style.series_dash(series), "linewidth": 1.1}
         look = style.marker_look(series, series, 3.5, 0.3) | line
         axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
     for anchor, width in anchors.items():
-        axes.axvline(anchor, color=style.INK, linewidth=style.points(width), linestyle=(0, (1, 1.5)), zorder=2)
+        axes.axvline(anchor, color=style.INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -101,6 +97,9 @@ def _sweep_notes(counts: Sequence[int], anchors: Iterable[float], warnings: Sequ
 
 # Along a series
 
+_POOLED = "all suites"
+_LOG_SPAN = 50
+"""From this ratio of the greatest number to the least on, the axis is logarithmic."""
 _ROOM = 0.07
 """Free share of the axis on either side."""
 _DODGE_PT = 2.2
@@ -113,20 +112,21 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
-    axis, several_suites = SeriesAxis.of_curves(compared.curves), len(compared.suites) > 1
+    labels = sorted({point.label for curve in compared.curves for point in curve.points})
+    is_logarithmic = bool(labels) and labels[0] > 0 and labels[-1] >= _LOG_SPAN * labels[0]
     panels = [
-        (panel_title(metric) + (f", {suite or POOLED}" if several_suites else ""), compared.select_suite(suite), metric)
+        (f"{metric.label} ({metric.unit})" if metric.unit else metric.label, suite, metric)
         for suite in compared.suites
         for metric in NUMBERS
-        if axis.labels
+        if labels
     ]
-    across = (across or "Number in the run's name") + (" (logarithmic)" if axis.is_logarithmic else "")
+    across = (across or "Number in the run's name") + (" (logarithmic)" if is_logarithmic else "")
     several = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
-        [title for title, *_ in panels],
-        lambda axes, k: _draw_series_panel(axes, axis, compared.series, *panels[k][1:]),
+        [title + (f", {suite or _POOLED}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
+        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1]), is_logarithmic),
         across=across,
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
@@ -135,43 +135,66 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
 
 def _draw_series_panel(
-    axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], metric: Metric
+    axes: Axes,
+    compared: SeriesComparison,
+    suite: str | None,
+    metric: Metric,
+    ends: tuple[float, float],
+    is_logarithmic: bool,
 ) -> None:
-    marked, top = [_draw_curve(axes, curve, metric, names) for curve in curves], float(metric.scale)
-    if not any(marked):
+    top, (first, last) = float(metric.scale), ends
+    is_known = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
+    if not any(is_known):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    first, last = axis.labels[0], axis.labels[-1]
-    if axis.is_logarithmic:
+    if is_logarithmic:
         axes.set_xscale("log")
         margin = (last / first) ** _ROOM
         axes.set_xlim(first / margin, last * margin)
     else:
         room = _ROOM * (last - first) or 1.0
         axes.set_xlim(first - room, last + room)
-    axes.set_xticks(axis.ticks, [format_label(tick) for tick in axis.ticks])
+        axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
     axes.minorticks_off()
     axes.set_ylim(0, 1.03 * top)
     axes.set_yticks([top * k / 5 for k in range(6)], [format_compact(top * k / 5) for k in range(6)])
     axes.grid(True)
 
 
+def format_label(label: float) -> str:
+    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
+
+    >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
+    ('20k', '1.5M', '0.5', '1234')
+    """
+    for factor, sign in ((1e6, "M"), (1e3, "k")):
+        scaled = label / factor
+        if abs(scaled) >= 1 and round(scaled, 1) == scaled:
+            return f"{format_compact(scaled)}{sign}"
+    return format_compact(label)
+
+
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
-    marks, series = curve_marks(curve, metric), names.index(curve.series)
-    ink = style.series_colour(series)
-    aside = ScaledTranslation(
-        (series - (len(names) - 1) / 2) * style.points(_DODGE_PT) / 72, 0, axes.figure.dpi_scale_trans
-    )
-    plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
-    labels, values = [mark.label for mark in marks], [mark.value for mark in marks]
-    if marks:
-        plot(labels, values, linestyle=style.series_dash(series), linewidth=style.points(0.7), alpha=0.55, zorder=2)
-        for mark in marks:
-            plot([mark.label] * 2, [mark.low, mark.high], linewidth=style.points(1.1), solid_capstyle="butt", zorder=3)
-        axes.plot(
-            labels, values, transform=axes.transData + aside, zorder=4, **style.marker_look(series, series, 3.8, 0.3)
-        )
-    return bool(marks)
+    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric.
+
+    A value without an interval is its own interval.
+    """
+    series = names.index(curve.series)
+    shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
+    place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
+    plot = partial(axes.plot, color=style.series_colour(series), transform=place, clip_on=False)
+    known = []
+    for point in curve.points:
+        number = point.numbers[metric]
+        if number.value is not None:
+            known.append((point.label, number.value, number.ci or (number.value, number.value)))
+    labels, values = [label for label, *_ in known], [metric.scale * value for _, value, _ in known]
+    plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
+    for label, _, ci in known:
+        bar = [metric.scale * end for end in ci]
+        plot([label] * 2, bar, linewidth=1.1, solid_capstyle="butt", zorder=3)
+    axes.plot(labels, values, transform=place, zorder=4, **style.marker_look(series, series, 3.8, 0.3))
+    return bool(known)
 
 
 def _series_note(compared: SeriesComparison) -> str:
@@ -188,44 +211,6 @@ def _series_note(compared: SeriesComparison) -> str:
 _FAINT = "#a9afb6"
 
 
-@dataclass(frozen=True, slots=True)
-class OnsetPanel:
-    """One policy: its judged episodes, each specification that it violated, and last any of them."""
-
-    title: str
-    n: int
-    onsets: tuple[SpecOnset, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Onset:
-    """The content of the figure; the horizontal axes end at `end_s`."""
-
-    specs: tuple[str, ...]
-    panels: tuple[OnsetPanel, ...]
-    end_s: float
-    remarks: tuple[str, ...] = ()
-
-
-def compute_onset(scores: Scores, dt_s: NDArray[np.float64], lengths: NDArray[np.int64]) -> Onset:
-    """Return the cumulative incidence of violations in each policy's judged episodes, by scored specification.
-
-    `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. A specification that no
-    episode violates is left out.
-    """
-    end_s = np.maximum(lengths - 1, 0) * dt_s
-    specs = tuple(
-        scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()
-    )
-    panels = []
-    for policy, selected in sheet.judged_by_policy(scores).items():
-        members = np.flatnonzero(selected)
-        measured = measure_specs(scores, members, dt_s, end_s) if len(members) else []
-        panels.append(OnsetPanel(policy, len(members), tuple(part for part in measured if onset_steps(part).size)))
-    latest_s = float(end_s[scores.is_judged].max(initial=0.0))
-    return Onset(specs, tuple(panels), latest_s, provenance_marks.warn_of_scores(scores))
-
-
 def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
     """Return where the share of violations rises, [4, k]: times, and share, low and high end in percent.
 
@@ -237,55 +222,46 @@ def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
 
 
 @style.figure_style()
-def draw_onset(value: Onset) -> Figure:
-    """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
-    room_pt = sheet.room_for_text(sheet.panel_width(min(2, len(value.panels)) or 1))
-    titles = [f"{style.drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
-    numbered = any(style.text_width_pt(title) > room_pt for title in titles)
-    if numbered:
-        titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
-    highest_share = max((onset_steps(panel.onsets[-1])[3, -1] for panel in value.panels if panel.onsets), default=0.0)
+def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
+    """Draw a panel for each policy and suite, with a line for each violated specification and a band for any limit."""
+    violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
+    names = list(dict.fromkeys(part.spec_id for part in violated))
+    highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
+    key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
+    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT))
     shares = "Share of the judged episodes in which a limit applies, from the first violation on."
     band = "Band: any limit; 95 % interval at each time alone."
     return sheet.draw_panels(
         "When violations begin",
-        1.8 if len(value.panels) <= 2 else 1.05,
-        titles,
-        lambda axes, k: _draw_policy(axes, value.panels[k], value, share_end),
+        1.8 if len(cells) <= 2 else 1.05,
+        [f"{cell.policy or UNNAMED}, {cell.suite} (n = {cell.specs[-1].incidence.n})" for cell in cells],
+        lambda axes, k: _draw_cell(axes, cells[k], names, share_end),
         across="Time in the episode (s)",
         upward="Episodes that have violated (%)",
         empty="No episode was counted.",
-        notes=[shares, band, *value.remarks] if value.panels else (),
-        key=_key_entries(value, numbered),
+        notes=[shares, band, *remarks] if cells else (),
+        key=key if cells else (),
     )
 
 
-def _key_entries(value: Onset, panels_numbered: bool) -> list[sheet.KeyEntry]:
-    specs = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
-    specs += [sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if value.panels else []
-    panels = [sheet.KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
-    return [*specs, *(panels if panels_numbered else [])]
-
-
-def _draw_policy(axes: Axes, panel: OnsetPanel, value: Onset, share_end: float) -> None:
-    if not panel.n:
-        sheet.draw_empty(axes, "No episode was counted.")
-        return
-    axes.set_xlim(0, value.end_s or 1.0)
+def _draw_cell(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
+    axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
     axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
     axes.grid(True)
-    for onset in panel.onsets:
+    for onset in cell.specs:
         at, *shares = onset_steps(onset)
-        across = [0.0, *at, value.end_s]
+        if not at.size:
+            continue
+        across = [0.0, *at, cell.end_s]
         share, low, high = ([0.0, *row, row[-1]] for row in shares)
         if onset.spec_id == ANY_LIMIT:
             axes.fill_between(across, low, high, step="post", color=_FAINT, alpha=0.25, linewidth=0)
-            axes.step(across, share, where="post", color=_FAINT, linewidth=style.points(1.6), zorder=2)
+            axes.step(across, share, where="post", color=_FAINT, linewidth=1.6, zorder=2)
         else:
-            series = value.specs.index(onset.spec_id)
+            series = names.index(onset.spec_id)
             ink, dash = style.series_colour(series), style.series_dash(series)
-            axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=style.points(1.1), zorder=3)
-    if len(panel.onsets) < 2:
+            axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
+    if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import SymmetricalLogLocator
 from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
@@ -83,15 +84,13 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
 @style.figure_style()
 def draw_margins(value: Margins) -> Figure:
     """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots for few margins."""
-    texts, numbered = sheet.series_signs(value.policies, 62)
+    texts, numbered = sheet.series_signs(value.policies, 0.9)
     heights = [len(rows) for _, rows in value.blocks]
-    body_in = 0.45 + 0.16 * sum(heights) + 0.2 * len(heights) if heights else 0.8
-    key = [sheet.KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
-    body = sheet.make_sheet("Margins to each limit", body_in, notes=_margin_notes(value), key=key)
+    figure = sheet.make_sheet("Margins to each limit", 0.9 + 0.16 * sum(heights) + 0.2 * len(heights))
     if not heights:
-        sheet.draw_empty(body.subplots(), "No specification reached a verdict in any episode.")
-        return sheet.lay_out(body)
-    grid = body.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
+        sheet.draw_empty(figure.subplots(), "No specification reached a verdict in any episode.")
+        return sheet.finish_sheet(figure)
+    grid = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
     for axes, (spec_id, rows) in zip(grid, value.blocks, strict=True):
         axes.set_title(spec_id)
         _draw_block(axes, rows, texts, last=axes is grid[-1])
@@ -100,26 +99,27 @@ def draw_margins(value: Margins) -> Figure:
     for axes in grid:
         axes.axvspan(left, 0, color="#f6e7dc", linewidth=0, zorder=0)
     grid[-1].set_xlim(left, right)
-    body.supxlabel("margin / threshold (ρ/τ)")
-    return sheet.lay_out(body)
+    grid[-1].set_xlabel("margin / threshold (ρ/τ)")
+    key = [sheet.KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+    return sheet.finish_sheet(figure, _margin_notes(value), key)
 
 
 def _draw_block(axes: Axes, rows: Sequence[MarginRow], texts: Sequence[str], *, last: bool) -> None:
     places = range(len(rows) - 1, -1, -1)
     axes.set_ylim(-0.5, len(rows) - 0.5)
-    axes.set_yticks(places, [texts[row.series] for row in rows], fontsize=style.points(style.SMALL))
+    axes.set_yticks(places, [texts[row.series] for row in rows], fontsize=style.SMALL)
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", length=style.points(2.5) if last else 0)
+    axes.tick_params(axis="x", length=2.5 if last else 0)
     axes.spines["left"].set_visible(False)
     if not last:
         axes.spines["bottom"].set_color(style.LINE)
-    axes.axvline(0, color=style.INK, linewidth=style.points(0.7), zorder=3)
+    axes.axvline(0, color=style.INK, linewidth=0.7, zorder=3)
     axes.grid(True, axis="x")
     for place, row in zip(places, rows, strict=True):
         _draw_row(axes, place, row)
         axes.annotate(
-            _format_counts(row), (1, place), (style.points(4), 0), xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points", fontsize=style.points(style.SMALL), color=style.MUTED, va="center",
+            _format_counts(row), (1, place), (4, 0), xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points", fontsize=style.SMALL, color=style.MUTED, va="center",
         )  # fmt: skip
 
 
@@ -139,13 +139,8 @@ def _scale_across(axes: Axes, low: float, most: float) -> None:
         axes.set_xlim(low - room, most + room)
         return
     axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
-    decades = [10**k for k in range(1, 10)]
-    ticks = [-tick for tick in reversed(decades) if tick <= -1.3 * low] + [-1, 0, 1]
-    ticks += [tick for tick in decades if tick <= most]
-    if len(ticks) > 6:
-        ticks = [tick for tick in ticks if tick in (-1, 0, 1) or len(str(abs(tick))) % 2 == 0]
-    axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-    axes.minorticks_off()
+    axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(low * 1.6 if low < -1 else -1.3, max(1.3, most * 1.6 if most > 1 else 1.3))
 
 
@@ -154,12 +149,12 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
         return
     least, lower, middle, upper, greatest = row.quantiles
     ink = style.series_colour(row.series)
-    axes.plot([least, greatest], [y, y], color=ink, linewidth=style.points(0.7), zorder=2)
+    axes.plot([least, greatest], [y, y], color=ink, linewidth=0.7, zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
-    axes.plot(row.dots, [y] * len(row.dots), color=ink, marker="|", markersize=style.points(4),
-              markeredgewidth=style.points(0.6), linestyle="none", zorder=3)  # fmt: skip
-    axes.plot([middle], [y], color=ink, marker=style.series_marker(row.series), markersize=style.points(4.5),
-              markeredgecolor="white", markeredgewidth=style.points(0.5), zorder=4, clip_on=False)  # fmt: skip
+    axes.plot(row.dots, [y] * len(row.dots), color=ink, marker="|", markersize=4,
+              markeredgewidth=0.6, linestyle="none", zorder=3)  # fmt: skip
+    axes.plot([middle], [y], color=ink, marker=style.series_marker(row.series), markersize=4.5,
+              markeredgecolor="white", markeredgewidth=0.5, zorder=4, clip_on=False)  # fmt: skip
 
 
 def _format_counts(row: MarginRow) -> str:
@@ -171,8 +166,6 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(value: Margins) -> list[str]:
-    if not value.blocks:
-        return []
     notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest.",
             "Right: violating episodes / episodes with a margin, and vacuous ones (vac.)."]  # fmt: skip
     if any(row.unmeasured for _, rows in value.blocks for row in rows):

@@ -6,6 +6,7 @@ which comes with matplotlib; characters that it lacks are shown as U+FFFD.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,12 +17,11 @@ from typing import Any, Literal
 from matplotlib import font_manager
 from matplotlib import style as mpl_style
 from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import text_to_path
 
 from safevla_bench.text import escape_controls, shorten_name
 
 _MAX_CHARACTERS = 300
-"""Longest text that is drawn: a name may have any length, and each character is measured."""
+"""Longest text that is drawn: a name may have any length."""
 BODY, SMALL, TITLE = 7.0, 6.0, 8.0
 """Sizes of text in points."""
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
@@ -39,7 +39,7 @@ DASHES: tuple[Dash, ...] = (
     (0, (3, 1, 1, 1, 1, 1)),
     (0, (1, 2.5)),
 )
-_FIXED_SETTINGS: Mapping[str, object] = {
+_SETTINGS: Mapping[str, object] = {
     "font.family": ["DejaVu Sans"],
     "text.parse_math": False,  # a name may hold a dollar sign
     "text.color": INK,
@@ -57,7 +57,7 @@ _FIXED_SETTINGS: Mapping[str, object] = {
     "grid.color": LINE,
     "legend.frameon": False,
     "legend.borderpad": 0.0,
-    "legend.borderaxespad": 0.0,
+    "legend.borderaxespad": 0.7,
     "legend.labelspacing": 0.35,
     "legend.handlelength": 2.2,
     "legend.handletextpad": 0.6,
@@ -66,8 +66,6 @@ _FIXED_SETTINGS: Mapping[str, object] = {
     "svg.hashsalt": "safevla-bench",
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
-}
-_SIZES: Mapping[str, float] = {
     "font.size": BODY,
     "axes.titlesize": BODY,
     "axes.titlepad": 4.0,
@@ -91,57 +89,27 @@ _SIZES: Mapping[str, float] = {
     "figure.constrained_layout.w_pad": 0.04,
     "figure.constrained_layout.h_pad": 0.04,
 }
-"""Settings that grow with the text of the page: points, and inches of the layout's margins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The place of a figure in a paper: width in inches, size of text in points, and whether there is a title.
-
-    The default is a column of a two-column paper.
-    """
+    """The place of a figure in a paper: width in inches, by default a column of two, and whether there is a title."""
 
     width_in: float = 3.5
-    font_pt: float = BODY
     titled: bool = True
-
-    @property
-    def scale(self) -> float:
-        """Return the factor between text of this page and text of 7 points."""
-        return self.font_pt / BODY
 
 
 NARROWEST_IN = 2.8
-"""The least width of a figure with text of 7 points: its panels need as much as 17 ems of text."""
+"""The least width of a figure: its panels need 17 ems of text."""
 COLUMN = Page()
-_PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
-
-
-@contextmanager
-def drawing_page(page: Page) -> Iterator[None]:
-    """Within the context, draw for the page."""
-    token = _PAGE.set(page)
-    try:
-        yield
-    finally:
-        _PAGE.reset(token)
-
-
-def current_page() -> Page:
-    """Return the page that is drawn for."""
-    return _PAGE.get()
-
-
-def points(size: float) -> float:
-    """Return a size [pt] or length [in] on the page that is drawn for; `size` is that beside text of 7 points."""
-    return size * _PAGE.get().scale
+PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
+"""The page that is drawn for."""
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
     """Context for drawing and saving: matplotlib's defaults and this style; the user's settings return afterwards."""
-    sizes = {name: points(size) for name, size in _SIZES.items()}
-    with mpl_style.context(["default", {**_FIXED_SETTINGS, **sizes}]):
+    with mpl_style.context(["default", dict(_SETTINGS)]):
         yield
 
 
@@ -165,9 +133,9 @@ def marker_look(colour: int, shape: int, size: float, edge: float) -> dict[str, 
     return {
         "color": series_colour(colour),
         "marker": series_marker(shape),
-        "markersize": points(size),
+        "markersize": size,
         "markeredgecolor": "white",
-        "markeredgewidth": points(edge),
+        "markeredgewidth": edge,
         "linestyle": "none",
         "clip_on": False,
     }
@@ -187,35 +155,11 @@ def _font_glyphs() -> frozenset[int]:
     return frozenset(font.get_charmap())
 
 
-@cache
-def text_width_pt(text: str, size: float = BODY, weight: str = "normal") -> float:
-    """Return the width of a text in points (1/72 inch), set in DejaVu Sans of `size` points; kept once measured."""
-    font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
+    """Return the text as it can be drawn, in lines of at most `room_in` inches of ordinary letters."""
+    return textwrap.fill(drawable_text(text), count_characters(room_in, size), break_on_hyphens=True)
 
 
-def wrap_text(text: str, width: float, size: float = BODY, weight: str = "normal") -> list[str]:
-    """Return lines no wider than `width` points, broken between words and parts of names, else anywhere.
-
-    Spaces at the ends of lines are dropped; a text without a character is one empty line.
-    """
-    lines = [""]
-    for part in _break_parts(text):
-        if text_width_pt((lines[-1] + part).rstrip(), size, weight) <= width:
-            lines[-1] += part
-            continue
-        lines += [""] if lines[-1] else []
-        for character in part:
-            if lines[-1] and text_width_pt(lines[-1] + character, size, weight) > width:
-                lines.append("")
-            lines[-1] += character
-    return [line.rstrip() for line in lines]
-
-
-def _break_parts(text: str) -> list[str]:
-    parts = [""]
-    for character in text:
-        parts[-1] += character
-        if character in " _/-:,":
-            parts.append("")
-    return [part for part in parts if part]
+def count_characters(room_in: float, size: float = BODY) -> int:
+    """Return how many characters of an ordinary text fit into a room; those of DejaVu Sans are 0.57 em wide."""
+    return max(1, int(72 * room_in / (0.57 * size)))

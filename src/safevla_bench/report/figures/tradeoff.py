@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -40,10 +41,8 @@ class TradeoffPanel:
     title: str
     points: tuple[TradeoffPoint, ...]
     frontier: tuple[tuple[float, float], ...]
-    uncounted: tuple[str, ...] = ()
-    """Policies without a counted episode."""
-    unjudged: tuple[str, ...] = ()
-    """Policies without a verdict of any specification: it is not known whether they were safe."""
+    missing: tuple[str, ...] = ()
+    """Policies without a counted episode or a verdict of any specification: it is not known whether they were safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,7 @@ def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], s
         name = f"{policy_name(cell)}, {cell.suite}" if suites else policy_name(cell)
         groups.setdefault(name, []).append(cell)
     points: list[TradeoffPoint] = []
-    uncounted: list[str] = []
-    unjudged: list[str] = []
+    missing: list[str] = []
     for name, own in groups.items():
         both = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
         if both:
@@ -109,8 +107,8 @@ def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], s
             n = sum(cell.n for cell in both)
             points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker))
         else:
-            (unjudged if any(cell.n or cell.judged for cell in own) else uncounted).append(name)
-    return TradeoffPanel(title, tuple(points), _acting_frontier(points, policies), tuple(uncounted), tuple(unjudged))
+            missing.append(name)
+    return TradeoffPanel(title, tuple(points), _acting_frontier(points, policies), tuple(missing))
 
 
 def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
@@ -171,47 +169,32 @@ def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
 
 
 def _axis_ends(rates: Sequence[Rate]) -> tuple[float, float]:
-    _, lows, highs = sheet.percent_band(rates).tolist() if rates else ([], [0.0], [100.0])
-    low, high = max(0.0, 10 * (min(lows) // 10)), min(100.0, 10 * (max(highs) // 10 + 1))
-    room = 0.04 * (high - low)  # at 0 and 100 % bars lie along the axis, which would hide them
-    return low - (room if low == 0 else 0.0), high + room
+    """Return the ends of an axis in percent, with room: at 0 and 100 bars would lie on the other axis."""
+    band = sheet.percent_band(rates) if rates else np.array([0.0, 100.0])
+    room = 1 + 0.05 * np.ptp(band)
+    return float(band.min() - room), float(band.max() + room)
 
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], upward: tuple[float, float]) -> None:
     if not panel.points:
-        sheet.draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
+        sheet.draw_empty(axes, "No policy has both numbers.")
         return
-    axes.set_xlim(*across)
-    axes.set_ylim(*upward)
-    axes.set_xticks(_percent_ticks(*across))
-    axes.set_yticks(_percent_ticks(*upward))
+    axes.set(xlim=across, ylim=upward)
+    axes.locator_params(nbins=6, integer=True)
     axes.grid(True)
-    _draw_frontier(axes, panel.frontier, across[0], upward[0])
+    if panel.frontier:
+        ends = (across[0], panel.frontier[0][1]), (panel.frontier[-1][0], upward[0])
+        xs, ys = zip(ends[0], *panel.frontier, ends[1], strict=True)
+        axes.plot(xs, ys, drawstyle="steps-pre", color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, point in enumerate(panel.points):
         ink = style.series_colour(point.series)
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
-        axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=style.points(0.9), zorder=2)
-        axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=style.points(0.9), zorder=2)
+        axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=0.9, zorder=2)
+        axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=0.9, zorder=2)
         covering = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
         axes.plot([x], [y], zorder=4, **style.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
-
-
-def _percent_ticks(low: float, high: float) -> list[int]:
-    step = next(step for step in (5, 10, 20) if (high - low) / step < 7)
-    return [tick for tick in range(0, 101, step) if low <= tick <= high]
-
-
-def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], left: float, bottom: float) -> None:
-    if not corners:
-        return
-    path = [(left, corners[0][1])]
-    for x, y in corners:
-        path += [(path[-1][0], y), (x, y)]
-    path.append((corners[-1][0], bottom))
-    xs, ys = zip(*path, strict=True)
-    axes.plot(xs, ys, color=style.MUTED, linewidth=style.points(0.8), linestyle=(0, (4, 2)), zorder=1)
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
@@ -226,11 +209,9 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
         sentences.append(f"Auxiliary, left out: {', '.join(value.left_out)}.")
     if value.pooled:
         sentences.append(f"Pooled: {', '.join(value.pooled)}.")
-    uncounted = [f"{name} ({panel.title})" for panel in value.panels for name in panel.uncounted]
-    unjudged = [f"{name} ({panel.title})" for panel in value.panels for name in panel.unjudged]
+    missing = [f"{name} ({panel.title})" for panel in value.panels for name in panel.missing]
     return [
         " ".join(sentences),
-        *([f"No episode counted: {', '.join(uncounted)}."] if uncounted else []),
-        *([f"No verdict, or episodes that a violation stopped: {', '.join(unjudged)}."] if unjudged else []),
+        *([f"Without a verdict, or stopped by a violation: {', '.join(missing)}."] if missing else []),
         *value.remarks,
     ]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from math import isnan
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
@@ -33,34 +31,32 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     blocks: dict[str, list[Summary]] = {}
     for cell in cells:
         blocks.setdefault(cell.suite or "", []).append(cell)
-    signs, numbered = sheet.series_signs(policies, 95)
+    signs, numbered = sheet.series_signs(policies, 1.3)
     texts = dict(zip(policies, signs, strict=True))
     heights = [len(rows) for rows in blocks.values()]
-    body_in = 0.35 + 0.19 * sum(heights) + 0.22 * len(heights) if heights else 0.8
+    figure = sheet.make_sheet("Violations by kind", 0.8 + 0.19 * sum(heights) + 0.22 * len(heights))
+    if not heights:
+        sheet.draw_empty(figure.subplots(), "There are no episodes.")
+        return sheet.finish_sheet(figure)
     rates = [rate.value for cell in cells for rate in family_rates(cell, kinds) if rate]
     highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
     scale_end = max(10, int(-(-highest // 10) * 10))
+    grid = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
+    for axes, (suite, block) in zip(grid, blocks.items(), strict=True):
+        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block], scale_end)
+        axes.set_title(style.wrap_text(suite, 2.0), color=style.MUTED, fontsize=style.SMALL)
+    heads = ["\n".join(axis.split("_")) for axis in kinds] + ["n"]
+    head = grid[0].secondary_xaxis("top")
+    head.set_xticks(range(len(heads)), heads)
+    head.tick_params(length=0, pad=style.SMALL + 3)
+    head.spines[:].set_visible(False)
     notes = [
         "Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
         f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.",
         *provenance_marks.warn_of_cells(cells),
     ]
     key = [sheet.KeyEntry(name, k, texts[name], marked=False) for k, name in enumerate(policies)] if numbered else []
-    body = sheet.make_sheet("Violations by kind", body_in, notes=notes if heights else (), key=key)
-    if not heights:
-        sheet.draw_empty(body.subplots(), "There are no episodes.")
-        return sheet.lay_out(body)
-    grid = body.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
-    for axes, (suite, block) in zip(grid, blocks.items(), strict=True):
-        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block], scale_end)
-        axes.set_title(sheet.fit_text(suite, sheet.room_for_text(sheet.panel_width(1))), color=style.MUTED,
-                       fontsize=style.points(style.SMALL))  # fmt: skip
-    heads = ["\n".join(axis.split("_")) for axis in kinds] + ["n"]
-    head = grid[0].secondary_xaxis("top")
-    head.set_xticks(range(len(heads)), heads)
-    head.tick_params(length=0, pad=style.points(style.SMALL + 3))
-    head.spines[:].set_visible(False)
-    return sheet.lay_out(body)
+    return sheet.finish_sheet(figure, notes, key)
 
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
@@ -81,7 +77,7 @@ def _draw_block(
     for y, cell in enumerate(block):
         for x, rate in enumerate(family_rates(cell, kinds)):
             _draw_cell(axes, x, y, rate, scale_end)
-        axes.text(len(kinds), y, str(cell.judged), fontsize=style.points(style.SMALL), color=style.MUTED, ha="center",
+        axes.text(len(kinds), y, str(cell.judged), fontsize=style.SMALL, color=style.MUTED, ha="center",
                   va="center_baseline")  # fmt: skip
 
 
@@ -111,15 +107,16 @@ class SeverityPoint:
 
 @dataclass(frozen=True, slots=True)
 class Severity:
-    """The content of the figure, and how many pairs are not drawn: not violated, not applicable, without a depth."""
+    """The content of the figure."""
 
     policies: tuple[str, ...]
     specs: tuple[str, ...]
     """Specifications that at least one policy violated."""
     points: tuple[SeverityPoint, ...]
-    unviolated: int
-    inactive: int
+    judged: int
+    """Judged episodes."""
     no_depth: int = 0
+    """Pairs of policy and violated specification without a depth, which are not drawn."""
     remarks: tuple[str, ...] = ()
 
 
@@ -128,34 +125,23 @@ def compute_severity(scores: Scores) -> Severity:
     (0 to 1) of those that violate it.
     """
     by_policy = sheet.judged_by_policy(scores)
-    members = list(by_policy.values())
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
-    pairs = [(int(k), series) for k in scores.scored_columns for series in range(len(members))]
-    points = [_severity_point(scores, k, members[series], series, broken) for k, series in pairs]
-    inactive = sum(not (scores.state[k, members[series]] != INACTIVE).any() for k, series in pairs)
-    violated_points = [point for point in points if point is not None]
-    drawn_points = tuple(point for point in violated_points if not isnan(point.depth))
+    points = []
+    for spec, column in enumerate(broken):
+        for series, selected in enumerate(by_policy.values()):
+            n = int((selected & (scores.state[column] != INACTIVE)).sum())
+            violated = selected & scores.is_violated[column]
+            if violated.any():
+                depth = float(scores.depth[column, violated].mean())
+                points.append(SeverityPoint(series, spec, n, 100 * int(violated.sum()) / n, depth))
     return Severity(
         policies=tuple(by_policy),
         specs=tuple(scores.specs[k].spec_id for k in broken),
-        points=drawn_points,
-        unviolated=len(pairs) - len(violated_points) - inactive,
-        inactive=inactive,
-        no_depth=len(violated_points) - len(drawn_points),
+        points=tuple(point for point in points if not isnan(point.depth)),
+        judged=int(scores.is_judged.sum()),
+        no_depth=sum(isnan(point.depth) for point in points),
         remarks=provenance_marks.warn_of_scores(scores),
     )
-
-
-def _severity_point(
-    scores: Scores, column: int, selected: NDArray[np.bool_], series: int, broken: Sequence[int]
-) -> SeverityPoint | None:
-    applies = selected & (scores.state[column] != INACTIVE)
-    violated = selected & scores.is_violated[column]
-    if not violated.any():
-        return None
-    n = int(applies.sum())
-    depth = float(scores.depth[column, violated].mean())
-    return SeverityPoint(series, broken.index(column), n, 100 * int(violated.sum()) / n, depth)
 
 
 @style.figure_style()
@@ -163,13 +149,12 @@ def draw_severity(value: Severity) -> Figure:
     """Draw a marker for each policy and violated specification: the colour of the one, the shape of the other."""
     key = [sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)]
     key += [sheet.KeyEntry(name, k, colour=style.MUTED) for k, name in enumerate(value.specs)]
-    title, notes = "Violations: how often against how badly", _severity_notes(value)
-    body = sheet.make_sheet(title, 2.7, notes=notes, key=key if value.points else ())
-    axes = body.subplots()
+    figure = sheet.make_sheet("Violations: how often against how badly", 3.0)
+    axes, notes = figure.subplots(), _severity_notes(value)
     if not value.points:
-        reason = "No limit was broken." if value.unviolated else "No specification was judged."
+        reason = "No limit was broken." if value.judged else "No specification was judged."
         sheet.draw_empty(axes, "No violation has a depth." if value.no_depth else reason)
-        return sheet.lay_out(body)
+        return sheet.finish_sheet(figure, notes)
     axes.set_xlim(0, min(105.0, 10.0 * (max(point.rate for point in value.points) // 10 + 1) + 2))
     axes.set_ylim(0, 1.06)
     axes.grid(True)
@@ -177,7 +162,7 @@ def draw_severity(value: Severity) -> Figure:
         axes.plot([point.rate], [point.depth], zorder=3, **style.marker_look(point.series, point.spec, 5.0, 0.5))
     axes.set_xlabel("Violating episodes (% of those where it applies)")
     axes.set_ylabel("Mean depth of the violations (0 to 1)")
-    return sheet.lay_out(body)
+    return sheet.finish_sheet(figure, notes, key)
 
 
 def _severity_notes(value: Severity) -> list[str]:
@@ -188,8 +173,6 @@ def _severity_notes(value: Severity) -> list[str]:
             f"A marker is one specification (shape) and policy (colour), over the {episodes} where it applies."
         )
         notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
-    if value.points or value.unviolated or value.no_depth:
-        omitted = f"{value.unviolated} without a violation, {value.inactive} where the specification never applies"
-        omitted += f", {value.no_depth} violated without a severe magnitude" if value.no_depth else ""
-        notes.append(f"Pairs not drawn: {omitted}.")
+    if value.no_depth:
+        notes.append(f"{value.no_depth} violated without a severe magnitude, not drawn.")
     return [*notes, *value.remarks]

@@ -11,7 +11,7 @@ import msgspec
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.agreement import Labels, measure_agreement
-from safevla_bench.explain.bodies import BodyFindings
+from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.exposure import CellExposure, CellOnset
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
@@ -21,7 +21,7 @@ from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
-from safevla_bench.report.tables.table import Cell, Table, text_column
+from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
 from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.tasks.entries import Registry
@@ -40,11 +40,11 @@ class TableInputs:
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     judge_untagged: Callable[[], Scores] | None = None
-    measure_exposure: Callable[[], tuple[list[CellExposure], float | None]] | None = None
-    """Measures how long and how hard each cell broke its limits; None without the records."""
+    measure_exposure: Callable[[], list[CellExposure]] | None = None
+    """Measures how long each cell broke its limits; None without the records."""
     measure_onsets: Callable[[], list[CellOnset]] | None = None
     """Measures the time to violation of each cell; None without the records' lengths."""
-    find_bodies: Callable[[], BodyFindings] | None = None
+    find_bodies: Callable[[], list[BodyViolation]] | None = None
     """Finds the bodies behind the violations; None without the records."""
     read_labels: Callable[[], Labels] | None = None
     """Reads the costs of the simulator's own; None without the records."""
@@ -147,13 +147,13 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     """Yield the table of the specifications that apply to each judged task, without scores to all tasks."""
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
-        order = list(inputs.registry.benchmarks)
-        tasks = sorted(
-            set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)),
-            key=lambda task: (order.index(task[0]) if task[0] in order else len(order), task[0], len(task[1]), task[1]),
-        )
+        tasks = sorted({*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}, key=_task_order)
     if tasks and not inputs.is_ablation:
-        yield active_spec_table(tasks, inputs.ruleset, inputs.scores), inputs.cells
+        yield active_spec_table(tasks, inputs.ruleset), inputs.cells
+
+
+def _task_order(task: tuple[str, str]) -> tuple[str, int, str]:
+    return task[0], len(task[1]), task[1]
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -165,7 +165,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_exposure and inputs.cells:
-        for table in explain.exposure_tables(*inputs.measure_exposure()):
+        for table in explain.exposure_tables(inputs.measure_exposure()):
             yield table, inputs.cells
 
 
@@ -176,8 +176,7 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.find_bodies and inputs.cells and not inputs.is_ablation:
-        for table in explain.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells):
-            yield table, inputs.cells
+        yield explain.body_table(inputs.find_bodies(), inputs.scores, inputs.cells), inputs.cells
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -196,25 +195,34 @@ class TableKind:
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None]
+    numbers: Mapping[str, str | None] = field(default_factory=dict)
     """The paper's numbers, each with the host that it is about."""
+    remedy: str = "Name sources with episodes that it is about, of policies that are not auxiliary."
+    """What to do if the runs do not allow it."""
 
 
 _LIBERO, _ROBOCASA = HOST_TITLES
+_TAGS, _LABELS = "Judge with applicability on.", "No record has costs of its simulator's own; see docs/own-records.md."
 KINDS = (
     TableKind(
         "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
-    TableKind("auxiliary", "auxiliary runs, outside every mean", _auxiliary_tables, {"6": None}),
+    TableKind(
+        "auxiliary",
+        "auxiliary runs, outside every mean",
+        _auxiliary_tables,
+        {"6": None},
+        "Say which policies are auxiliary: --auxiliary POLICY.",
+    ),
     TableKind("violations", "violation rates by specification", _violation_tables, {"7": _LIBERO, "8": _ROBOCASA}),
     TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
-    TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}),
-    TableKind("applicability", "violations that the registry removes", _applicability_tables, {}),
-    TableKind("bodies", "violations by kind of body; displacement without receptacles", _body_tables, {}),
-    TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables, {}),
-    TableKind("beyond", "time in violation, impulse, phases of the task", _exposure_tables, {}),
-    TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, {}),
+    TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}, _TAGS),
+    TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
+    TableKind("bodies", "violations by kind of body", _body_tables, remedy=_TAGS),
+    TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables),
+    TableKind("beyond", "time in violation, phases of the task", _exposure_tables),
+    TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, remedy=_LABELS),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
@@ -223,7 +231,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; without names all that the runs allow.
 
     `which` are names of kinds, or the paper's numbers; repeated ones count once. Every table bears the warnings of its
-    cells and the remarks of `inputs`, and a mark in every row if applicability was off.
+    cells and the remarks of `inputs`, and says if applicability was off.
 
     Raises:
         RunError: a table is unknown, these runs do not allow this table or any, or a policy has results of the same
@@ -235,16 +243,16 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         built = [item for kind in KINDS for item in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
+    ablated = [ABLATED] if inputs.is_ablation else []
     tables = [
-        replace(table, remarks=(*table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
+        replace(table, remarks=(*ablated, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no suite"
         remedy = f"It has rows in {PUBLISHED_TABLES}, of its suites of LIBERO and RoboCasa."
         raise RunError(f"the paper prints nothing for these tables of {suites}", remedy=remedy)
-    numbered = _number_duplicates(tables)
-    return [_mark_ablation(table) if inputs.is_ablation else table for table in numbered]
+    return list(_number_duplicates(tables))
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[Summary]) -> tuple[str, ...]:
@@ -262,33 +270,15 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
         yield replace(table, name=f"{table.name}-{occurrence}") if occurrence > 1 else table
 
 
-def _mark_ablation(table: Table) -> Table:
-    rows = tuple((row[0], Cell("off", emphasis="bad"), *row[1:]) for row in table.rows)
-    columns = (table.columns[0], text_column("Applicability"), *table.columns[1:])
-    return replace(table, columns=columns, rows=rows, notes=(ABLATED, *table.notes))
-
-
 def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Summary]]]:
     """Return the tables of the kind with this name or number of the paper, at least one, else raise `RunError`."""
     for kind in KINDS:
         if name == kind.name or name in kind.numbers:
-            built = list(kind.build(inputs, kind.numbers.get(name)))
+            host = kind.numbers.get(name)
+            built = list(kind.build(inputs, host))
             if not built:
-                raise RunError(f"these runs allow no table {name!r}", remedy=_unavailable_remedy(inputs, kind, name))
+                problem = f"these runs allow no table {name!r}{f' of {HOST_TITLES[host]}' if host else ''}"
+                raise RunError(problem, remedy=kind.remedy)
             return built
     kind_names = ", ".join(f"{kind.name} ({', '.join(kind.numbers)})" if kind.numbers else kind.name for kind in KINDS)
     raise RunError(f"there is no table {name!r}", remedy=_ELSEWHERE.get(name, f"There are: {kind_names}."))
-
-
-def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
-    suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
-    if kind.name == "auxiliary":
-        return "Say which policies are auxiliary: --auxiliary POLICY."
-    if kind.name == "agree":
-        return "No record has costs of its simulator's own; see docs/own-records.md."
-    if kind.name in ("active", "applicability", "bodies"):
-        return "Judge with applicability on."
-    host = HOST_TITLES.get(kind.numbers.get(name) or "", "")
-    if not host or len(inputs.auxiliary_cells) == len(inputs.cells) > 0:
-        return "Name sources with episodes of policies that are not auxiliary."
-    return f"Table {name} is about {host}; there is {suites}. `--which {kind.name}` takes what there is."

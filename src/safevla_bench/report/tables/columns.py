@@ -28,6 +28,8 @@ MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites
 BEST_NOTE = "Bold: the best of a column"
 LARGEST_NOTE = f"{LARGEST}: the largest SBU of a column."
 WILSON = "Below each value its 95 % interval (Wilson)."
+_INTERVAL_NOTES = ("Below each ", "Intervals ")
+"""The beginnings of all notes on intervals."""
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
@@ -58,8 +60,8 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, _own_n(rate.n, n))
 
 
-def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a mean with 3 decimals and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
+def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
+    """Return a mean and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
 
     A mean of one episode, or without an interval, says how few episodes there are instead. `n` is as in `rate_cell`.
     """
@@ -68,8 +70,8 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
     of = _own_n(mean.n, n)
     if mean.ci is None or mean.n == 1:
         few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
-        return replace(Cell.number(mean.value, 3), detail=few, of=of)
-    return Cell.estimate(mean.value, mean.ci, 3, of=of)
+        return replace(Cell.number(mean.value, digits), detail=few, of=of)
+    return Cell.estimate(mean.value, mean.ci, digits, of=of)
 
 
 def _own_n(own: int, n: int | None) -> int | None:
@@ -180,12 +182,12 @@ def drop_intervals(table: Table) -> Table:
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
-    interval_notes = (INTERVALS, PAPER_INTERVALS, MEAN_INTERVALS, WILSON)
-    return replace(table, rows=rows, notes=tuple(note for note in table.notes if note not in interval_notes))
+    notes = tuple(note for note in table.notes if not note.startswith(_INTERVAL_NOTES))
+    return replace(table, rows=rows, notes=notes)
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with the named columns, in the order of the names, and without notes that no longer apply.
+    """Return the table with the named columns, in the order of the names.
 
     A name is that of a column, of its group, or both; case and percent signs do not matter, and unknown names are
     skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
@@ -217,17 +219,8 @@ def drop_empty_columns(table: Table) -> Table:
 
 
 def _keep_columns(table: Table, places: Sequence[int]) -> Table:
-    """Return the table with the columns at these places, without notes on what these no longer hold."""
     rows = tuple(tuple(row[k] for k in places) for row in table.rows)
-    shown = [cell for row in rows for cell in row]
-    applies = {
-        LARGEST_NOTE: any(cell.mark for cell in shown),
-        f"{NO_VALUE} ": any(cell.text == NO_VALUE for cell in shown),
-        BEST_NOTE: any(cell.emphasis == "best" for cell in shown),
-    }
-    gone = tuple(note for note in applies if not applies[note])
-    notes = tuple(note for note in table.notes if not note.startswith(gone))
-    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows, notes=notes)
+    return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows)
 
 
 def has_column(table: Table, name: str) -> bool:

@@ -1,20 +1,19 @@
-"""Tables of a comparison: each policy's value, the differences, and what changes of suites do."""
+"""Tables of a comparison: the differences with their tests, and what changes of suites do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
-from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Difference, MarginVerdict, least_tasks
+from safevla_bench.compare.comparison import Comparison, MetricComparison, SuiteComparison
+from safevla_bench.compare.difference import Difference, MarginVerdict, least_tasks
 from safevla_bench.compare.perturbation import CONTROL, MEASURED, Change, ChangeReport
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.action_statistics import ActionChanges
-from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Metric
+from safevla_bench.judging.rates import METRICS, UNSAFE_SUCCESS, Metric
 from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 PRIMARY = "‡"
@@ -32,43 +31,15 @@ _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The standing of a policy, or the difference of two, in one metric of one scope."""
+    """The difference of two policies in one metric of one scope."""
 
     scope: SuiteComparison
     compared: MetricComparison
-    of: PolicyStanding | Difference
+    of: Difference
 
     @property
     def metric(self) -> Metric:
         return METRICS[self.compared.metric]
-
-
-_SCOPE = (
-    text_column("Suite", lambda row: _scope_name(row.scope)),
-    text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
-)
-
-
-def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table:
-    """Return the table of each policy's value, a row per suite, metric and policy, with the intervals by episode and by
-    task.
-
-    With more than two policies a last column has the letters that equal policies share. `remarks` are added to the
-    notes.
-    """
-    level = format_level(comparison)
-    columns = (
-        *_SCOPE,
-        text_column("Policy", lambda row: row.of.policy),
-        Column("n", value=lambda row: row.of.n),
-        Column("Value", value=lambda row: value_cell(row.metric, row.of.value)),
-        Column(level, "interval over episodes", lambda row: format_ends(row.metric, row.of.ci)),
-        Column("by task", f"{level} interval over whole tasks", lambda row: format_ends(row.metric, row.of.ci_by_task)),
-        text_column("Letters", lambda row: row.of.letters) if len(comparison.policies) > 2 else None,
-    )
-    rows = [_Row(*place, standing) for place in _scoped_metrics(comparison) for standing in place[1].standings]
-    notes = (*_standing_notes(comparison), *remarks)
-    return tabulate(_comparison_title(comparison), rows, columns, notes=notes)
 
 
 def difference_table(comparison: Comparison) -> Table:
@@ -78,23 +49,19 @@ def difference_table(comparison: Comparison) -> Table:
     equivalence where a margin was asked for.
     """
     several = len(comparison.policies) > 2
-    names = (text_column("A", lambda row: row.of.first), text_column("B", lambda row: row.of.second))
-    adjusted = Column(
-        "p, adj.",
-        "the p-value that decides, adjusted for the pairs of policies",
-        lambda row: _pvalue_cell(row.of.p_adjusted),
-    )
     size, here, by_task = difference_columns(format_level(comparison))
     columns = (
-        *_SCOPE,
-        *(names if several else ()),
+        text_column("Suite", lambda row: _scope_name(row.scope)),
+        text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
+        text_column("A", lambda row: row.of.first) if several else None,
+        text_column("B", lambda row: row.of.second) if several else None,
         size,
         here,
         Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
         by_task,
         Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
         _COUNTS if comparison.paired else None,
-        adjusted if several else None,
+        _ADJUSTED if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
         None
         if comparison.margin is None
@@ -119,12 +86,16 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
 
 
 def _counts_text(row: _Row) -> str:
-    assert isinstance(row.of, Difference)
     counts = (row.of.only_first, row.of.only_second)
     return NO_VALUE if None in counts else f"{counts[0]}:{counts[1]}"
 
 
 _COUNTS = Column("only A:B", "pairs that only A has, and only B", _counts_text)
+_ADJUSTED = Column(
+    "p, adj.",
+    "the p-value that decides, adjusted for the pairs of policies",
+    lambda row: _pvalue_cell(row.of.p_adjusted),
+)
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
@@ -146,17 +117,6 @@ def _margin_text(comparison: Comparison) -> str:
 def format_level(comparison: Comparison) -> str:
     """Return the confidence of a comparison in percent."""
     return f"{format_compact(100 * comparison.confidence)} %"
-
-
-def _comparison_title(comparison: Comparison) -> str:
-    mark = ", across physics versions" if comparison.across_versions else ""
-    if not comparison.paired:
-        return f"{len(comparison.policies)} policies on independent episodes{mark}"
-    pooled = comparison.scopes[-1]
-    what = "initial states" if comparison.across_seeds else "episodes"
-    whose = "left out" if len(comparison.policies) == 2 else "lost by some"
-    left_out = f" ({pooled.left_out} {whose})" if pooled.left_out else ""
-    return f"{len(comparison.policies)} policies on the same {pooled.pairs} {what}{left_out}{mark}"
 
 
 def _pvalue_cell(value: float | None) -> Cell:
@@ -185,47 +145,20 @@ def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = 
     return Cell(f"{side} {metric.praise}{', exploratory' if exploratory else ''}", emphasis="total")
 
 
-def _standing_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the table of values: how intervals and letters are made, and where tasks are few."""
-    over = "" if comparison.paired else " Each task that all policies ran weighs the same."
-    rates = "Wilson" if comparison.paired else "by the spread within tasks"
-    few = ""
-    if any(scope.tasks < LEAST_RESAMPLED_TASKS for scope in comparison.scopes):
-        few = f", a dash below {LEAST_RESAMPLED_TASKS} tasks, of which it would be too narrow"
-    yield (
-        f"Intervals: {rates} for rates, one that holds for any values for VSI; by task: whole tasks resampled within "
-        f"their suites{few}.{over}"
-    )
+def _difference_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield the notes below the differences: metrics, verdicts, tests, unknown episodes, and warnings."""
     if any(metric.metric == UNSAFE_SUCCESS.key for _, metric in _scoped_metrics(comparison)):
         both = comparison.paired and len(comparison.policies) == 2
         where = "pairs in which both succeeded" if both else "successes"
         yield f"Clean: success without a violation. P[U|S]: over {where}."
-    if len(comparison.policies) > 2:
-        yield "Policies that share a letter cannot be told apart with these episodes; that does not make them equal."
-        yield "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
-        if any(metric.metric == SBU.key for _, metric in _scoped_metrics(comparison)):
-            yield "SBU has letters beside SR only, and for policies that succeed: who never succeeds has no SBU."
-
-
-def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the differences: identical pairs, verdicts, tests, unknown episodes, and warnings."""
-    for first, second in comparison.identical:
-        pairs = comparison.scopes[-1].pairs
-        yield f"{first} and {second} are identical on all {pairs} pairs: success, safety and severity."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    if any(
-        ends is not None and p is not None and 0 in ends and is_significant(p, comparison.confidence)
-        for item in _all_differences(comparison)
-        for ends, p in ((item.ci, item.p_value), (item.ci_by_task, item.p_by_task))
-    ):
-        yield "An interval that ends at 0 beside a p below the level excludes 0."
-    by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
-    yield f"Tests: {test_names}{by_task}. Rates in points."
+    yield "An interval that ends at 0 beside a p below the level excludes 0."
+    yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
     yield from _extreme_notes(comparison)
     yield from intervention_notes(comparison)
     yield from comparison.warnings
@@ -251,20 +184,13 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
-    if comparison.sequential:
-        yield (
-            f"Told apart: p at most {level}{adjusted}. It holds however often you look, for these tasks only. "
-            "Look after whole rounds, with as many episodes of every task."
-        )
-        return
     which = "p by task" if max(tasks) > 1 else "p"
     one_task = "; with one task, p" if 1 in tasks and max(tasks) > 1 else ""
     yield (
         f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
         "makes wrong verdicts likelier; eval --until allows it."
     )
-    if any(item.tasks_needed for item in _all_differences(comparison)):
-        yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
+    yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
     if comparison.margin is not None:
         margin = format_compact(100 * comparison.margin)
         yield (
@@ -283,15 +209,13 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
             f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
             "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
         )
-    for scope, metric in _scoped_metrics(comparison):
-        for difference in metric.differences if metric.primary else ():
-            if difference.extremes is None:
-                continue
-            low, high = (format_fixed(100 * end, 1) for end in difference.extremes)
-            name = METRICS[metric.metric].label
+    primary = [item for _, metric in _scoped_metrics(comparison) if metric.primary for item in metric.differences]
+    for item in primary:
+        if item.extremes is not None:
+            low, high = (format_fixed(100 * end, 1) for end in item.extremes)
             yield (
-                f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
-                "crashed or has no verdict were the worst, or the best, for one side."
+                f"{item.first} − {item.second}, the primary difference: {low} to {high} if all that crashed or has no "
+                "verdict were the worst, or the best, for one side."
             )
 
 
@@ -354,5 +278,6 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 
 def _difference_cell(row: Change, metric: Metric) -> Cell:
     item = row.differences[metric.key]
-    detail = format_ends(metric, item.ci) if item.ci else ""
-    return value_cell(metric, item.difference, "no pair has a value of both", detail)
+    if item.difference is None or item.ci is None:
+        return value_cell(metric, item.difference, "no pair has a value of both")
+    return Cell.estimate(item.difference, item.ci, metric.digits, metric.scale)

@@ -12,8 +12,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
-from safevla_bench.compare.decisions import Candidate, Selection
-from safevla_bench.compare.difference import Difference
+from safevla_bench.compare.decisions import Selection
+from safevla_bench.compare.difference import Difference, MarginVerdict
 from safevla_bench.compare.perturbation import Intervention
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
@@ -44,14 +44,15 @@ def describe_comparison(comparison: Comparison) -> str:
 
     Without a metric that is known over all suites, of the first suite that has one.
     """
-    scope, compared = _primary(comparison)
+    scope = _lead_scope(comparison)
+    compared = _lead_metric(scope)
     names = shorten_names(comparison.policies)
     items = [_rename(item, names) for item in compared.differences]
     metric = METRICS[compared.metric]
     if len(items) == 1:
         verdicts = _pair_sentences(items[0], metric, comparison)
     else:
-        verdicts = _several_sentences(items, compared, comparison)
+        verdicts = _several_sentences(items, metric, len(comparison.policies))
     effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
     sentences = [*verdicts, *_caveats(items, metric, comparison), *effects]
     if not compared.primary:
@@ -69,10 +70,13 @@ def _describe_intervention(item: Intervention, name: str) -> str:
     )
 
 
-def _primary(comparison: Comparison) -> tuple[SuiteComparison, MetricComparison]:
-    """Return the primary metric and its scope; if none is known over all suites, the first of the first suite."""
-    scope = next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
-    return scope, next((compared for compared in scope.metrics if compared.primary), scope.metrics[0])
+def _lead_scope(comparison: Comparison) -> SuiteComparison:
+    """Return the scope of all suites; if no metric is known there, the first suite that has one."""
+    return next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
+
+
+def _lead_metric(scope: SuiteComparison) -> MetricComparison:
+    return next((compared for compared in scope.metrics if compared.metric == SAFETY.key), scope.metrics[0])
 
 
 def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
@@ -101,7 +105,7 @@ def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) ->
     else:
         whose = f"{item.first} and {item.second}"
         yield f"No difference in {metric.label} is established between {whose}: {size(item.ci, is_open=True)}."
-        yield from _few_task_sentence([item], 1)
+        yield from _few_task_sentence([item])
 
 
 def _evidence_here(item: Difference, comparison: Comparison) -> Evidence:
@@ -157,14 +161,10 @@ def _describe_gap(item: Difference, metric: Metric) -> str:
     return f"{metric.label} of {item.first} and {item.second} cannot be compared: {item.test.removeprefix('none: ')}."
 
 
-def _few_task_sentence(items: Sequence[Difference], count: int) -> Iterator[str]:
-    """Yield which of `count` pairs of policies have too few tasks."""
-    few = [item for item in items if item.tasks_needed]
-    if few:
-        tasks = sorted({item.tasks for item in few})
-        present = str(tasks[0]) if len(tasks) == 1 else f"{tasks[0]} to {tasks[-1]}"
-        whose = "" if len(few) == count else f" of {_name_pairs(few)}"
-        yield f"{_LIKE_THESE.capitalize()} it takes {few[0].tasks_needed} tasks; there are {present}{whose}."
+def _few_task_sentence(items: Sequence[Difference]) -> Iterator[str]:
+    if few := [item for item in items if item.tasks_needed]:
+        most = max(item.tasks for item in few)
+        yield f"{_LIKE_THESE.capitalize()} it takes {few[0].tasks_needed} tasks; there are {most}."
 
 
 def _order(item: Difference, metric: Metric) -> tuple[str, str]:
@@ -225,31 +225,23 @@ def _format_p(value: float | None) -> str:
 # Several policies, and what holds for two as well
 
 
-def _several_sentences(
-    items: Sequence[Difference], compared: MetricComparison, comparison: Comparison
-) -> Iterator[str]:
-    metric = METRICS[compared.metric]
-    established: dict[str, list[Difference]] = {}
-    for item in items:
-        if item.better:
-            established.setdefault(_LIKE_THESE if item.is_by_task else _where_here(item), []).append(item)
+def _several_sentences(items: Sequence[Difference], metric: Metric, policies: int) -> Iterator[str]:
+    established = [item for item in items if item.better]
     if not established:
-        yield f"No two of {len(comparison.policies)} policies are shown to differ in {metric.label}."
-    for where, group in established.items():
-        if len(group) > _MOST_NAMED:
-            letters = "; see the letters" if _has_letters(compared) else ""
-            yield f"{len(group)} of {len(items)} pairs of policies differ in {metric.label}, {where}{letters}."
-        else:
-            yield f"Established {where}: {', '.join(_claim(item, metric) for item in group)}."
+        yield f"No two of {policies} policies are shown to differ in {metric.label}."
+    elif len(established) > _MOST_NAMED:
+        yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label}."
+    else:
+        yield f"Established: {'; '.join(f'{_claim(item, metric)} {_where_decided(item)}' for item in established)}."
     if undecided := [item for item in items if item.undecided]:
         yield f"Undecided: {_name_pairs(undecided)}; {_doubt(undecided)}."
-    yield from _few_task_sentence(items, len(items))
-    gaps = [item for item in items if item.difference is None]
-    yield from (
-        [_describe_gap(item, metric) for item in gaps]
-        if len(gaps) <= _MOST_NAMED
-        else [f"{_name_pairs(gaps)} cannot be compared in {metric.label}."]
-    )
+    yield from _few_task_sentence(items)
+    if gaps := [item for item in items if item.difference is None]:
+        yield f"Not compared in {metric.label}: {_name_pairs(gaps)}."
+
+
+def _where_decided(item: Difference) -> str:
+    return _LIKE_THESE if item.is_by_task else _where_here(item)
 
 
 def _name_pairs(items: Sequence[Difference]) -> str:
@@ -269,52 +261,58 @@ def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison
         yield from _margin_sentences(items, f"{points} {'points' if metric.unit else f'hundredths of {metric.label}'}")
 
 
+_MARGINS: Mapping[MarginVerdict, str] = {
+    "equivalent": "{first} and {second} are equivalent: neither is worse by {margin}.",
+    "first not worse": "{first} is not worse than {second} by {margin}.",
+    "second not worse": "{second} is not worse than {first} by {margin}.",
+    "open": "Whether {first} or {second} is worse by {margin} is open.",
+}
+
+
 def _margin_sentences(items: Sequence[Difference], margin: str) -> Iterator[str]:
-    shown = [
-        f"{item.first} and {item.second} are equivalent: neither is worse by {margin}."
-        if item.margin == "equivalent"
-        else f"{' is not worse than '.join(_order_by_margin(item))} by {margin}."
-        for item in items
-        if item.margin not in (None, "open")
-    ]
-    too_many = f"{len(shown)} of {len(items)} pairs of policies have a verdict on the margin of {margin}: see --full."
-    yield from shown if len(shown) <= _MOST_NAMED else [too_many]
-    if still_open := [item for item in items if item.margin == "open"]:
-        whose = f" for {_name_pairs(still_open)}" if len(items) > 1 else ""
-        yield f"Whether one is worse by {margin} is open{whose}."
-
-
-def _order_by_margin(item: Difference) -> tuple[str, str]:
-    return (item.first, item.second) if item.margin == "first not worse" else (item.second, item.first)
+    for item in items[:_MOST_NAMED]:
+        if item.margin:
+            yield _MARGINS[item.margin].format(first=item.first, second=item.second, margin=margin)
+    if len(items) > _MOST_NAMED:
+        yield f"Further pairs of policies beside the margin of {margin}: --full."
 
 
 # The block
 
 
+def scope_tables(comparison: Comparison) -> list[Table]:
+    """Return a block in all metrics for each suite, and last for all pooled."""
+    return [_scope_table(comparison, scope, scope.metrics) for scope in comparison.scopes if scope.metrics]
+
+
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     """Return the block below the sentence, over all suites: Safety, SR, clean success and VSI, with the verdicts.
 
-    Two policies stand side by side, a row for each metric; several in a row each, with their letters. Without a metric
-    that is known over all suites, of the first suite that has one.
+    Without a metric that is known over all suites, of the first suite that has one.
     """
-    scope, primary = _primary(comparison)
+    scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
-    title, notes = _title(comparison, scope), (_level_note(comparison, primary, len(scope.metrics)), *notes)
+    level = _level_note(comparison, _lead_metric(scope), len(scope.metrics))
+    return _scope_table(comparison, scope, compared, (level, *notes))
+
+
+def _scope_table(
+    comparison: Comparison, scope: SuiteComparison, compared: Sequence[MetricComparison], notes: Sequence[str] = ()
+) -> Table:
+    """Return two policies side by side, a row for each metric; several in a row each, with letters of the first one."""
+    title, lead = _title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
         return tabulate(title, compared, _pair_columns(comparison), notes=notes)
-    has_letters = _has_letters(primary)
+    has_letters = any(standing.letters for standing in lead.standings)
     columns = (
         text_column("Policy", lambda policy: policy),
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
-        text_column("Letters", lambda policy: _find_standing(primary, policy).letters) if has_letters else None,
+        text_column("Letters", lambda policy: _find_standing(lead, policy).letters) if has_letters else None,
     )
-    shared = "Policies that share a letter are not shown to differ." if has_letters else ""
-    return tabulate(title, comparison.policies, columns, notes=(*notes, shared))
-
-
-def _has_letters(compared: MetricComparison) -> bool:
-    return any(standing.letters for standing in compared.standings)
+    shared = f"Policies that share a letter are not shown to differ in {METRICS[lead.metric].label}."
+    picked = "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
+    return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_letters else "", picked))
 
 
 def _level_note(comparison: Comparison, primary: MetricComparison, count: int) -> str:
@@ -338,7 +336,7 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 def _title(comparison: Comparison, scope: SuiteComparison) -> str:
     suites = len(comparison.scopes) - 1
-    where = f"{suites} suites" if scope.suite is None else "one suite" if not suites else f"{scope.suite} alone"
+    where = f"{suites} suites" if scope.suite is None else scope.suite
     mark = ", across physics versions" if comparison.across_versions else ""
     return f"{_count_scope_pairs(comparison, scope)} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
 
@@ -409,28 +407,12 @@ def _sentences(selection: Selection) -> Iterator[str]:
         return
     facts = "; ".join(filter(None, (_with_interval(metric, first.value), conditions)))
     yield f"Take {shorten_name(first.policy)}: {facts}."
-    for rival in _better_but_unmet(selection):
-        name, value = shorten_name(rival.policy), _with_interval(metric, rival.value)
-        unmet = "; ".join(_describe_condition(row) for row in rival.conditions if row.verdict != "passed")
-        yield f"{name} has more ({value}) and is passed over, though not excluded: {unmet}."
     if selection.comparison:
         yield describe_comparison(selection.comparison)
     elif selection.unpaired:
         yield f"The runner-up cannot be compared: {selection.unpaired}."
     else:
         yield "There is no runner-up: no other estimate satisfies what was asked."
-
-
-def _better_but_unmet(selection: Selection) -> list[Candidate]:
-    """Return the policies with a greater estimate whose conditions fail by estimates, but not by whole intervals."""
-    most = selection.candidates[0].value.value or 0.0
-    return [
-        candidate
-        for candidate in selection.candidates
-        if not candidate.is_met
-        and (candidate.value.value or 0.0) > most
-        and all(row.verdict != "failed" for row in candidate.conditions)
-    ]
 
 
 def _with_interval(metric: Metric, row: GateOutcome) -> str:
@@ -494,5 +476,4 @@ def _condition_columns(k: int, gate: Gate) -> tuple[Column, Column]:
 def _value_cell(row: GateOutcome, metric: Metric) -> Cell:
     if row.value is None or row.ci is None:
         return Cell(NO_VALUE)
-    ends = format_interval(*row.ci, metric.digits, metric.scale)
-    return Cell(f"{metric.format(row.value)} ({ends})", metric.scale * row.value)
+    return Cell.estimate(row.value, row.ci, metric.digits, metric.scale)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
-from safevla_bench.judging.scores import NO_VERDICT, EpisodeScore, SpecColumn
+from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.episode_list import EpisodeListRow
-from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell, spec_amount
+from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell
 from safevla_bench.report.tables.explain import format_kinds
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.signals.signal import SIGNALS
@@ -126,38 +127,15 @@ def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> T
     return tabulate("Not judged", unjudged, columns)
 
 
-def scored_clause_table(row: EpisodeScore, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of the judged specifications of a row of scores.json, violated ones first, deepest first."""
-    judged = [spec for spec in specs if spec.is_scored and spec.spec_id in row.active_specs]
-    judged = [spec for spec in judged if spec.spec_id not in row.vacuous_specs]
-    judged.sort(key=lambda spec: -(row.depth.get(spec.spec_id) or 0.0))
-    return tabulate(
-        "Judged",
-        judged,
-        (
-            text_column("Specification", lambda spec: spec.spec_id),
-            text_column("Verdict", lambda spec: "BROKEN" if spec.spec_id in row.violated_specs else "kept"),
-            Column("Worst", value=lambda spec: spec_amount(spec, row.extreme.get(spec.spec_id))),
-            Column("Threshold", value=lambda spec: spec_amount(spec, spec.threshold)),
-            Column("Margin", value=lambda spec: spec_amount(spec, row.robustness.get(spec.spec_id))),
-            Column("Depth", value=lambda spec: Cell.number(row.depth.get(spec.spec_id), 3)),
-        ),
-    )
-
-
 def format_margin(spec_trace: SpecTrace) -> str:
     """Return the robustness of a specification with its unit; a dash where a Boolean signal decided its violation."""
     spec = spec_trace.spec
-    return format_amount(None if spec_trace.cause else spec_trace.rho, spec.unit, spec.threshold)
+    return format_amount(None if spec_trace.rho == -inf else spec_trace.rho, spec.unit, spec.threshold)
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
-    """Return which part of the formula decided a violation without a margin, and when; empty for any other verdict."""
-    if spec_trace.cause is None:
-        return ""
-    step = spec_trace.cause.step
-    when = f"{format_fixed(step * spec_trace.dt_s, 2)} s (step {step})"
-    return f"{spec_trace.cause.formula} is false at {when}: a Boolean signal, so there is no margin"
+    """Return that a Boolean signal decided a violation; empty for any other verdict."""
+    return "a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
 
 
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
@@ -212,43 +190,30 @@ NOT_RECORDED = "not recorded"
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
 
-    A column of errors is there if an episode has no success recorded; such episodes are outside n. `source` ends the
-    title.
+    Episodes whose success is not recorded are errors, outside n. `source` ends the title.
     """
-    groups: dict[tuple[str, str | None], list[bool | None]] = {}
+    groups: dict[tuple[str, str], list[bool | None]] = {}
     for suite in dict.fromkeys(episode.suite for episode in results.episodes):
         for episode in (episode for episode in results.episodes if episode.suite == suite):
-            groups.setdefault((suite, None), []).append(episode.success)
-            groups.setdefault((suite, episode.task), []).append(episode.success)
-    rows = [_Results(*names, flags) for names, flags in groups.items()]
-    errors = Column("Errors", "outside n", lambda row: Cell.count(row.errors, "bad" if row.errors else ""))
+            for task in ("all", episode.task or NO_VALUE):
+                groups.setdefault((suite, task), []).append(episode.success)
     return tabulate(
         f"{results.kind}: {source}",
-        rows,
+        [(*names, _success_rate(flags), flags.count(None)) for names, flags in groups.items()],
         (
-            text_column("Suite", lambda row: row.suite),
-            text_column("Task", lambda row: Cell(row.task or "all", emphasis="" if row.task else "total")),
-            Column("n", value=lambda row: row.sr.n),
-            errors if any(row.errors for row in rows) else None,
-            Column(SR.heading, value=lambda row: rate_cell(row.sr, "no episode")),
+            text_column("Suite", lambda row: row[0]),
+            text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
+            Column("n", value=lambda row: row[2].n),
+            Column("Errors", "outside n", lambda row: Cell.fault(row[3])),
+            Column(SR.heading, value=lambda row: rate_cell(row[2], "no episode")),
             *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
         ),
         notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),
     )
 
 
-class _Results(NamedTuple):
-    suite: str
-    task: str | None
-    successes: Sequence[bool | None]
-
-    @property
-    def errors(self) -> int:
-        return self.successes.count(None)
-
-    @property
-    def sr(self) -> Rate:
-        return Rate.of(self.successes.count(True), len(self.successes) - self.errors)
+def _success_rate(flags: Sequence[bool | None]) -> Rate:
+    return Rate.of(flags.count(True), len(flags) - flags.count(None))
 
 
 _Replay = Mapping[str, Any]
@@ -268,9 +233,7 @@ def replay_table(batch: Batch) -> Table | None:
             text_column("Recorded as", lambda row: str(row[1]["episode"])),
             text_column("Outcome", lambda row: _outcome_cell(row[0].outcome_label, row[1])),
             Column("States", "how many were compared", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
-            Column("Position", "largest divergence of a body or slider", lambda row: _largest_cell(row[1], "m")),
-            Column("Rotation", "largest divergence of a body or hinge", lambda row: _largest_cell(row[1], "rad")),
-            Column("From step", "the first beyond the tolerance", lambda row: _first_cell(row[1])),
+            Column("Diverges by", "at most, and which body or joint", lambda row: _largest_cell(row[1])),
             text_column("Verdict", lambda row: _about_cell(row[2]), "what a verdict on this episode is about"),
         ),
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
@@ -299,21 +262,11 @@ def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
     return Cell(outcome, detail=f"recorded: {'success' if recorded else 'no success'}", emphasis="bad")
 
 
-def _largest_cell(replay: _Replay, unit: str) -> Cell:
-    """Return the largest divergence of the coordinates in `unit`, in thousandths of it, with its coordinate's name."""
+def _largest_cell(replay: _Replay) -> Cell:
+    """Return the largest divergence of a position [mm], else of a rotation [mrad], with its coordinate's name."""
     if not replay.get("compared"):
         return Cell.dash(_NO_STATES)
-    if replay["exact"]:
-        return Cell("0", 0.0, "every bit")
-    largest = {name: item["max"] for name, item in replay["divergence"].items() if item["unit"] == unit}
-    if not largest:
-        return Cell.dash()
-    name = max(largest, key=largest.__getitem__)
-    return Cell(f"{format_significant(1000 * largest[name])} m{unit}", largest[name], name.rpartition(" ")[0])
-
-
-def _first_cell(replay: _Replay) -> Cell:
-    if not replay.get("compared"):
-        return Cell.dash(_NO_STATES)
-    steps = [item["first_step"] for item in replay["divergence"].values() if item["first_step"] is not None]
-    return Cell.count(min(steps), "bad") if steps else Cell.dash("never")
+    if replay["exact"] or not replay["divergence"]:
+        return Cell("0", 0.0, "every bit" if replay["exact"] else "")
+    name, item = max(replay["divergence"].items(), key=lambda pair: (pair[1]["unit"] == "m", pair[1]["max"]))
+    return Cell(f"{format_significant(1000 * item['max'])} m{item['unit']}", item["max"], name.rpartition(" ")[0])

@@ -1,18 +1,15 @@
-"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts.
-
-Bodies are counted by kind; a second table has the displacement that is left without the goal's receptacles.
-"""
+"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
-from safevla_bench.explain.bodies import BodyFindings, BodyViolation
+from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.exposure import (
     ANY_LIMIT,
     FAILED,
@@ -23,9 +20,8 @@ from safevla_bench.explain.exposure import (
     CellOnset,
     SpecOnset,
 )
-from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import SpecSummary, Summary
-from safevla_bench.judging.rates import SAFETY, SBU, VSI, Mean, Rate, interval_bounds
+from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.columns import (
     COUNT,
@@ -33,17 +29,13 @@ from safevla_bench.report.tables.columns import (
     POLICY,
     SUITE,
     WILSON,
-    describe_intervals,
     mean_cell,
     rate_cell,
 )
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, tabulate, text_column
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import (
     NO_VALUE,
     format_compact,
-    format_fixed,
-    format_interval,
-    format_percent,
     format_significant,
 )
 
@@ -58,18 +50,6 @@ class _Part:
 
 
 # The bodies behind violations
-
-
-_DISPLACEMENT = "non_target_max_disp"
-"""The canonical family of the scored clause of displacement."""
-
-
-def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
-    """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
-
-    `cells` are the summaries of the scores. A table without rows says so in a note.
-    """
-    return _kind_table(findings.violations, scores, cells), _receptacle_table(findings, scores, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +67,8 @@ class _KindRow:
         return len({violation.number for violation in self.violations})
 
 
-def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
+    """Return the table of the bodies of violations; without rows it says so. `cells` summarize the scores."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
@@ -102,11 +83,7 @@ def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequ
             text_column("Specification", lambda row: row.spec.spec_id),
             text_column("Kind of body", lambda row: format_kinds(row.kinds)),
             Column("Episodes", "that violate it with such a body", lambda row: Cell.count(row.episodes, "bad")),
-            Column(
-                "%",
-                "of the episodes that its rate is over",
-                lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
-            ),
+            Column("%", "of its episodes", lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n))),
             Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
             text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
         ),
@@ -118,15 +95,12 @@ def _kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequ
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
     """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
-    members = {
-        k
-        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True), start=1)
-        if key == (cell.policy, cell.suite) and scores.is_judged[k - 1]
-    }
     for spec in cell.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
-            if violation.spec_id == spec.spec_id and violation.number in members:
+            k = violation.number - 1
+            is_here = (scores.policy[k], scores.benchmark[k]) == (cell.policy, cell.suite) and scores.is_judged[k]
+            if is_here and violation.spec_id == spec.spec_id:
                 by_kind.setdefault(violation.kinds, []).append(violation)
         rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
         yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
@@ -139,138 +113,49 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
     worst = max(violations, key=lambda violation: violation.worst)
-    if worst.unit not in ("N", "m"):
-        return Cell("touched", worst.worst)
-    return Cell.amount(worst.worst, worst.unit)
+    return Cell.amount(worst.worst, worst.unit) if worst.unit in ("N", "m") else Cell("touched", worst.worst)
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{name} ({count})" for name, count in ranked[:3]]
-    unnamed_count = len(ranked) - len(named)
-    return ", ".join([*named, *([f"{unnamed_count} more"] if unnamed_count else [])])
+    return list_first([f"{name} ({count})" for name, count in ranked], most=3)
 
 
-def _receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of displacement, Safety, SBU and VSI as scored, and as if goal receptacles had not moved."""
-    clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
-    without = metrics.cells(findings.without_receptacles)
+# Time in violation, and phases of the task
+
+
+def exposure_tables(cells: Sequence[CellExposure]) -> tuple[Table, Table]:
+    """Return the tables of time in violation by limit, and by phase of the task."""
+    return _time_table(cells), _phase_table(cells)
+
+
+def _time_table(cells: Sequence[CellExposure]) -> Table:
+    """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
     rows = [
-        _Part(cell.policy, cell.suite, (cell, other, k))
-        for cell, other in zip(cells, without, strict=True)
-        for k in clauses
-        if cell.specs[k].active
+        _Part(cell.policy, cell.suite, (name, mean, first_s))
+        for cell in cells
+        for name, mean, first_s in (
+            (ANY_LIMIT, cell.violation_s, cell.first_s),
+            *((spec.spec_id, spec.violation_s, spec.first_s) for spec in cell.specs if spec.first_s is not None),
+        )
     ]
-    note = (
-        "Without: as if every goal receptacle (a plate, a basket, what the goal puts an object in or on) had stayed "
-        "where it was. Forces on it still count. This is a reading beside the scores, and no score."
-    )
     return tabulate(
-        "Displacement with and without the goal's receptacles",
+        "Time in violation",
         rows,
         (
             POLICY,
             SUITE,
-            *_compared_columns("Displaced %", lambda cell, k: rate_cell(cell.specs[k].violations)),
-            *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
-            *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
-            *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
-        ),
-        name="receptacles",
-        notes=[describe_intervals(cells), note] if rows else ["No cell judges displacement."],
-        dash=DASH,
-    )
-
-
-def _compared_columns(group: str, make_cell: Callable[[Summary, int], Cell]) -> tuple[Column, Column]:
-    def compared(place: int) -> Callable[[_Part], Cell]:
-        return lambda row: make_cell(row.of[place], row.of[2])
-
-    all_bodies = Column("all", "as scored", compared(0), group)
-    return all_bodies, Column("without", "without goal receptacles", compared(1), group)
-
-
-# Time in violation, impulse, and phases of the task
-
-
-_WHERE_IT_APPLIES = "of those where it applies"
-
-
-def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
-    """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order.
-
-    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
-    """
-    return _cell_exposure_table(cells, force_threshold_n), _spec_exposure_table(cells), _phase_table(cells)
-
-
-def _cell_exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    threshold = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
-    return tabulate(
-        "Beyond the four numbers",
-        cells,
-        (
-            POLICY,
-            SUITE,
-            Column("n", "episodes counted", lambda row: row.n),
-            Column("In violation", "seconds an episode, of any limit", lambda row: _seconds(row.violation_s, row.n)),
-            Column(
-                f"Above {threshold}",
-                "seconds an episode with a contact above",
-                lambda row: _seconds(row.above_force_s, row.n),
-            ),
-            Column(
-                "Impulse there",
-                "N s an episode, of the contacts above",
-                lambda row: _seconds(row.above_impulse_ns, row.n),
-            ),
-            Column(
-                "First violation",
-                "seconds, median of unsafe episodes",
-                lambda row: Cell.number(row.first_s, 2, "none unsafe"),
-            ),
-            Column("Unsafe successes", "of all successes", lambda row: _fraction(row.unsafe_successes, "no success")),
-            Column("Unsafe failures", "of all failures", lambda row: _fraction(row.unsafe_failures, "no failure")),
+            text_column("Limit", lambda row: row.of[0]),
+            Column("n", "episodes judged by it", lambda row: row.of[1].n),
+            Column("In violation", "seconds an episode", lambda row: mean_cell(row.of[1], "no episode", digits=2)),
+            Column("First violation", "seconds, median", lambda row: Cell.number(row.of[2], 2, "none unsafe")),
         ),
         notes=(
-            "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
-            "impulse is that of whole control steps, not only what exceeds the threshold.",
+            "A record counts as one control step. What was pushed away stays in violation until it is put back.",
             "Below each mean its 95 % interval, percentile bootstrap of episodes.",
         ),
         name="exposure",
-    )
-
-
-def _spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a table with a row per cell and specification that some episode of the cell violated.
-
-    Without any, no rows and a note that says so.
-    """
-    parts = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs]
-    rows = [part for part in parts if part.of.in_successes.count + part.of.in_failures.count]
-    return tabulate(
-        "Violations in time, and in successes and failures apart",
-        rows,
-        (
-            POLICY,
-            SUITE,
-            text_column("Specification", lambda row: row.of.spec_id),
-            Column(
-                "In violation",
-                "seconds an episode in which it was judged",
-                lambda row: _seconds(row.of.violation_s, row.of.violation_s.n),
-            ),
-            Column(
-                "First violation",
-                "seconds, median of those that violate it",
-                lambda row: Cell.number(row.of.first_s, 2),
-            ),
-            Column("in successes", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_successes, "no success")),
-            Column("in failures", _WHERE_IT_APPLIES, lambda row: _fraction(row.of.in_failures, "no failure")),
-        ),
-        notes=() if rows else ("No specification was violated.",),
-        name="exposure-specs",
     )
 
 
@@ -286,15 +171,9 @@ def _phase_table(cells: Sequence[CellExposure]) -> Table:
             SUITE,
             text_column("Phase", lambda row: row.of.phase),
             Column("Time", "seconds, all episodes", lambda row: Cell.number(row.of.total_s, 1)),
-            Column(
-                "In violation",
-                "seconds of any limit",
-                lambda row: Cell.number(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s)),
-            ),
+            Column("In violation", "seconds of any limit", lambda row: Cell.number(row.of.violation_s, 2)),
             Column("Share %", "of the time of the phase", lambda row: _time_share(row.of.violation_s, row.of.total_s)),
-            Column(
-                "Begin here", "episodes whose first violation lies in the phase", lambda row: row.of.first_violations
-            ),
+            Column("Begin here", "episodes that are first unsafe here", lambda row: row.of.first_violations),
         ),
         notes=(
             "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
@@ -303,25 +182,6 @@ def _phase_table(cells: Sequence[CellExposure]) -> Table:
         ),
         name="phases",
     )
-
-
-def _bad(number: float) -> Emphasis:
-    return "bad" if number else ""
-
-
-def _seconds(mean: Mean, n: int) -> Cell:
-    if mean.value is None:
-        return Cell.dash("not recorded" if n else "no episode")
-    interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
-    notes = ["one episode" if mean.n == 1 else interval, f"n = {mean.n}" if mean.n < n else ""]
-    return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
-
-
-def _fraction(rate: Rate, why_none: str) -> Cell:
-    if not rate.n:
-        return Cell.dash(why_none)
-    share = f"{format_percent(rate.count, rate.n)} %"
-    return Cell(f"{rate.count}/{rate.n}", rate.value, share, _bad(rate.count))
 
 
 def _time_share(violation_s: float, phase_s: float) -> Cell:
@@ -339,36 +199,26 @@ def onset_table(cells: Sequence[CellOnset]) -> Table:
     """Return a row for each cell and scored specification that was violated or nearly so, and for any of them."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
-    rows = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)]
-    is_cut = any(row.of.incidence.censored for row in rows)
+    near = f"kept by less than {format_compact(100 * NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
-        rows,
+        [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
         (
             POLICY,
             SUITE,
             text_column("Limit", lambda row: row.of.spec_id),
             Column("n", "episodes in which it applies", lambda row: row.of.incidence.n),
-            Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored))
-            if is_cut
-            else None,
-            *(
-                Column(f"by {format_compact(time)} s", group="Violated %", value=partial(_violated_cell, time=time))
-                for time in times
-            ),
-            Column("at the end", group="Violated %", value=partial(_violated_cell, time=end_s)),
-            Column("in success", group="Ended without %", value=partial(_ended_cell, end=SUCCEEDED)),
-            Column("in failure", group="Ended without %", value=partial(_ended_cell, end=FAILED)),
-            Column(
-                "Near misses %",
-                f"kept by less than {format_compact(100 * NEAR)} % of the limit",
-                lambda row: rate_cell(row.of.near_misses, "all cut short", n=row.of.incidence.n),
-            ),
+            Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
+            *(Column(f"by {format_compact(time)} s", "", _violated_by(time), "Violated %") for time in times),
+            Column("at the end", "", _violated_by(end_s), "Violated %"),
+            Column("in success", "", _ended_as(SUCCEEDED), "Ended without %"),
+            Column("in failure", "", _ended_as(FAILED), "Ended without %"),
+            Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         ),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
-            "success or in failure. Below each share its 95 % interval, at that time alone (Wilson).",
-            "Episodes cut short without a violation count until then, as if cut at random." if is_cut else "",
+            "success or in failure. Episodes cut short without a violation count until then, as if cut at random.",
+            "Below each share its 95 % interval, at that time alone (Wilson).",
         ),
         name="onset",
     )
@@ -378,15 +228,18 @@ def _is_shown(spec: SpecOnset) -> bool:
     return spec.spec_id == ANY_LIMIT or bool(spec.incidence.shares[VIOLATED][-1] or spec.near_misses.count)
 
 
-def _violated_cell(row: _Part, time: float) -> Cell:
-    incidence = row.of.incidence
-    k = incidence.at(time)
-    share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
-    return Cell.estimate(100 * share, (100 * low, 100 * high), 1)
+def _violated_by(time: float) -> Callable[[_Part], Cell]:
+    def violated_cell(row: _Part) -> Cell:
+        incidence = row.of.incidence
+        k = incidence.at(time)
+        share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
+        return Cell.estimate(share, (low, high), 1, 100)
+
+    return violated_cell
 
 
-def _ended_cell(row: _Part, end: int) -> Cell:
-    return Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
+def _ended_as(end: int) -> Callable[[_Part], Cell]:
+    return lambda row: Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
 
 
 # Others' labels
@@ -400,7 +253,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         (
             POLICY,
             SUITE,
-            text_column("Theirs", lambda row: row.label, "a cost of the simulator's own, above 0 at some step"),
+            text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
             text_column("Ours", lambda row: row.clause, "a violation of this clause"),
             COUNT,
             Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
@@ -414,8 +267,8 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         ),
         name="agree",
         notes=(
-            f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance"
-            "; below it its 95 % credible interval (Jeffreys), below the share Wilson's.",
+            f"Ours: {ANY_CLAUSE} = the verdict, unsafe by some clause. κ is 1 where both always agree, 0 as by chance.",
+            "Below each share its 95 % interval (Wilson), below κ the credible one (Jeffreys).",
             "A label is unknown where the record holds none, or ended early without a cost.",
         ),
         dash=f"{NO_VALUE} below κ: both call all episodes the same, so that chance alone agrees.",

@@ -96,16 +96,17 @@ def _describe_range(row: SafetyRange) -> str:
 
 
 def firmness_tables(file: PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return the tables of clauses, by suite if `full`, then of variations, and of the fragile episodes."""
+    """Return the tables of clauses, by suite if `full`, and of the fragile episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, measure_clauses(episodes, pooled=not full))
-    return [clauses, *([_variation_table(file, episodes)] if full else []), *_episode_tables(episodes, full=full)]
+    return [clauses, *_episode_tables(episodes, full=full)]
 
 
 def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[ClauseFirmness]) -> Table:
     """Return the table of clauses: verdicts compared, flipped and left, and the spread of robustness by its limit."""
     columns = {spec.spec_id: spec for spec in specs}
     missing = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
+    failed = sum(bool(row.obstacle) for row in file.replays)
     return tabulate(
         "Verdicts under varied physics",
         rows,
@@ -125,6 +126,7 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
             f"A replay leaves its path where hand or target is over {LEFT_PATH_M * 100:g} cm from its recorded place. "
             "Spread: within an episode, over its replays that never do. Robustness ρ is in the limit's unit.",
             missing,
+            f"In {count_noun(failed, 'replay')} the simulator could not go on." if failed else "",
         ),
         name="firmness",
     )
@@ -141,33 +143,6 @@ def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
 
 def _list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or NO_VALUE
-
-
-def _variation_table(file: PhysicsFile, episodes: Sequence[EpisodeFirmness]) -> Table:
-    verdicts = {
-        name: [episode.verdict(row) for episode in episodes for row in episode.varied if row.variation == name]
-        for name in file.offered
-    }
-    failed = {
-        name: sum(bool(row.obstacle) for row in file.replays if row.variation == name) for name in file.variations
-    }
-    return tabulate(
-        "Verdicts on episodes by variation",
-        list(verdicts),
-        (
-            text_column("Variation", lambda name: name),
-            text_column("Change", lambda name: _list_change(file.variations[name])),
-            Column("Same", value=lambda name: verdicts[name].count("same")),
-            Column("Flip", value=lambda name: verdicts[name].count("flips")),
-            Column("Left path", value=lambda name: verdicts[name].count("left")),
-            Column("Failed", "the simulator could not go on", lambda name: failed[name]),
-        ),
-        name="firmness-variations",
-    )
-
-
-def _list_change(change: Mapping[str, object]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in change.items())
 
 
 def _episode_tables(episodes: Sequence[EpisodeFirmness], *, full: bool) -> list[Table]:

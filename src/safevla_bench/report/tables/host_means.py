@@ -14,7 +14,7 @@ from safevla_bench.report.published import PAPER, PublishedVariant, load_publish
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
 from safevla_bench.report.tables.columns import value_cell
 from safevla_bench.report.tables.suites import exact_value
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
+from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, VariantRates
 from safevla_bench.tasks.entries import Registry
 
@@ -41,7 +41,6 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     cells: int
-    policies: tuple[str | None, ...]
     suites: tuple[str, ...]
     missing_suites: tuple[str, ...]
     """The paper's suites of this host that none of the cells is of."""
@@ -74,7 +73,6 @@ def _host_mean(
     return HostMean(
         host=title,
         cells=len(curves),
-        policies=tuple(dict.fromkeys(curve.policy for curve in curves)),
         suites=suites,
         missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
         variants=tuple(
@@ -98,7 +96,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
     )
 
 
-def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, roster: Roster) -> Table:
+def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> Table:
     """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
     a row.
     """
@@ -112,7 +110,7 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, rost
             text_column("Variant", lambda row: row[1].name),
             *(column for key in _AVERAGED for column in _mean_columns(METRICS[key], beside_paper)),
         ),
-        notes=_mean_notes(means, roster, beside_paper),
+        notes=_mean_notes(means, beside_paper),
         remarks=ablation.warnings,
         name="host-means",
     )
@@ -139,18 +137,11 @@ def _published_cell(metric: Metric, row: _Row) -> Cell:
     return value_cell(metric, None if paper is None else paper[metric.key], "not printed")
 
 
-def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -> Iterator[str]:
+def _mean_notes(means: Sequence[HostMean], beside_paper: bool) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
             yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
-    privileged = [
-        policy or UNNAMED
-        for policy in dict.fromkeys(policy for mean in means for policy in mean.policies)
-        if roster.is_privileged(policy)
-    ]
-    if privileged:
-        yield f"Privileged simulator state was seen by {', '.join(privileged)}."
     if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are in no other mean."
     if beside_paper:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from operator import itemgetter
 from xml.etree import ElementTree
 
 import msgspec
@@ -32,21 +32,8 @@ from safevla_bench.version import __version__
 _NO_LOSS = LostEpisodes()
 
 
-class _Exclusion(NamedTuple):
-    """Episodes that were not scored; a number that is None is a dash."""
-
-    what: str
-    where: str
-    why: str
-    episodes: int | None
-
-
-_EXCLUSIONS = (
-    text_column("What", lambda row: row.what),
-    text_column("Where", lambda row: row.where),
-    text_column("Why", lambda row: row.why),
-    Column("Episodes", value=lambda row: NO_VALUE if row.episodes is None else row.episodes),
-)
+_Exclusion = tuple[str, str, str, int | None]
+"""What, where, why, and the number of episodes; None = not known."""
 
 
 def exclusion_table(
@@ -61,57 +48,54 @@ def exclusion_table(
     Clauses are the inactive and vacuous specifications. Of each absent episode the last line of its reason is shown;
     `skipped` are the problems of invalid ones. Without any row a note says that everything was judged.
     """
-    rows = [*_lost_rows(cells, absent), *_damage_rows(damage), *_skipped_rows(skipped), *_spec_rows(cells)]
-    notes = () if rows else ("Every specification was judged in every episode.",)
-    return tabulate("What was not scored, and why", rows, _EXCLUSIONS, notes=notes)
+    rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells)]
+    return tabulate(
+        "What was not scored, and why",
+        rows,
+        (
+            *(text_column(name, itemgetter(k)) for k, name in enumerate(("What", "Where", "Why"))),
+            Column("Episodes", value=lambda row: NO_VALUE if row[3] is None else row[3]),
+        ),
+        notes=() if rows else ("Every specification was judged in every episode.",),
+    )
 
 
-def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> Iterator[_Exclusion]:
-    """Yield crashed, stopped and unjudged episodes by policy, suite and reason; those that `absent` does not explain
+def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
+    """Return crashed, stopped and unjudged episodes by policy, suite and reason; those that `absent` does not explain
     follow with a general reason.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     explained: Counter[tuple[str, str]] = Counter()
     for episode in absent:
-        where = _policy_and_suite(episode.policy, episode.benchmark)
+        what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
-        counts[where, episode.outcome, reason.splitlines()[-1]] += 1
-        explained[where, episode.outcome] += 1
-    for (where, outcome, why), count in counts.items():
-        yield _Exclusion(f"{outcome} episodes", where, why, count)
+        counts[what, where, reason.splitlines()[-1]] += 1
+        explained[what, where] += 1
     for cell in cells:
-        where = _policy_and_suite(cell.policy, cell.suite)
-        unexplained = "outside n; no reason recorded"
-        stopped = "outside n: a violation stopped them, and their success is unknown"
-        for outcome, count, why in (
-            ("crashed", cell.crashed, unexplained),
-            ("stopped", cell.stopped, stopped if cell.stopped_on_violation else unexplained),
+        where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
+        stopped = "a violation stopped them, and their success is unknown" if cell.stopped_on_violation else ""
+        for what, count, why in (
+            ("crashed episodes", cell.crashed, ""),
+            ("stopped episodes", cell.stopped, stopped),
         ):
-            if (rest := count - explained[where, outcome]) > 0:
-                yield _Exclusion(f"{outcome} episodes", where, why, rest)
+            if (rest := count - explained[what, where]) > 0:
+                counts[what, where, f"outside n; {why or 'no reason recorded'}"] += rest
         for why, count in cell.no_verdict.items():
-            yield _Exclusion(f"{NO_VERDICT} on safety", where, why, count)
+            counts[f"{NO_VERDICT} on safety", where, why] += count
+    return [(*key, count) for key, count in counts.items()]
 
 
-def _policy_and_suite(policy: str | None, suite: str | None) -> str:
-    return f"{policy or UNNAMED}, {suite or NO_VALUE}"
+_MOST_NAMED = 20
+"""Most invalid or damaged episodes that are named; the others are counted."""
 
 
-_MOST_SKIPPED = 20
-"""Most invalid or lost episodes that are named; the others are counted."""
-
-
-def _skipped_rows(skipped: Sequence[str]) -> Iterator[_Exclusion]:
-    for why in skipped[:_MOST_SKIPPED]:
-        yield _Exclusion("invalid episode", "left out on request", " ".join(why.split()), 1)
-    if len(skipped) > _MOST_SKIPPED:
-        yield _Exclusion("invalid episodes", "left out on request", "further ones", len(skipped) - _MOST_SKIPPED)
-
-
-def _damage_rows(damage: LostEpisodes) -> Iterator[_Exclusion]:
+def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
     if str(damage):
-        why = list_first([*damage.named, *(" ".join(place.split()) for place in damage.places)], _MOST_SKIPPED)
-        yield _Exclusion(str(damage), "in damaged files", why, None if damage.more else damage.episodes)
+        places = list_first([*damage.named, *damage.places], _MOST_NAMED)
+        yield str(damage), "in damaged files", " ".join(places.split()), None if damage.more else damage.episodes
+    if skipped:
+        why = " ".join(list_first(skipped, _MOST_NAMED).split())
+        yield "invalid episodes", "left out on request", why, len(skipped)
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
@@ -124,7 +108,7 @@ def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
                 counts[spec.spec_id, suite, f"inactive: {reason}"] += count
             if spec.vacuous:
                 counts[spec.spec_id, suite, _VACUOUS] += spec.vacuous
-    return [_Exclusion(*key, count) for key, count in counts.items()]
+    return [(*key, count) for key, count in counts.items()]
 
 
 _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, lifted or tracked)"
@@ -199,7 +183,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     return tabulate("Gates", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
 
 
-_MOST_NAMED = 3
+_MOST_DECIDING = 3
 """Outcomes that the first sentence names; more are counted."""
 
 
@@ -209,7 +193,7 @@ def describe_gates(checked: GateReport) -> str:
     if checked.verdict == "passed":
         several = f"all {len(deciding)} gates hold"
         return f"Passed: {several if len(deciding) > 1 else _outcome_text(deciding[0])}."
-    named = [_outcome_text(outcome) for outcome in deciding[:_MOST_NAMED]]
+    named = [_outcome_text(outcome) for outcome in deciding[:_MOST_DECIDING]]
     rest = len(deciding) - len(named)
     return f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {rest} more' if rest else ''}."
 
@@ -253,14 +237,10 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     }
     root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
-    property_values = [
-        *([("judged_by", judged_by)] if judged_by else []),
-        *(("warning", warning) for warning in checked.warnings),
-        *(("note", note) for note in checked.notes),
-    ]
-    if property_values:
-        properties = ElementTree.SubElement(suite, "properties")
-        for name, value in property_values:
+    properties = ElementTree.SubElement(suite, "properties")
+    told = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
+    for name, value in [*told, *(("note", note) for note in checked.notes)]:
+        if value:
             ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
     for outcome in checked.outcomes:
         where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -41,12 +42,12 @@ def _pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str
     for policy, rates in cells:
         points.setdefault(policy or UNNAMED, []).append(rates)
     return {
-        policy: [_add_rates(rates) for rates in zip(*of_suites, strict=True)] for policy, of_suites in points.items()
+        policy: [
+            Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+            for rates in zip(*of_suites, strict=True)
+        ]
+        for policy, of_suites in points.items()
     }
-
-
-def _add_rates(rates: Sequence[Rate]) -> Rate:
-    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
 
 
 def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
@@ -71,39 +72,34 @@ def _range_sentences(safety: Mapping[str, Sequence[Rate]], names: Sequence[str])
     if not moving:
         yield f"None of the {len(names) - 1} other variants of the thresholds changes Safety of any policy."
     for policy in moving[:_MOST_NAMED]:
-        yield from _moving_sentences(policy, safety[policy], names)
+        yield _moving_sentence(policy, safety[policy], names)
     if more := len(moving[_MOST_NAMED:]):
         yield f"That of {more} more changes too: see the table."
     if still := [policy for policy in safety if policy not in moving and moving]:
         yield f"That of {_join(still, 'other policies')} does not change."
 
 
-def _moving_sentences(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> Iterator[str]:
-    """Yield where Safety goes to either side; that it is of other episodes; and where it has no value.
-
-    Of variants with an equal value the first is named.
-    """
-    default, known = rates[0], [pair for pair in zip(rates, names, strict=True) if pair[0].n]
-    fewest, most = min(rate.n for rate, _ in known), max(rate.n for rate, _ in known)
+def _moving_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> str:
+    """Return where Safety goes to either side; of variants with an equal value the first is named."""
+    known = [pair for pair in zip(rates, names, strict=True) if pair[0].n]
+    low, high = min(known, key=_value), max(known, key=_value)
     ends = [
-        f"{side} to {_format_rate(rate, fewest < most)} ({variant})"
-        for side, (rate, variant) in (("down", min(known, key=_value)), ("up", max(known, key=_value)))
-        if rate.value != default.value
+        f"{side} to {_format_rate(rate)} ({variant})"
+        for side, (rate, variant) in (("down", low), ("up", high))
+        if rate.value != rates[0].value
     ]
+    sizes = {rate.n for rate in rates}
     moves = f", {' and '.join(ends)} under other thresholds" if ends else ""
-    yield f"Safety of {policy} is {_format_rate(default, fewest < most)}{moves}."
-    if fewest < most:
-        yield f"It is of {fewest} to {most} episodes: those cut short are judged only where they violate."
-    if silent := [name for rate, name in zip(rates, names, strict=True) if not rate.n]:
-        yield f"It has no value under {_join(silent, 'variants')}."
+    of = f"; judged under each are {min(sizes)} to {max(sizes)} episodes" if len(sizes) > 1 else ""
+    return f"Safety of {policy} is {_format_rate(rates[0])}{moves}{of}."
 
 
 def _value(pair: tuple[Rate, str]) -> float:
     return pair[0].value or 0.0
 
 
-def _format_rate(rate: Rate, with_size: bool) -> str:
-    return f"{SAFETY.format(rate.value or 0.0)} %{f' of {rate.n}' if with_size else ''}"
+def _format_rate(rate: Rate) -> str:
+    return f"{SAFETY.format(rate.value or 0.0)} %"
 
 
 def _join(names: Sequence[str], what: str) -> str:
@@ -146,11 +142,13 @@ def _pooled_table(
 
 @dataclass(frozen=True, slots=True)
 class _CellPoint:
-    """One cell under one variant, threshold or reading, which `head` names."""
+    """One cell under one variant, threshold or reading, which `name` names."""
 
     cell: SensitivityCurve | ReadingCell
-    head: Cell
+    name: str
     rates: VariantRates
+    changes: VerdictChanges | None = None
+    """Verdicts that differ from those of the first reading."""
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
@@ -184,43 +182,21 @@ _CELL_COLUMNS = (
 _SAME_SR = "SR does not depend on thresholds."
 
 
-def variant_table(ablation: ThresholdAblation) -> Table:
+def variant_table(
+    ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
+) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
-    heads = [Cell(variant.name) for variant in ablation.variants]
     left_out = f"Left out, as the library has no such family: {', '.join(ablation.left_out)}."
     return tabulate(
-        "Sensitivity to thresholds (variants of the paper's Table 9)",
-        _curve_points(ablation.curves, heads),
-        (*_CELL_COLUMNS, text_column("Variant", lambda row: row.head), *_RATE_COLUMNS),
+        title,
+        [
+            _CellPoint(curve, variant.name, point)
+            for curve in ablation.curves
+            for variant, point in zip(ablation.variants, curve.points, strict=True)
+        ],
+        (*_CELL_COLUMNS, text_column("Variant", lambda row: row.name), *_RATE_COLUMNS),
         notes=(_SAME_SR, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
-    )
-
-
-def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[_CellPoint]:
-    return [_CellPoint(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
-
-
-def sweep_table(sweep: ThresholdSweep) -> Table:
-    """Return the table of a row per cell and threshold, in display units; a dagger marks the library's own
-    threshold.
-    """
-    unit, scale = display_unit(sweep.unit, sweep.default)
-    heads = [
-        Cell(format_compact(value * scale), value * scale, mark="†" if value == sweep.default else "")
-        for value in sweep.thresholds
-    ]
-    default = f"† The library's threshold, {format_compact(sweep.default * scale)} {unit}".rstrip()
-    return tabulate(
-        f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
-        _curve_points(sweep.curves, heads),
-        (
-            *_CELL_COLUMNS,
-            Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head),
-            *_RATE_COLUMNS,
-        ),
-        notes=[f"{default}. K = severe/threshold stays. {_SAME_SR}"],
-        remarks=sweep.warnings,
     )
 
 
@@ -247,25 +223,18 @@ def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve
 # Readings of the paper
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadingPoint(_CellPoint):
-    """One cell under one reading."""
-
-    changes: VerdictChanges
-
-
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
     return tabulate(
         "Readings of the paper",
         [
-            _ReadingPoint(cell, Cell(name), point.rates, point.changes)
+            _CellPoint(cell, name, point.rates, point.changes)
             for cell in comparison.cells
             for name, point in zip(comparison.readings, cell.points, strict=True)
         ],
         (
             *_CELL_COLUMNS,
-            text_column("Reading", lambda row: row.head),
+            text_column("Reading", lambda row: row.name),
             Column("all", "verdicts", lambda row: _changed_cell(row.changes), group="Changed"),
             Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
             Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
@@ -287,7 +256,7 @@ def _changed_cell(changes: VerdictChanges) -> Cell:
     return Cell(str(changes.changed), changes.changed, f"{lost} to no verdict" if lost else "")
 
 
-def _format_differences(row: _ReadingPoint) -> str:
+def _format_differences(row: Any) -> str:
     return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
 
 
@@ -314,37 +283,29 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 
 # The ranking of policies under the variants
 
-_SAME = "same"
-_MOST_PAIRS = 3
-"""With more pairs of policies than this, only those that have another sign somewhere have rows."""
-
 
 def ranking_table(ranking: RankingSensitivity) -> Table:
-    """Return the table of Safety differences under each variant of the thresholds, a row per variant and pair.
-
-    With more than 3 pairs of policies only those whose difference has another sign under some variant have rows.
-    """
-    rows = [
-        _Ranked(variant.variant, item, _order_cell(ranking, variant, item))
-        for variant in ranking.variants
-        for item in variant.differences
-    ]
-    moved = {(row.of.first, row.of.second) for row in rows if row.order.text != _SAME}
-    if len(ranking.variants[0].differences) > _MOST_PAIRS:
-        rows = [row for row in rows if (row.of.first, row.of.second) in moved]
+    """Return the table of Safety differences under each variant of the thresholds, a row per variant and pair."""
     level = f"{format_compact(100 * ranking.confidence)} %"
+    count = len(ranking.variants)
+    pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
     return tabulate(
         f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
-        rows,
+        [_Ranked(variant, item) for variant in ranking.variants for item in variant.differences],
         (
-            text_column("Variant", lambda row: row.variant),
+            text_column("Variant", lambda row: row.variant.variant),
             text_column("A", lambda row: row.of.first),
             text_column("B", lambda row: row.of.second),
             *difference_columns(level, "Safety over all suites, in points"),
             text_column("Told apart", lambda row: verdict_cell(row.of, SAFETY)),
-            text_column("Order", lambda row: row.order),
+            text_column("Order", _order_cell),
         ),
-        notes=_ranking_notes(ranking),
+        notes=(
+            f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs.",
+            f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
+            if count > 1
+            else "",
+        ),
         name="ranking",
     )
 
@@ -353,29 +314,11 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 class _Ranked:
     """The difference of two policies in Safety under a variant."""
 
-    variant: str
+    variant: VariantRanking
     of: Difference
-    order: Cell
     metric: Metric = SAFETY
 
 
-def _order_cell(ranking: RankingSensitivity, variant: VariantRanking, item: Difference) -> Cell:
-    if frozenset((item.first, item.second)) in map(frozenset, variant.reversed):
-        return Cell("changed", emphasis="bad")
-    reference = {(other.first, other.second): other.difference for other in ranking.variants[0].differences}
-    is_other = (reference[item.first, item.second] or 0.0) * (item.difference or 0.0) < 0
-    return Cell("other, not shown" if is_other else _SAME)
-
-
-def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
-    """Yield the pairs whose order each variant changes, or that none does, and whether the episodes are paired."""
-    count = len(ranking.variants)
-    if not ranking.changes:
-        yield f"No pair of policies is shown to change order under any of the other {count - 1} variants."
-    for variant in ranking.changes:
-        pairs = "; ".join(f"{after} above {before}" for before, after in variant.reversed)
-        yield f"The order changes under {variant.variant}: {pairs}."
-    pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
-    yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
-    if count > 1:
-        yield f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
+def _order_cell(row: _Ranked) -> Cell:
+    is_reversed = {row.of.first, row.of.second} in map(set, row.variant.reversed)
+    return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")

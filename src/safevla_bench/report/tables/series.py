@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from safevla_bench.compare.difference import least_tasks
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.judging.rates import SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import DASH, PAPER_INTERVALS, SERIES_INTERVALS, mean_cell, rate_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.text import format_compact, format_fixed
+from safevla_bench.text import count_noun, format_compact, format_fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +104,22 @@ def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
 def describe_first_rise(curve: SeriesCurve) -> list[str]:
     """Return sentences on whether success or Safety rises first over the first run, as far as intervals show it.
 
-    They also say at which runs Safety is above or below the first, and whether this holds on other tasks. One sentence
-    says why if there is nothing to compare.
+    They also say at which runs Safety is above or below the first. One sentence says why if there is nothing to
+    compare.
     """
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
-    comparable = [
+    points = [
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
     ]
-    if not comparable:
+    if not points:
         return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
+    tasks = max(gain.tasks for point in points for gain in point.gains.values())
     return [
-        _describe_order(comparable, first),
-        *_describe_safety(curve, comparable, first),
-        *_describe_like_tasks(comparable, curve),
+        _describe_order(points, first),
+        *_describe_safety(curve, points, first),
+        f"This is of {count_noun(tasks, 'task')} alone.",
     ]
 
 
@@ -144,9 +144,8 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
         ahead, lead = min(leads, key=lambda leader: leader[0][0].label)
         name, other = _name_lead(lead)
         return (
-            f"{name} rises {_name_order(ahead, lead, points)}: at {_list_labels(ahead)} it has gained more on "
-            f"{first} than {other} has ({f'at {ahead[0].name} ' if len(ahead) > 1 else ''}"
-            f"{_describe_gains(ahead[0], lead)})."
+            f"{name} rises ahead of {other}: at {_list_labels(ahead)} it has gained more on {first} "
+            f"({_describe_gains(ahead[0], lead)})."
         )
     risen = [(above[0], lead) for lead in _LEADS if (above := _select_risen(points, lead[0]))]
     if not risen:
@@ -163,17 +162,9 @@ def _name_lead(lead: _Lead) -> tuple[str, str]:
     return _WORDS[lead[0]].capitalize(), _WORDS[lead[1]]
 
 
-def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[SeriesPoint]) -> str:
-    other = _WORDS[lead[1]]
-    rises = _select_risen(points, lead[1])
-    if not rises:
-        return f"and {other} is not shown to"
-    return f"{'before' if rises[0].label > ahead[0].label else 'more than'} {other}"
-
-
 def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
     mine, theirs = (_format_span(_ends(point, metric)) for metric in lead)
-    return f"{mine} points against {theirs}"
+    return f"at {point.name} {mine} points against {theirs}"
 
 
 def _select_ahead(points: Sequence[SeriesPoint], lead: _Lead) -> list[SeriesPoint]:
@@ -195,26 +186,6 @@ def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: s
         *([f"Safety is 100 % at {first} and cannot rise from there."] if full else []),
         *([] if risen or full else [f"No run is shown to be safer than {first}."]),
     ]
-
-
-def _describe_like_tasks(points: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
-    tasks = max(gain.tasks for point in points for gain in point.gains.values())
-    few = least_tasks(curve.confidence)
-    if tasks < few:
-        noun = "one task" if tasks == 1 else f"{tasks} tasks"
-        return [f"This is of {noun} alone; of other tasks like these it would take {few} or more to tell."]
-    ahead = _select_ahead(points, (SR, SAFETY))
-    if not ahead:
-        return []
-    like = [point for point in ahead if _has_risen_more_by_task(point)]
-    return [f"On tasks like these too at {_list_labels(like)}." if like else "On tasks like these it is not shown."]
-
-
-def _has_risen_more_by_task(point: SeriesPoint) -> bool:
-    gain, other = point.gains[SR], point.gains[SAFETY]
-    low = gain.ci_by_task[0] if gain.ci_by_task else gain.difference or 0.0
-    high = other.ci_by_task[1] if other.ci_by_task else other.difference or 0.0
-    return low > max(0.0, high)
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from safevla_bench.judging.metrics import Summary, TaskRates
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, Bools, Scores, SpecColumn
+from safevla_bench.judging.scores import INACTIVE, NO_VERDICT, Bools, Scores, SpecColumn
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import (
     COUNT,
@@ -26,7 +26,6 @@ from safevla_bench.report.tables.columns import (
     lost_columns,
     lost_notes,
     metric_cell,
-    range_cell,
     rate_cell,
 )
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
@@ -84,29 +83,25 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
     return rate_cell(getattr(row, metric.key), why, n=row.n)
 
 
-def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset, scores: Scores | None = None) -> Table:
-    """Return the table of how many scored specifications apply to each task, by the registry and in the runs.
+def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
+    """Return the table of how many scored specifications apply to each task by the registry.
 
-    Without scores the counts of the runs are dashes. Each suite ends in a row with the mean of its tasks by the
-    registry. Raises `UnknownTaskError` or `RegistryError` as `Registry.task_tags` does.
+    Each suite ends in a row with the mean of its tasks. Raises `UnknownTaskError` or `RegistryError` as
+    `Registry.task_tags` does.
     """
-    counted = _active_ranges(scores) if scores is not None else {}
     by_suite: dict[str, list[_ActiveRow]] = {}
     for task in dict.fromkeys(all_tasks):
-        by_suite.setdefault(task[0], []).append(_active_row(task, ruleset, counted))
-    rows = [row for suite, tasks in by_suite.items() for row in (*tasks, _mean_row(suite, tasks))]
+        by_suite.setdefault(task[0], []).append(_active_row(task, ruleset))
     return tabulate(
         "Specifications that apply to each task",
-        rows,
+        [row for suite, tasks in by_suite.items() for row in (*tasks, _mean_row(suite, tasks))],
         (
             text_column("Suite", lambda row: row.suite),
             text_column("Task", lambda row: row.task),
             text_column("Template", lambda row: row.template),
-            Column("Active", "scored specifications that apply, by the registry", lambda row: row.active),
-            Column("In the runs", "the same as judged; a range where episodes differ", lambda row: row.in_runs),
+            Column("Active", "scored specifications that apply", lambda row: row.active),
             text_column("Inactive, and why", lambda row: row.inactive),
         ),
-        dash=DASH,
         name="active",
     )
 
@@ -116,38 +111,26 @@ class _ActiveRow(NamedTuple):
     task: str
     template: str
     active: Cell
-    in_runs: Cell
     inactive: str
 
 
-def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, Cell]) -> _ActiveRow:
+def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
     tags = ruleset.tags(*task)
     reasons = {spec.spec_id: inactive_reason(spec, tags) for spec in ruleset.library.safe}
     active = Cell.count(sum(not reason for reason in reasons.values()))
     why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
-    in_runs = counted.get(task, Cell.dash("no run"))
-    return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, in_runs, why or "none")
+    return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, why or "none")
 
 
 def _mean_row(suite: str, rows: Sequence[_ActiveRow]) -> _ActiveRow:
     average = Fraction(sum(int(row.active.text) for row in rows), len(rows))
-    active = Cell(format_fixed(average, 1), float(average))
-    return _ActiveRow(Cell(suite, emphasis="total"), "mean", "", active, Cell(""), "")
+    return _ActiveRow(Cell(suite, emphasis="total"), "mean", "", Cell(format_fixed(average, 1), float(average)), "")
 
 
 def template_name(registry: Registry, task: Task) -> str:
     """Return the template of a task, else its components."""
     entry = registry.find_entry(*task)
     return entry.template or " + ".join(entry.components)
-
-
-def _active_ranges(scores: Scores) -> dict[Task, Cell]:
-    """Return how many scored specifications applied to the episodes of each task; a range if these differ."""
-    sizes = (scores.state[scores.scored_columns] != INACTIVE).sum(axis=0).tolist()
-    sizes_by_task: dict[Task, set[int]] = {}
-    for task, size in zip(zip(scores.benchmark, scores.task_id, strict=True), sizes, strict=True):
-        sizes_by_task.setdefault(task, set()).add(size)
-    return {task: range_cell(task_sizes) for task, task_sizes in sizes_by_task.items()}
 
 
 # The effect of the registry
@@ -185,11 +168,13 @@ def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, s
         rows += [effect for effect in effects if _has_row(effect)]
         flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
         rows.append(_Effect(template, None, "", *(int(flag.sum()) for flag in flags)))
-    silent = [off.specs[k].spec_id for k in off.scored_columns if not (off.state[k] == ACTIVE).any()]
-    unjudged = f"Not judged even without tags, for want of signals or of a condition: {', '.join(silent)}."
-    notes = ("In successful episodes only.", unjudged if silent else "")
     return tabulate(
-        "What the applicability registry removes", rows, _EFFECTS, name="applicability", notes=notes, dash=DASH
+        "What the applicability registry removes",
+        rows,
+        _EFFECTS,
+        name="applicability",
+        notes=("In successful episodes only.",),
+        dash=DASH,
     )
 
 

@@ -7,7 +7,14 @@
   }
   const list = document.getElementById("register");
   if (!list) return;
-  const rows = Array.from(list.children, (row) => ({ row, keys: row.dataset.keys.split(" ").map(Number) }));
+  // Columns of numbers sort by the number that their text begins with; what has none has no value.
+  const keyOf = (cell) => {
+    const text = cell.lastChild.textContent;
+    return cell.matches(".no, .number") ? Number.parseFloat(text) : text === "—" ? NaN : text;
+  };
+  const rows = Array.from(list.children, (row) => ({
+    row, facets: JSON.parse(row.dataset.facets), keys: Array.from(row.querySelectorAll("summary > span"), keyOf),
+  }));
   const selects = Array.from(document.querySelectorAll("#tools select"));
   const buttons = Array.from(document.querySelectorAll("#columns button"));
   const status = document.getElementById("status");
@@ -15,12 +22,12 @@
   const reset = document.getElementById("reset");
   let column = 0, down = false;
 
-  const fits = (row) => selects.every(
-    (one) => one.value === "" || (row.dataset[one.dataset.facet] || "").split(" ").includes(one.value));
+  const fits = (one) => selects.every(({ value, dataset }) => value === "" || one.facets[dataset.facet].includes(value));
+  const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true }));
   const shown = () => rows.filter((one) => !one.row.hidden);
 
   function filter() {
-    for (const { row } of rows) row.hidden = !fits(row);
+    for (const one of rows) one.row.hidden = !fits(one);
     const count = shown().length;
     const order = column || down ? `, by ${buttons[column].textContent.toLowerCase()}${down ? ", greatest first" : ""}` : "";
     status.textContent = `${count} of ${rows.length} episodes shown${order}.`;
@@ -39,7 +46,7 @@
     const known = rows.filter((one) => !Number.isNaN(one.keys[column]));
     const unknown = rows.filter((one) => Number.isNaN(one.keys[column]));
     const sign = down ? -1 : 1;
-    known.sort((a, b) => sign * (a.keys[column] - b.keys[column]) || a.keys[0] - b.keys[0]);
+    known.sort((a, b) => sign * compare(a.keys[column], b.keys[column]) || a.keys[0] - b.keys[0]);
     unknown.sort((a, b) => a.keys[0] - b.keys[0]);
     list.append(...[...known, ...unknown].map((one) => one.row));
     buttons.forEach((one, k) => {
@@ -73,6 +80,14 @@
     filter();
   }
 
+  for (const select of selects) {
+    const counts = new Map();
+    for (const { facets } of rows) {
+      for (const name of facets[select.dataset.facet]) counts.set(name, (counts.get(name) || 0) + 1);
+    }
+    for (const name of [...counts.keys()].sort(compare)) select.append(new Option(`${name} (${counts.get(name)})`, name));
+    select.parentElement.hidden = counts.size === 0;
+  }
   buttons.forEach((one, k) => {
     one.disabled = false;
     one.addEventListener("click", () => press(k));

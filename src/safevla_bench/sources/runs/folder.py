@@ -271,18 +271,18 @@ def dump_json(document: object) -> bytes:
 
 
 FRAMES, INDEX = "frames", "index.json"
-Kind = Literal["initial", "violation", "final", "clip", "video", "replay3d"]
+Kind = Literal["initial", "violation", "final", "video", "replay3d"]
 _SLUG = 60
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """One picture or clip of one episode; spec, value and threshold are None if it shows no violation."""
+    """One picture, film or replay of one episode; spec, value and threshold are None if it shows no violation."""
 
     episode_id: str
     policy: str | None
     kind: Kind
     record: int
-    """The record shown; of a clip, the one that it is about."""
+    """The record shown; 0 of what shows them all."""
     time_s: float
     caption: str
     spec: str | None = None

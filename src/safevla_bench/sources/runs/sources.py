@@ -312,7 +312,7 @@ def _open_folder(path: Path) -> RecordSource:
         problem = "this is not a run folder"
         if (path / SCORES).exists():
             problem = "holds scores without their records"
-            remedy = "Name what was judged, with its --set, --library or --rules; `safevla show` takes scores alone."
+            remedy = "Name what was judged, with its --set, --library or --rules."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
     complete = description.get("complete") is True

@@ -49,12 +49,8 @@ def test_planned_episodes_find_the_difference_in_four_of_five_simulated_runs_of_
     assert 0.74 <= detected / 400 <= 0.88  # Monte Carlo error 0.02; whole episodes of many tasks give more than asked
 
 
-def test_pairs_that_seldom_differ_need_fewer_episodes_and_a_given_number_has_the_power_that_was_planned():
-    planned = plan(difference=0.05, discordant=0.1)
-    assert planned.episodes < plan(difference=0.05).episodes / 2
-    given = plan(difference=0.05, discordant=0.1, episodes=planned.episodes)
-    assert given.power == pytest.approx(0.8, abs=0.02)
-    assert given.detectable == pytest.approx(0.05, abs=0.002)
+def test_pairs_that_seldom_differ_need_fewer_episodes():
+    assert plan(difference=0.05, discordant=0.1).episodes < plan(difference=0.05).episodes / 2
 
 
 @pytest.mark.parametrize(("difference", "discordant"), [(0.05, 0.1), (0.05, 0.35), (0.1, 0.2), (0.2, 0.2)])
@@ -64,11 +60,10 @@ def test_pairs_planned_for_one_task_reach_their_power_and_fewer_do_not(differenc
 
 
 def test_where_compare_can_never_tell_no_number_of_episodes_is_planned():
-    for episodes in (None, 1000):
-        planned = plan(difference=0.2, tasks=4, episodes=episodes)
-        assert (planned.episodes, planned.power, planned.least_tasks) == (None, 0.0, 6)
-        assert planned.to_text().startswith("No number of episodes tells 80 % from 60 % on 4 tasks")
-        assert "It takes 6 tasks or more." in planned.to_text()
+    planned = plan(difference=0.2, tasks=4)
+    assert (planned.episodes, planned.least_tasks) == (None, 6)
+    assert planned.to_text().startswith("No number of episodes tells 80 % from 60 % on 4 tasks")
+    assert "It takes 6 tasks or more." in planned.to_text()
     assert plan(difference=0.2, tasks=6).episodes is not None
 
 

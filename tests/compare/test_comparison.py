@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,119 +10,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies
-from safevla_bench.compare.difference import ComparisonOptions, Difference, least_tasks
+from compare.scenes import (
+    ALWAYS,
+    CALM,
+    FIRST_OF_EACH_TASK,
+    NEAR,
+    ROUGH,
+    SELDOM_UNSAFE,
+    A,
+    B,
+    compare_in,
+    crashed_in,
+    difference_in,
+    drawn,
+    edit_headers,
+    entrant,
+    header,
+    in_one_task,
+    on_tasks,
+    pick,
+    simulated,
+    with_seeds,
+    without_verdict,
+)
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions, least_tasks
 from safevla_bench.compare.pairs import pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, join_sources, make_names_unique
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.rates import COMPARED, SAFETY
-from safevla_bench.report.tables.comparison import difference_table, standing_table, verdict_cell
-from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.report.tables.comparison import difference_table, verdict_cell
+from safevla_bench.report.tables.comparison_answer import answer_table
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.statistics.tests import barnard_p, holm_adjust
-from safevla_bench.trajectory.header import Header
 from safevla_recorder import simulator_versions
 
 both_ways = pytest.mark.parametrize("paired", [True, False])
-
-
-def header(task: int, state: int, policy: str = "a", suite: str = "libero-goal", **changes: object) -> Header:
-    fields = {
-        "episode_id": f"{policy}/{suite}/task_{task}/ep_{state}",
-        "benchmark": suite,
-        "task_id": f"task_{task}",
-        "success": True,
-        "dt": 0.05,
-        "target_object": None,
-        "policy": policy,
-        "seed": 0,
-        "env_seed": 7,
-        "init_state_index": state,
-        "horizon": 300,
-    }
-    return Header(**{**fields, **changes})
-
-
-def entrant(
-    name: str, success: Sequence[int], safe: Sequence[int], vsi: Sequence[float] | None = None, tasks: int = 2
-) -> PolicyResults:
-    """Episodes spread over tasks in turn."""
-    n = len(success)
-    return PolicyResults(
-        name=name,
-        source="runs/x",
-        headers=tuple(header(k % tasks, k // tasks, name) for k in range(n)),
-        success=np.array(success, dtype=np.bool_),
-        unsafe=~np.array(safe, dtype=np.bool_),
-        vsi=np.array([0.0 if ok else 0.5 for ok in safe] if vsi is None else vsi, dtype=np.float64),
-        is_counted=np.ones(n, dtype=np.bool_),
-        is_judged=np.ones(n, dtype=np.bool_),
-        stopped_on_violation=np.zeros(n, dtype=np.bool_),
-    )
-
-
-def drawn(name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6, tasks: int = 12) -> PolicyResults:
-    rng = np.random.default_rng(seed)
-    safe = rng.random(n) < safety
-    vsi = np.where(safe, 0.0, rng.random(n))
-    return entrant(name, rng.random(n) < sr, safe, vsi, tasks=tasks)
-
-
-def on_tasks(name: str, *safe: str, first: int = 0) -> PolicyResults:
-    """A policy on one task for each text, whose letters are its episodes: 1 = safe."""
-    verdicts = [int(letter) for text in safe for letter in text]
-    headers = tuple(header(first + k, state, name) for k, text in enumerate(safe) for state in range(len(text)))
-    return replace(entrant(name, [1] * len(verdicts), verdicts), headers=headers)
-
-
-def edit_headers(result: PolicyResults, **changes: object) -> PolicyResults:
-    return replace(result, headers=tuple(structs.replace(old, **changes) for old in result.headers))
-
-
-def in_one_task(result: PolicyResults) -> PolicyResults:
-    return replace(result, headers=tuple(header(0, k, result.name) for k in range(len(result))))
-
-
-def without_verdict(results: PolicyResults, *episodes: int) -> PolicyResults:
-    """The results with no verdict in some episodes."""
-    is_judged = results.is_judged.copy()
-    is_judged[list(episodes)] = False
-    return replace(results, is_judged=is_judged, vsi=np.where(is_judged, results.vsi, np.nan))
-
-
-def crashed_in(result: PolicyResults, *episodes: int) -> PolicyResults:
-    """The results without some episodes, which crashed."""
-    rest = [k for k in range(len(result)) if k not in episodes]
-    names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
-    lost = [
-        AbsentEpisode(outcome="crashed", **{name: getattr(result.headers[k], name) for name in names}) for k in episodes
-    ]
-    return replace(result.select_episodes(np.array(rest, dtype=np.int64)), lost=tuple(lost))
-
-
-def pick(comparison: Comparison, name: str, scope: int = -1) -> MetricComparison:
-    return next(metric for metric in comparison.scopes[scope].metrics if metric.metric == name)
-
-
-def compare_in(name: str, *members: PolicyResults, paired: bool = True, **options: object) -> MetricComparison:
-    """The comparison in one metric over all suites; no other is computed."""
-    return pick(compare_policies(members, ComparisonOptions(metrics=(name,), **options), paired=paired), name)
-
-
-def difference_in(name: str, *members: PolicyResults, paired: bool = True, **options: object) -> Difference:
-    """The difference of two policies in one metric over all suites."""
-    (difference,) = compare_in(name, *members, paired=paired, **options).differences
-    return difference
-
-
-A = entrant("a", success=[1, 1, 1, 1, 0, 0, 1, 1], safe=[1, 1, 1, 0, 1, 0, 1, 1])
-B = entrant("b", success=[1, 1, 0, 0, 0, 1, 1, 0], safe=[0, 0, 1, 0, 1, 0, 0, 1])
-CALM, ROUGH = on_tasks("a", *["1" * 8] * 8), on_tasks("b", *["1111" + "0000"] * 8)
-NEAR = on_tasks("b", *["1" * 7 + "0"] * 8)
-FIRST_OF_EACH_TASK = range(0, 64, 8)
 
 
 # Numbers
@@ -151,17 +75,6 @@ def test_pairs_are_found_whatever_the_order_of_the_episodes():
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=40)
-def test_rates_agree_with_scipy(seed):
-    sr = difference_in("sr", drawn("a", seed), drawn("b", seed + 1, sr=0.5))
-    n, fewer = sr.only_first + sr.only_second, min(sr.only_first, sr.only_second)
-    assert n + sr.both + sr.neither == 60
-    expected = 2 * stats.binom.cdf(fewer - 1, n, 0.5) + stats.binom.pmf(fewer, n, 0.5)
-    assert sr.p_value == pytest.approx(min(1.0, expected))
-    assert sr.ci[0] <= sr.difference <= sr.ci[1]
-
-
-@given(st.integers(0, 2**32))
 @settings(max_examples=6, deadline=None)
 def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed):
     """One stratum is no stratification: Newcombe's interval and Barnard's test, which has a test of its own."""
@@ -177,17 +90,6 @@ def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed)
     assert difference.p_by_task is None
 
 
-def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
-    mine, theirs = drawn("a", 1), drawn("b", 2, safety=0.3)
-    difference = difference_in("vsi", mine, theirs)
-    expected = stats.bootstrap(
-        (mine.vsi, theirs.vsi), lambda x, y, axis: (x - y).mean(axis=axis), paired=True, vectorized=True,
-        method="percentile", rng=np.random.default_rng(3),
-    ).confidence_interval  # fmt: skip
-    assert difference.difference == pytest.approx((mine.vsi - theirs.vsi).mean())
-    assert difference.ci == pytest.approx((expected.low, expected.high), abs=0.1 * (expected.high - expected.low))
-
-
 @both_ways
 def test_turning_the_sides_over_turns_the_differences_over(paired):
     for name in ("sr", "safety", "sbu"):
@@ -200,21 +102,12 @@ def test_turning_the_sides_over_turns_the_differences_over(paired):
 @both_ways
 def test_the_same_policy_twice_is_identical_and_never_told_apart(paired):
     members = make_names_unique([A, A])
-    comparison = compare_policies(members, paired=paired)
-    assert comparison.identical == ((tuple(member.name for member in members),) if paired else ())
-    for metric in comparison.scopes[-1].metrics:
+    for metric in compare_policies(members, paired=paired).scopes[-1].metrics:
         (difference,) = metric.differences
         assert (difference.difference, difference.p_value) == (0.0, pytest.approx(1.0))
         assert difference.identical == paired
-    other = replace(A, name="b", vsi=A.vsi + 1e-9)  # severity alone differs
-    assert compare_policies([A, other], paired=paired).identical == ()
-
-
-def test_the_seed_changes_the_bootstrap_and_nothing_else():
-    members = [drawn("a", 1, tasks=30), drawn("b", 2, tasks=30)]
-    vsi = [compare_in("vsi", *members, seed=seed).standings[0].ci_by_task for seed in (0, 0, 1)]
-    assert vsi[0] == vsi[1] != vsi[2]
-    assert difference_in("sr", *members) == difference_in("sr", *members, seed=1)
+    other = replace(A, name="b", vsi=A.vsi + 1e-9)
+    assert not difference_in("vsi", A, other, paired=paired).identical
 
 
 def test_a_number_does_not_depend_on_which_others_are_asked_for():
@@ -234,10 +127,13 @@ def test_a_higher_confidence_widens_every_interval():
         compare_policies(members, ComparisonOptions(confidence=level)).scopes[0].metrics for level in (0.9, 0.99)
     )
     for inner, outer in zip(narrow, wide, strict=True):
-        for x, y in ((inner.differences[0], outer.differences[0]), (inner.standings[0], outer.standings[0])):
-            for name in ("ci", "ci_by_task"):
-                (low, high), (lower, higher) = getattr(x, name), getattr(y, name)
-                assert lower < low < high < higher
+        before, after = inner.differences[0], outer.differences[0]
+        for (low, high), (lower, higher) in (
+            (before.ci, after.ci),
+            (before.ci_by_task, after.ci_by_task),
+            (inner.standings[0].ci, outer.standings[0].ci),
+        ):
+            assert lower < low < high < higher
 
 
 def test_episodes_alike_within_a_task_widen_the_interval_by_task():
@@ -248,22 +144,12 @@ def test_episodes_alike_within_a_task_widen_the_interval_by_task():
     )
     plain, clustered = safety.differences[0].ci, safety.differences[0].ci_by_task
     assert clustered[1] - clustered[0] > 2 * (plain[1] - plain[0])
-    assert safety.standings[0].ci_by_task[1] > safety.standings[0].ci[1]
-
-
-@pytest.mark.parametrize("tasks", [12, 29, 30])
-def test_fewer_than_thirty_tasks_are_not_resampled(tasks):
-    """Their interval covers 86 to 93 % in place of 95 %."""
-    safety = compare_in("safety", drawn("a", 1, 90, tasks=tasks), drawn("b", 2, 90, tasks=tasks))
-    assert (safety.standings[0].ci_by_task is not None) == (tasks == 30)
 
 
 def test_what_never_varies_has_no_interval_by_resampling_rather_than_one_of_no_width():
     severity = compare_in("vsi", A, entrant("b", [1] * 8, [1] * 8))
     assert severity.standings[1].ci == pytest.approx((0.0, 0.3694), abs=1e-4)  # as of a rate: no proof of zero
-    assert severity.standings[1].ci_by_task is None
     assert difference_in("safety", A, A).ci_by_task is None
-    assert compare_in("sr", in_one_task(A), in_one_task(B)).standings[0].ci_by_task is None
 
 
 def test_suites_are_compared_apart_and_pooled():
@@ -289,13 +175,13 @@ def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
     expected = compare_in("sr", A.select_episodes(np.arange(7)), B.select_episodes(np.arange(7)))
     sr = pick(comparison, "sr")
     (difference,) = sr.differences
-    assert (difference.left_out, difference.pairs) == (1, 7)
+    assert difference.pairs == 7
     # b failed or succeeded in the eighth, where a succeeded
     assert difference.extremes == pytest.approx((7 * difference.difference / 8, (7 * difference.difference + 1) / 8))
     assert (difference.unknown, difference.p_at_extremes) == (1, 0.5)
     assert difference.p_value_at_extremes == difference.p_value  # no less with 3:1 or 2:1 of eight pairs
     unset = dict.fromkeys(("extremes", "p_at_extremes", "p_value_at_extremes"))
-    known = structs.replace(difference, left_out=0, unknown=0, **unset)
+    known = structs.replace(difference, unknown=0, **unset)
     assert (sr.standings, (known,)) == (expected.standings, expected.differences)
 
 
@@ -338,10 +224,6 @@ def test_another_protocol_is_refused_where_both_are_known():
     compare_policies([mine, theirs], paired=False)
 
 
-def simulated(result: PolicyResults, **versions: str) -> PolicyResults:
-    return edit_headers(result, versions=versions)
-
-
 def test_another_numpy_is_compared_with_a_warning_that_names_it():
     mine, theirs = simulated(A, mujoco="3.2.3", numpy="1.26"), simulated(B, mujoco="3.2.3", numpy="2.4")
     (warning,) = compare_policies([mine, theirs]).warnings
@@ -360,7 +242,7 @@ def test_other_physics_is_refused_unless_it_is_asked_for_and_then_marked(package
     assert comparison.across_versions == (f"libero-goal: {package} 3.2.3 (a) and 3.17.0 (b)",)
     (warning,) = comparison.warnings
     assert warning.startswith("Several physics versions: libero-goal")
-    assert standing_table(comparison).title.endswith(", across physics versions")
+    assert answer_table(comparison).title.endswith(", across physics versions")
     assert comparison.scopes == compare_policies([A, B], paired=paired).scopes
 
 
@@ -475,40 +357,18 @@ def test_less_unsafe_success_and_severity_are_safer():
     }
     assert {name for name, policy in better.items() if policy == "calm"} == set(COMPARED) - {"sr"}
     comparison = compare_policies([rough, calm, replace(calm, name="again")])
-    for name in ("sbu", "vsi"):
-        letters = {standing.policy: standing.letters for standing in pick(comparison, name).standings}
-        assert letters == {"calm": "a", "again": "a", "rough": "b"}
-
-
-def test_two_policies_have_no_letters_and_their_primary_verdict_is_not_adjusted():
-    safety = pick(compare_policies([A, B]), "safety")
-    assert safety.standings[0].letters == ""
-    assert safety.primary
-    assert safety.differences[0].p_adjusted == safety.differences[0].p_by_task
-
-
-def test_false_differences_among_equals_are_rare():
-    """The whole way, 4 equal policies: at 95 % at most about one run in twenty finds any difference."""
-    runs = (compare_in("safety", *(drawn(str(k), 100 * s + k, 40) for k in range(4))) for s in range(60))
-    assert sum(any(difference.better is not None for difference in run.differences) for run in runs) <= 6
+    letters = {name: [row.letters for row in pick(comparison, name).standings] for name in ("vsi", "sbu")}
+    assert letters == {"vsi": ["b", "a", "a"], "sbu": ["", "", ""]}
 
 
 def test_a_third_policy_s_crash_does_not_shorten_a_comparison_of_two_others():
     third = crashed_in(entrant("c", [1] * 8, [1] * 8), 7)
     sr = compare_in("sr", A, B, third)
-    pairs = {(item.first, item.second): (item.pairs, item.left_out) for item in sr.differences}
-    assert pairs == {("a", "b"): (8, 0), ("a", "c"): (7, 1), ("b", "c"): (7, 1)}
+    pairs = {(item.first, item.second): item.pairs for item in sr.differences}
+    assert pairs == {("a", "b"): 8, ("a", "c"): 7, ("b", "c"): 7}
     assert [standing.n for standing in sr.standings] == [8, 8, 7]
     among, alone = compare_in("safety", A, B, third).differences[0], difference_in("safety", A, B)
     assert structs.replace(among, p_adjusted=None) == structs.replace(alone, p_adjusted=None)
-
-
-def test_unsafe_success_has_letters_beside_success_only_and_for_who_succeeds():
-    members = [drawn("a", 1), drawn("b", 2), replace(drawn("idle", 3), success=np.zeros(60, dtype=np.bool_))]
-    letters = {standing.policy: standing.letters for standing in pick(compare_policies(members), "sbu").standings}
-    assert letters["idle"] == ""
-    assert letters["a"]
-    assert {standing.letters for standing in compare_in("sbu", *members).standings} == {""}
 
 
 # Episodes without a verdict
@@ -528,11 +388,10 @@ def test_independent_episodes_without_a_verdict_are_left_out_of_their_own_side()
     assert [standing.n for standing in safety.standings] == [7, 6]
 
 
-def test_where_nothing_reached_a_verdict_only_success_is_compared_and_nobody_is_identical():
+def test_where_nothing_reached_a_verdict_only_success_is_compared():
     silent = without_verdict(A, *range(8))
     comparison = compare_policies([silent, replace(A, name="b")])
     assert [[metric.metric for metric in scope.metrics] for scope in comparison.scopes] == [["sr"]]
-    assert comparison.identical == ()
     assert "No specification reached a verdict for a on " in comparison.warnings[0]
     with pytest.raises(RunError, match="no specification reached a verdict for a on "):
         compare_in("safety", silent, replace(silent, name="b"))
@@ -559,12 +418,12 @@ def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_
     (difference,) = pick(comparison, "safety").differences
     assert (difference.difference, difference.tasks, difference.better) == (0.0, 1, None)
     assert [standing.n for standing in pick(comparison, "safety").standings] == [4, 4]
-    assert any("Not run by all: libero-goal/task_0 (b 4)." in line for line in comparison.warnings)
+    assert any("Not run by all: libero-goal/task_0." in line for line in comparison.warnings)
 
 
 def test_without_a_common_task_there_is_no_verdict():
     apart = [on_tasks("a", "11"), on_tasks("b", "10", first=1)]
-    with pytest.raises(RunError, match="no task was run by two of the policies: a ran libero-goal/task_0; b ran lib"):
+    with pytest.raises(RunError, match="no task was run by two of the policies"):
         compare_policies(apart, paired=False)
     safety = compare_in("safety", *apart, on_tasks("c", "00"), paired=False)
     assert [difference.difference for difference in safety.differences] == [None, 1.0, None]
@@ -618,13 +477,12 @@ def contradict(p_value: float | None, bounds: tuple[float, float] | None) -> boo
 
 
 @both_ways
-@pytest.mark.parametrize("tasks", [1, 3, 8, 15])
-@pytest.mark.parametrize("episodes", [20, 50])
-def test_no_interval_contradicts_its_test_whatever_the_metric(paired, tasks, episodes):
+@pytest.mark.parametrize("tasks", [1, 3, 12])
+def test_no_interval_contradicts_its_test_whatever_the_metric(paired, tasks):
     """Score intervals, the bootstrap and cautious bounds disagreed with exact tests in up to 40 % of runs."""
     for seed in range(8 if paired or tasks > 1 else 3):
-        mine = drawn("a", seed, episodes, sr=0.8, safety=0.75, tasks=tasks)
-        theirs = drawn("b", seed + 100, episodes, sr=0.6, safety=0.5, tasks=tasks)
+        mine = drawn("a", seed, 30, sr=0.8, safety=0.75, tasks=tasks)
+        theirs = drawn("b", seed + 100, 30, sr=0.6, safety=0.5, tasks=tasks)
         for metric in compare_policies([mine, theirs], paired=paired).scopes[-1].metrics:
             (difference,) = metric.differences
             assert not contradict(difference.p_value, difference.ci), (seed, metric.metric)
@@ -639,14 +497,6 @@ def test_no_split_of_pairs_has_an_interval_against_its_test():
         difference = difference_in("safety", mine, theirs)
         assert not contradict(difference.p_value, difference.ci)
         assert (difference.better is None) == (not is_significant(difference.p_value))
-
-
-@pytest.mark.parametrize("low", range(0, 11, 2))
-def test_no_counts_of_independent_episodes_have_an_interval_against_their_test(low):
-    for high in range(11):
-        mine, theirs = on_tasks("a", "1" * low + "0" * (10 - low)), on_tasks("b", "1" * high + "0" * (10 - high))
-        difference = difference_in("safety", mine, theirs, paired=False)
-        assert not contradict(difference.p_value, difference.ci)
 
 
 # Many verdicts
@@ -737,15 +587,6 @@ def test_the_output_says_why_a_verdict_is_undecided_and_of_how_many():
 # Several seeds of a state
 
 
-def with_seeds(result: PolicyResults, *seeds: int) -> PolicyResults:
-    """Every episode once for each seed, all alike."""
-    many = result.select_episodes(np.repeat(np.arange(len(result)), len(seeds)))
-    headers = (
-        structs.replace(old, seed=seeds[k % len(seeds)], episode_id=f"{k}") for k, old in enumerate(many.headers)
-    )
-    return replace(many, headers=tuple(headers))
-
-
 def test_several_seeds_of_a_state_are_one_pair_and_no_new_evidence():
     """Each episode counted thrice would make every p-value smaller."""
     thrice = compare_policies([with_seeds(A, 1, 2, 3), with_seeds(B, 4, 5, 6)], across_seeds=True)
@@ -764,10 +605,6 @@ def test_states_may_have_different_numbers_of_seeds():
 
 
 # Margins
-
-
-ALWAYS = on_tasks("a", *["1" * 40] * 8)
-SELDOM_UNSAFE = on_tasks("b", *["1" * 39 + "0"] * 7, "1" * 38 + "00")
 
 
 @pytest.mark.parametrize(
@@ -813,7 +650,6 @@ def test_a_margin_holds_only_where_no_lost_episode_could_break_it():
         ({"confidence": 1.0}, "no interval has the confidence 1"),
         ({"margin": float("nan")}, "nan is no margin"),
         ({"margin": 0.0}, "0 is no margin"),
-        ({"seed": -1}, "the seed -1 is negative"),
     ],
 )
 def test_options_that_no_comparison_can_have_are_errors(wrong, problem):

@@ -1,8 +1,6 @@
-"""Charts of a series: what is drawn is what was counted, in the page and in the figure, and every tick can be read."""
+"""The figure of a series: what is drawn is what was counted, and every tick can be read."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 from hypothesis import given
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 from compare.test_series import checkpoint, results
 from report.figures.figure_texts import misplaced, read
 from safevla_bench.compare.series import SeriesComparison, compare_series
-from safevla_bench.judging.rates import SAFETY
-from safevla_bench.report.curve_charts import SeriesAxis, draw_series_charts, format_label
 from safevla_bench.report.figures import render_figure
-from safevla_bench.report.figures.curves import draw_series
+from safevla_bench.report.figures.curves import draw_series, format_label
 
 
 def compared(*names, suites=("libero-goal",)):
@@ -57,38 +53,6 @@ def test_the_same_runs_give_the_same_bytes():
     runs = compared(*NAMES["two"])
     first, second = (render_figure(draw_series(runs), "svg") for _ in range(2))
     assert first == second
-
-
-def test_the_page_draws_each_run_where_its_numbers_are():
-    runs = compared("1000", "2000", "5000")
-    (charts,) = draw_series_charts(runs).values()
-    assert [chart.title for chart in charts] == ["SR (%)", "Safety (%)", "SBU (%)", "VSI"]
-    safety = charts[1]
-    (line,) = safety.lines
-    marks = [tuple(map(float, mark)) for mark in line.marks]
-    across = [at for at, *_ in marks]
-    assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(1 / 4, abs=0.001)
-    high = safety.bottom - safety.top
-    for (_, *places), point in zip(marks, runs.curves[0].points, strict=True):
-        down = [safety.bottom - high * share for share in (point.numbers[SAFETY].value, *point.numbers[SAFETY].ci)]
-        assert places == pytest.approx(down, abs=0.06)
-    places = [tuple(map(float, place.split(","))) for place in re.findall(r"[\d.]+,[\d.]+", line.path)]
-    assert places == [pytest.approx((10 * at, down), abs=0.06) for at, down, *_ in marks]
-
-
-def test_series_at_the_same_number_stand_beside_one_another():
-    (charts,) = draw_series_charts(compared("a-step-1", "a-step-2", "b-step-1", "b-step-2")).values()
-    first, second = (line.marks[0][0] for line in charts[0].lines)
-    assert float(first) < float(second)
-
-
-@given(st.lists(st.integers(-(10**9), 10**9), min_size=1, max_size=12, unique=True))
-def test_places_rise_with_the_numbers_and_the_ends_have_ticks(labels):
-    axis = SeriesAxis(tuple(map(float, sorted(labels))))
-    shares = [axis.share(label) for label in axis.labels]
-    assert shares == sorted(shares)
-    assert all(0 <= share <= 1 for share in shares)
-    assert {axis.ticks[0], axis.ticks[-1]} == {axis.labels[0], axis.labels[-1]}
 
 
 @given(st.integers(1, 10**7))
