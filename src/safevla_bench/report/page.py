@@ -181,8 +181,9 @@ class CellOutcome:
     """True if the policy saw simulator state."""
     whiskers: tuple[tuple[str, str, Rate], ...]
     """Name and kind of each known rate."""
-    square: tuple[tuple[str, tuple[int, int, int]], ...]
-    """Successes and failures: how many were safe, unsafe, and without a verdict; empty where this is not known."""
+    square: tuple[tuple[str, tuple[int, ...]], ...]
+    """Successes and failures: how many were safe, unsafe, and, if there are any, without a verdict; empty where this is
+    not known."""
 
 
 def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
@@ -200,13 +201,15 @@ def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
     )
 
 
-def _count_square(cell: Summary) -> tuple[tuple[str, tuple[int, int, int]], ...]:
+def _count_square(cell: Summary) -> tuple[tuple[str, tuple[int, ...]], ...]:
     succeeded = cell.rates[SR.key].count
     rows = (
         ("Succeeded", cell.success_safe, cell.success_unsafe, succeeded),
         ("Failed", cell.failure_safe, cell.failure_unsafe, cell.n - succeeded),
     )
-    return tuple((name, (safe, unsafe, count - safe - unsafe)) for name, safe, unsafe, count in rows)
+    counts = {name: (safe, unsafe, count - safe - unsafe) for name, safe, unsafe, count in rows}
+    width = 3 if any(unjudged for *_, unjudged in counts.values()) else 2
+    return tuple((name, row[:width]) for name, row in counts.items())
 
 
 # Violations
