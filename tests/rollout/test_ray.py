@@ -8,14 +8,12 @@ import os
 import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import ray
@@ -158,27 +156,6 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_engine(tmp_path, nodes, local, 
     assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
 
 
-def test_an_observer_hears_of_steps_while_an_episode_runs(tmp_path, nodes):
-    class Lets(Watcher):
-        """Lets the episode go on once its twentieth step was heard of."""
-
-        def stepped(self, planned, steps):
-            assert (planned.task.task_id, steps) == ("task_0", 20)
-            (tmp_path / "held" / "go").touch()
-
-    request = replace(held_at(tmp_path / "held", at="30"), tasks=(0,), episodes=1, max_steps=30)
-    roll_out(request, tmp_path / "run", Lets(), on_ray(1))
-
-
-def test_an_actor_is_replaced_after_its_episodes_and_no_byte_changes(tmp_path, nodes, local, monkeypatch):
-    numbers = []
-    start = actors._ActorPool.start
-    monkeypatch.setattr(actors._ActorPool, "start", lambda pool, number: numbers.append(number) or start(pool, number))
-    roll_out(REQUEST, tmp_path / "run", running=on_ray(1, episodes=5))
-    assert numbers == [0, 0, 0]
-    assert contents(tmp_path / "run") == contents(local)
-
-
 @pytest.mark.parametrize("first", ["local", "ray"])
 def test_what_one_engine_began_the_other_goes_on_with(tmp_path, nodes, local, first):
     engines = {"local": ExecutionOptions(), "ray": on_ray()}
@@ -219,21 +196,6 @@ def test_a_node_that_is_lost_costs_nothing_but_time(tmp_path, nodes):
     assert contents(tmp_path / "run") == contents(tmp_path / "unbroken")
 
 
-def test_memory_that_grows_is_a_reason_to_replace_an_actor():
-    class Handle:
-        class prepare:  # noqa: N801
-            @staticmethod
-            def remote():
-                return None
-
-    ray = SimpleNamespace(get=lambda reply: reply, exceptions=SimpleNamespace(RayError=OSError))
-    actor = actors.ActorHandle(ray, Handle, 9, iter(()))
-    for resident, spent in ((0, False), (10**9, False), (2 * 10**9, False), (10**9 + actors.LEAK_BYTES + 1, True)):
-        actor.asked = actors.ActorReply(None, resident)
-        actor.receive()
-        assert actor.spent is spent
-
-
 # What the user must mend
 
 
@@ -244,7 +206,7 @@ def on_a_node(monkeypatch):
 
 
 def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
-    said = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare().message
+    said = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare()
     assert isinstance(said, WorkerFailed)
     assert f"on the node {platform.node()}: " in str(said.error)
     assert "nonsense" in str(said.error)
@@ -252,13 +214,13 @@ def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
 
 def test_a_node_with_other_versions_is_refused(on_a_node):
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
-    said = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare().message
+    said = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare()
     assert isinstance(said, WorkerFailed)
     assert f"on the node {platform.node()}: it has other versions" in str(said.error)
     assert "not 0.0" in str(said.error)
     assert "mujoco None, not 9" in str(said.error)
     held = actors.record_versions(WorkerParts(cast).host)
-    assert isinstance(actors.RayWorker(cast, 0, held).prepare().message, WorkerReady)
+    assert isinstance(actors.RayWorker(cast, 0, held).prepare(), WorkerReady)
 
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
@@ -269,43 +231,19 @@ def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
 
 
 def test_a_share_that_no_node_has_is_an_error_and_leaves_no_folder(tmp_path, nodes):
-    with pytest.raises(RunError, match="no node of the Ray cluster has 1 CPUs and 3 GPUs"):
+    with pytest.raises(RunError, match="no node of the Ray cluster has 1 CPUs and 3 GPUs for an actor"):
         roll_out(REQUEST, tmp_path / "run", running=on_ray(gpus=3))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def unconnected(monkeypatch):
+@pytest.mark.parametrize("address", ["ray://head:10001", ":6379", "head:port", "127.0.0.1:1"])
+def test_where_nobody_listens_the_error_comes_at_once(monkeypatch, address):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-
-
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:port"])
-def test_what_is_no_address_is_refused(unconnected, address):
     with (
-        pytest.raises(RunError, match="no address of a Ray cluster"),
+        pytest.raises(RunError, match=f"the Ray cluster {address} cannot be used"),
         actors.connect_ray(RayCluster(address=address), 1),
     ):
         pass
-
-
-def test_where_nobody_listens_the_error_comes_at_once(unconnected):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-        asked = RayCluster(address=address)
-        with pytest.raises(RunError, match=f"can be reached at {address}"), actors.connect_ray(asked, 1):
-            pass
-
-
-def test_where_something_else_listens_it_is_not_waited_for(unconnected, monkeypatch):
-    monkeypatch.setattr(actors, "_ANSWER_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
-        with (
-            pytest.raises(RunError, match="is not the head of a Ray cluster"),
-            actors.connect_ray(RayCluster(), 1),
-        ):
-            pass
 
 
 # The command
@@ -332,7 +270,6 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run}"]
     note, *progress, count, again = err.splitlines()
     (crash,) = [line for line in progress if line.startswith("crashed: ")]
-    assert len(progress) <= 3, "what was planned, how the episode ended, and why"
     assert note == "note: no ray:ADDRESS and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
     assert count.startswith("1 episode crashed")

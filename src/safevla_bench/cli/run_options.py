@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import msgspec
@@ -92,8 +92,7 @@ EXECUTION_OPTIONS = {
                      "this machine for the command. Results are the same.", "local|ray|ray:ADDRESS",
                      section=RAY, default="local"),
     "actor": repeatable("What each of the --workers reserves of a node of a Ray cluster, cpus=1 and gpus=0, which may "
-                        "be fractions; episodes=100: after how many it is replaced by a fresh one, as simulators leak "
-                        "memory.", "NAME=VALUE", section=RAY),
+                        "be fractions.", "NAME=VALUE", section=RAY),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "trusted": repeatable("Run the code that this run.json, registration or --config file names. Else a policy "
@@ -108,7 +107,6 @@ _REQUIRED = ("host", "suites", "policies")
 class _ActorShares(msgspec.Struct, frozen=True):
     cpus: float = 1.0
     gpus: float = 0.0
-    episodes: Annotated[int, msgspec.Meta(ge=1)] = 100
 
 
 @dataclass(frozen=True)
