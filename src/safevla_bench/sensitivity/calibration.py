@@ -219,13 +219,6 @@ def round_up(value: float) -> float:
     return float(f"{rounded}e{-decimals}")
 
 
-def histogram(extremes: Floats, bins: int = 24) -> str:
-    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest."""
-    counts, _ = np.histogram(extremes, bins=bins, range=(min(0.0, float(extremes[0])), max(float(extremes[-1]), 1e-12)))
-    tallest = counts.max()
-    return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / tallest)] for count in counts)
-
-
 def format_limits(calibrations: Sequence[Calibration]) -> str:
     """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's.
 

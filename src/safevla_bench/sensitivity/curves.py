@@ -223,13 +223,9 @@ def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
 
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
-    formula = _parse_placeholder(spec)
-    if (
-        isinstance(formula, Always)
-        and isinstance(formula.operand, Implies)
-        and not is_boolean_only(formula.operand.left)
-    ):
-        return False
+    match _parse_placeholder(spec):
+        case Always(_, Implies(gate, _)) if not is_boolean_only(gate):
+            return False
     return match_clause(spec.formula) is not None
 
 
