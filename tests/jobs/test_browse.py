@@ -15,7 +15,7 @@ import pytest
 import safevla_bench as sb
 from report.browser import Browser
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, run_address, start_server
+from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, run_address
 from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.report.render import PLAYER_SCRIPTS, content_security_policy, read_template
@@ -60,25 +60,23 @@ class Links(HTMLParser):
 
 
 def test_every_run_is_listed_with_the_numbers_of_its_scores(folder: Path):
-    rows = list_runs(find_runs(folder))
-    assert [row.run for row in rows] == [f"deep/{HOSTILE}", "still"]
-    for row in rows:
-        (cell,) = json.loads((folder / row.run / "scores.json").read_bytes())["cells"]
-        assert row.cell is not None
-        assert (row.policy, row.cell.n, row.cell.sr, row.cell.safety) == tuple(
-            cell[name] for name in ("policy", "n", "sr", "safety")
-        )
-        assert row.started == ""
+    rows = list_runs(find_runs(folder)).rows
+    assert [row[0].text for row in rows] == [f"deep/{HOSTILE}", "still"]
+    for run, policy, _, count, success_rate, safety, *_, when, _ in rows:
+        (cell,) = json.loads((folder / run.text / "scores.json").read_bytes())["cells"]
+        assert (policy.text, count.value) == (cell["policy"], cell["n"])
+        assert (success_rate.value, safety.value) == (100 * cell["sr"], 100 * cell["safety"])
+        assert when.text == "—"
 
 
 @pytest.mark.parametrize(
     ("started", "shown"),
-    [("2026-11-22T15:03:51+00:00", "2026-11-22 15:03"), ("yesterday", ""), (None, ""), (7, ""), ("<b>", "")],
+    [("2026-11-22T15:03:51+00:00", "2026-11-22 15:03"), ("yesterday", "—"), (None, "—"), (7, "—"), ("<b>", "—")],
 )
 def test_the_time_is_that_of_the_run_or_none(folder: Path, started: object, shown: str):
     path = folder / "still" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "volatile": {"started": started}}))
-    assert list_runs(find_runs(folder))[-1].started == shown
+    assert list_runs(find_runs(folder)).rows[-1][-2].text == shown
 
 
 def test_a_run_alone_is_opened_at_its_report_and_a_folder_at_the_index(folder: Path):
@@ -97,8 +95,8 @@ def test_what_is_no_run_is_named(tmp_path: Path):
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"cells": 3}', '{"cells": [{"n": "x"}]}', "[" * 100_000])
 def test_scores_that_cannot_be_read_are_listed_as_that(folder: Path, damage: str):
     (folder / "still" / "scores.json").write_text(damage)
-    row = list_runs(find_runs(folder))[-1]
-    assert (row.run, row.cell, row.problem) == ("still", None, "scores.json cannot be read")
+    run, policy, *_ = list_runs(find_runs(folder)).rows[-1]
+    assert (run.text, policy.text, policy.detail) == ("still", "—", "scores.json cannot be read")
     assert RunSite(folder).reply("/").status == 200
 
 
@@ -186,7 +184,7 @@ def test_a_report_keeps_its_policy_and_a_foreign_page_may_run_no_script(folder: 
 @pytest.fixture
 def server(folder: Path):
     """The server, answering in a thread."""
-    with start_server(RunSite(folder), 0) as listening:
+    with RunServer(RunSite(folder)) as listening:
         thread = threading.Thread(target=listening.serve_forever, daemon=True)
         thread.start()
         yield listening
@@ -220,13 +218,10 @@ def test_the_server_is_this_machines_alone(server: RunServer):
     connection.close()
 
 
-def test_a_port_that_is_taken_is_named_and_without_one_another_is_found(server: RunServer, folder: Path, monkeypatch):
+def test_a_port_that_is_taken_is_named(server: RunServer, folder: Path):
     port = server.server_address[1]
     with pytest.raises(RunError, match=f"port {port} cannot be used"):
-        start_server(RunSite(folder), port)
-    monkeypatch.setattr("safevla_bench.jobs.browse.PORT", port)
-    with start_server(RunSite(folder)) as other:
-        assert other.server_address[1] != port
+        RunServer(RunSite(folder), port)
 
 
 @pytest.mark.long

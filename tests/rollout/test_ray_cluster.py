@@ -23,17 +23,11 @@ def test_an_address_goes_before_ray_address_and_without_both_ray_is_started_here
     assert RayCluster().place == ray_cluster.HERE
 
 
-@pytest.mark.parametrize("share", [-1, float("nan"), float("inf"), 0.00001])
+@pytest.mark.parametrize("share", [-1, float("nan"), float("inf")])
 @pytest.mark.parametrize("of", ["cpus", "gpus"])
-def test_what_ray_knows_no_share_of_is_refused_before_it_is_started(of, share):
-    with pytest.raises(RunError, match=f"--actor {of}=.* is no share"):
+def test_a_share_that_is_none_is_refused_before_ray_is_started(of, share):
+    with pytest.raises(RunError, match=f"--actor .*{of}={share:g}.* is no share"):
         RayCluster(**{of: share})
-
-
-def test_several_gpus_are_a_whole_number():
-    assert (RayCluster(gpus=0.25).gpus, RayCluster(gpus=2).gpus, RayCluster(cpus=1.5).cpus) == (0.25, 2, 1.5)
-    with pytest.raises(RunError, match=r"--actor gpus=1\.5"):
-        RayCluster(gpus=1.5)
 
 
 def test_ray_is_imported_only_where_it_is_asked_for():
@@ -50,44 +44,20 @@ def test_one_node_must_have_room_for_an_actor_by_itself():
     several = nodes({"CPU": 4}, {"CPU": 1, "GPU": 1}, {})
     ray_cluster.require_room(several, RayCluster(cpus=4))
     ray_cluster.require_room(several, RayCluster(cpus=0.5, gpus=0.25))
-    with pytest.raises(RunError, match=r"has 2 CPUs and 1 GPUs.*\(they have 4 and 0; 1 and 1\)"):
+    with pytest.raises(RunError, match="has 2 CPUs and 1 GPUs"):
         ray_cluster.require_room(several, RayCluster(cpus=2, gpus=1))
-    with pytest.raises(RunError, match="there is no node"):
+    with pytest.raises(RunError, match="no node of"):
         ray_cluster.require_room(nodes({}), RayCluster())
 
 
-def test_what_ray_says_of_a_lost_worker_is_one_line_with_its_node():
-    text = "The actor died.\n\tpid: 9\n\tip: 10.0.0.3\nIt is dead: End of file. Some common causes include: (1) much."
-    assert (
-        ray_cluster.describe_loss(RuntimeError(text)) == "on the node 10.0.0.3: RuntimeError: It is dead: End of file."
-    )
-    assert ray_cluster.describe_loss(RuntimeError("")) == "RuntimeError: no reason is known"
-
-
-def ray_answers(stderr: str):
-    return lambda words, **how: SimpleNamespace(returncode=1, stderr=stderr)
-
-
-@pytest.fixture
-def plainly(monkeypatch):
-    monkeypatch.setattr(
-        ray_cluster.os, "environ", {name: value for name, value in os.environ.items() if "RAY" not in name}
-    )
-    return monkeypatch
-
-
-def test_without_a_cluster_on_this_machine_auto_is_an_error(plainly):
-    plainly.setattr(ray_cluster.subprocess, "run", ray_answers("ConnectionError: none"))
-    with pytest.raises(RunError, match="no Ray cluster runs on this machine"):
-        ray_cluster._require_answer("auto")
-
-
-def test_the_token_of_an_own_cluster_is_written_nowhere(plainly):
+def test_the_token_of_an_own_cluster_is_written_nowhere(monkeypatch):
+    plain = {name: value for name, value in os.environ.items() if "RAY" not in name}
+    monkeypatch.setattr(ray_cluster.os, "environ", plain)
     assert ray_cluster._local_options(3)["num_cpus"] >= 3
-    assert len(ray_cluster.os.environ["RAY_AUTH_TOKEN"]) == 64
-    mine = ray_cluster.os.environ["RAY_AUTH_TOKEN"] = "mine"
+    assert len(plain["RAY_AUTH_TOKEN"]) == 64
+    plain["RAY_AUTH_TOKEN"] = "mine"
     ray_cluster._local_options(1)
-    assert ray_cluster.os.environ["RAY_AUTH_TOKEN"] == mine
+    assert plain["RAY_AUTH_TOKEN"] == "mine"
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from folders import contents
@@ -43,20 +43,14 @@ EPISODES = plan_episodes(make_host("fake").tasks("fake"), 3, ["noop"], load_prot
 class Puppet:
     """A worker that does what the pool's script says."""
 
-    def __init__(self, number: int, lasts: int) -> None:
-        self.number, self.left = number, lasts
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.said: list[object] = [WorkerReady()]
         self.dismissed = self.ended = False
-
-    @property
-    def spent(self) -> bool:
-        return self.left <= 0
 
     def begin(self, planned) -> None:
         assert not self.said
         assert not self.dismissed
-        assert self.left > 0
-        self.left -= 1
         self.said.append(planned)
 
     def dismiss(self) -> None:
@@ -70,15 +64,15 @@ class Puppet:
 class Stage:
     """A pool whose workers die where the script says True, one word after the other."""
 
-    starts, remedy = 3, "Mend the script."
+    remedy = "Mend the script."
 
-    def __init__(self, dies=(), lasts: int = 99, absent=()) -> None:
-        self.dies, self.lasts, self.absent = iter(dies), lasts, absent
+    def __init__(self, dies=(), absent=()) -> None:
+        self.dies, self.absent = iter(dies), absent
         self.made: list[Puppet] = []
         self.attempts: Counter[str] = Counter()
 
     def start(self, number: int) -> Puppet:
-        self.made.append(Puppet(number, self.lasts))
+        self.made.append(Puppet(number))
         return self.made[-1]
 
     def receive_messages(self, workers):
@@ -99,12 +93,19 @@ class Stage:
                 )
 
 
-@given(
-    st.lists(st.booleans(), max_size=30), st.integers(min_value=1, max_value=5), st.integers(min_value=1, max_value=4)
-)
-def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(dies, count, lasts):
-    pool = Stage(dies, lasts)
-    pool.starts = 99
+@pytest.fixture
+def patient(monkeypatch):
+    """However many workers die before they can begin, the run goes on."""
+    monkeypatch.setattr(scheduler, "STARTS", 99)
+
+
+FIXTURE_IS_CONSTANT = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FIXTURE_IS_CONSTANT
+@given(dies=st.lists(st.booleans(), max_size=30), count=st.integers(min_value=1, max_value=5))
+def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(patient, dies, count):
+    pool = Stage(dies)
     ended = list(run_pool(pool, EPISODES, count))
     assert sorted(end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
     for end in ended:
@@ -118,13 +119,6 @@ def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(dies, c
     assert all(worker.ended for worker in pool.made)
 
 
-def test_a_worker_that_is_spent_is_replaced_before_it_gets_another_episode():
-    pool = Stage(lasts=2)
-    assert len(list(run_pool(pool, EPISODES, 1))) == 9
-    assert len(pool.made) == 5
-    assert all(worker.dismissed for worker in pool.made)
-
-
 def test_a_worker_that_never_comes_is_not_waited_for_once_the_others_have_done_everything():
     pool = Stage(absent={1})
     assert len(list(run_pool(pool, EPISODES, 2))) == 9
@@ -132,14 +126,12 @@ def test_a_worker_that_never_comes_is_not_waited_for_once_the_others_have_done_e
     assert pool.made[1].ended
 
 
-@pytest.mark.parametrize(("starts", "made"), [(1, 1), (3, 3)])
-def test_workers_that_die_before_they_can_begin_end_the_run_after_so_many_in_a_row(starts, made):
+def test_workers_that_die_before_they_can_begin_end_the_run_after_so_many_in_a_row():
     pool = Stage([True] * 9)
-    pool.starts = starts
-    with pytest.raises(RunError, match="while it started: the script says so") as raised:
+    with pytest.raises(RunError, match="while they start: the script says so") as raised:
         list(run_pool(pool, EPISODES, 1))
     assert raised.value.remedy == "Mend the script."
-    assert len(pool.made) == made
+    assert len(pool.made) == scheduler.STARTS
 
 
 def test_what_a_worker_cannot_mend_ends_the_run_and_all_workers():
@@ -187,16 +179,14 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["crashed", "timeout"]
     assert scheduler.RETRIES == 1
-    assert rows[0].reason == (
-        "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV (segmentation fault)"
-    )
+    assert rows[0].reason == ("its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV")
     (header,) = read_sources([tmp_path / "run"])[0].headers
     assert header.episode_id == rows[1].episode_id
     assert "Segmentation fault" in capfd.readouterr().err
 
 
 def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_path, lethal):
-    with pytest.raises(RunError, match="while it started: it exited with status 3"):
+    with pytest.raises(RunError, match="while they start: it exited with status 3"):
         roll_out(replace(LETHAL, arguments={"at_start": "3"}), tmp_path / "run", running=ExecutionOptions(workers=2))
     assert not (tmp_path / "run").exists()
 
@@ -212,8 +202,8 @@ def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path
     ("returncode", "words"),
     [
         (7, "it exited with status 7"),
-        (-signal.SIGKILL, "SIGKILL (killed), often because memory ran out"),
-        (-signal.SIGSEGV, "SIGSEGV (segmentation fault)"),
+        (-signal.SIGKILL, "SIGKILL, often because memory ran out"),
+        (-signal.SIGSEGV, "SIGSEGV"),
         (-99, "signal 99"),
     ],
 )
@@ -246,23 +236,16 @@ def test_gpus_are_those_the_user_left_visible(tmp_path):
     assert usable_gpus({VISIBLE: "GPU-8f0e"}) == ()  # a renderer is chosen by number
 
 
-def test_gpus_are_found_by_the_driver_s_tool_or_else_by_their_devices(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_gpus_are_found_by_their_devices(tmp_path):
     for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert usable_gpus({}, devices=tmp_path) == ("2", "10")
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
-    tool.chmod(0o755)
-    assert usable_gpus({}, devices=tmp_path) == ("0", "1")
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    assert usable_gpus({}, devices=tmp_path) == ("2", "10")
 
 
-@given(st.lists(st.booleans(), max_size=20), st.integers(min_value=1, max_value=4))
-def test_a_later_batch_is_asked_for_when_all_before_have_ended_and_the_same_workers_run_it(dies, count):
+@FIXTURE_IS_CONSTANT
+@given(dies=st.lists(st.booleans(), max_size=20), count=st.integers(min_value=1, max_value=4))
+def test_a_later_batch_is_asked_for_when_all_before_have_ended_and_the_same_workers_run_it(patient, dies, count):
     pool, ended = Stage(dies), []
-    pool.starts = 99
 
     def later():
         for first in (0, 2, 7):

@@ -103,7 +103,7 @@ def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Pa
 
 
 def _describe_calibration(item: calibration.Calibration) -> list[str]:
-    """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used."""
+    """Return the lines about a specification: counts, percentiles, quantile, limit or why it is not used."""
     spec, extremes, (low, high) = item.spec, item.extremes, item.interval
     percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
     shown = [f"{share} % {_compact(value)}" for share, value in percents.items()]
@@ -114,7 +114,6 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
         f"{item.violated} exceed the library's {_compact(spec.threshold)}",
-        f"  0 |{calibration.histogram(extremes)}| {largest}",
         "  " + "   ".join([*shown, f"largest {largest}", *floor]),
         f"  quantile {item.quantile:g}: {_compact(item.value)}, {item.interval_name} {_compact(low)} to {upper}",
         f"  {item.obstacle or f'limit {_compact(item.limit)} {spec.unit}'}",

@@ -227,7 +227,7 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 @options.command("open")
 def open_command(
     folder: Path = options.argument("RUN|FOLDER", type=options.FILE, default=Path()),
-    port: int | None = option("Listen there; default 8642, else any free one.", "N", type=options.PORT),
+    port: int = option("Listen there; else on any free port.", "N", type=options.PORT, default=0),
     no_browser: bool = flag("Print the address and open nothing."),
 ) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
@@ -236,12 +236,12 @@ def open_command(
     and nothing is written. Only this machine can reach the server, and only files of these runs are sent. Ctrl-C ends
     it.
     """
-    from safevla_bench.jobs.browse import RunSite, start_server
+    from safevla_bench.jobs.browse import RunServer, RunSite
 
     site = RunSite(folder)
     for line in site.describe_maker():
         echo(f"note: {line}", err=True)
-    with start_server(site, port) as server:
+    with RunServer(site, port) as server:
         address = server.address + site.start
         echo(f"{address}   (Ctrl-C ends)")
         if not no_browser:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import msgspec
@@ -120,8 +120,7 @@ EXECUTION_OPTIONS = {
     "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
                      "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
                      "local|ray|ray:ADDRESS", section=RAY, default="local"),
-    "actor": repeatable("What each worker reserves of a node, cpus=1 and gpus=0; episodes=100: after how many it is "
-                        "replaced, as simulators leak memory.", "NAME=VALUE", section=RAY),
+    "actor": repeatable("What each worker reserves of a node: cpus=1 and gpus=0, or fractions.", "NAME=VALUE", section=RAY),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
@@ -134,7 +133,6 @@ EXECUTION_OPTIONS = {
 class _ActorShares(msgspec.Struct, frozen=True):
     cpus: float = 1.0
     gpus: float = 0.0
-    episodes: Annotated[int, msgspec.Meta(ge=1)] = 100
 
 
 @dataclass(frozen=True)

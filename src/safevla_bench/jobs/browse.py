@@ -1,12 +1,11 @@
 """Runs in a browser of this machine: an index of the runs of a folder and their reports.
 
-The server listens on 127.0.0.1 alone and answers GET and HEAD. Only files of the runs that the index lists are sent. A
+The server listens on 127.0.0.1 alone and answers GET. Only files of the runs that the index lists are sent. A
 page that this version did not make is sent without leave to run a script.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -38,7 +37,7 @@ from safevla_bench.report.render import (
     template_environment,
 )
 from safevla_bench.report.tables.columns import metric_cell
-from safevla_bench.report.tables.table import UNNAMED, Cell
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES, read_description
 from safevla_bench.text import NO_VALUE
@@ -51,42 +50,12 @@ _DEEPEST = 3
 """Levels of folders below the one that is listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One policy on one suite of one run; `cell` is None where there are no scores, and `problem` says why.
-
-    `run` is its folder below the one that is listed. `started` is `2026-11-22 15:03`, or empty where it is not known.
-    """
-
-    run: str
-    policy: str | None = None
-    cell: Summary | None = None
-    started: str = ""
-    simulated_by: str = ""
-    judged_by: str = ""
-    problem: str = ""
-
-    @property
-    def address(self) -> str:
-        """The path of the run's report on this server."""
-        return run_address(self.run, REPORT)
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The row of the index, a cell for each of `HEADS`."""
-        policy, suite = Cell(self.policy or UNNAMED), Cell(NO_VALUE)
-        numbers = [Cell(NO_VALUE)] * (len(_METRICS) + 1)
-        if self.cell is None:
-            policy = Cell(NO_VALUE, detail=self.problem)
-        else:
-            suite = Cell(self.cell.suite or NO_VALUE)
-            numbers = [Cell.count(self.cell.n), *(metric_cell(metric, self.cell) for metric in _METRICS)]
-        origin = (Cell(text or NO_VALUE) for text in (self.started, self.simulated_by, self.judged_by))
-        return (Cell(self.run), policy, suite, *numbers, *origin)
-
-
 _METRICS = (SR, SAFETY, VSI)
-HEADS = ("Run", "Policy", "Suite", "n", *(metric.heading for metric in _METRICS), "When", "Simulated by", "Judged by")
+_COLUMNS = (
+    *map(text_column, ("Run", "Policy", "Suite")),
+    *map(Column, ("n", *(metric.heading for metric in _METRICS))),
+    *map(text_column, ("When", "Judged by")),
+)
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
@@ -131,36 +100,36 @@ class _ScoresFile(msgspec.Struct):
     cells: list[Summary] = []
 
 
-def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
-    """Return the rows of the runs, in the order of `folders`: one for each cell, or a single row with a problem.
+def list_runs(folders: Mapping[str, Path]) -> Table:
+    """Return the index of runs, in the order of `folders`: a row for each cell, or a single row with a problem.
 
     Nothing is judged, and nothing is raised for a run whose files cannot be read.
     """
-    return [row for name, path in folders.items() for row in _run_rows(name, path)]
+    rows = [row for name, path in folders.items() for row in _run_rows(name, path)]
+    return Table("Runs by policy and suite", _COLUMNS, tuple(rows))
 
 
-def _run_rows(name: str, path: Path) -> list[RunRow]:
-    started = _start_time(path)
+def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     try:
         scores = msgspec.json.decode(read_input(path / SCORES, MAX_SCORES_BYTES), type=_ScoresFile)
-    except FileNotFoundError:
-        return [RunRow(name, started=started, problem="not judged yet")]
-    except NotADirectoryError:
-        return [RunRow(name, problem="an archive")]
+        problem = "" if scores.cells else "no episode"
+    except (FileNotFoundError, NotADirectoryError):
+        problem = "not judged yet"
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return [RunRow(name, started=started, problem=f"{SCORES} cannot be read")]
-    if not scores.cells:
-        return [RunRow(name, started=started, problem="no episode")]
+        problem = f"{SCORES} cannot be read"
+    if problem:
+        return [(Cell(name), Cell.dash(problem), *[Cell.dash()] * (len(_COLUMNS) - 2))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
+    origin = Cell(_start_time(path)), Cell(rules)
     return [
-        RunRow(
-            name,
-            cell.policy,
-            cell,
-            started,
-            ", ".join(f"{package} {' and '.join(versions)}" for package, versions in cell.simulator.items()),
-            rules,
+        (
+            Cell(name),
+            Cell(cell.policy or UNNAMED),
+            Cell(cell.suite or NO_VALUE),
+            Cell.count(cell.n),
+            *(metric_cell(metric, cell) for metric in _METRICS),
+            *origin,
         )
         for cell in scores.cells
     ]
@@ -171,8 +140,8 @@ def _start_time(folder: Path) -> str:
         volatile = read_description(folder).get("volatile")
         moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None
     except (RunError, KeyError, ValueError):
-        return ""
-    return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")
+        moment = None
+    return NO_VALUE if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 
 # Pages
@@ -261,9 +230,10 @@ class RunSite:
         path = urlsplit(target).path
         try:
             if path == _INDEX:
-                rows = list_runs(find_runs(self.folder))
-                title, count = f"Runs in {self.folder.resolve().name}", len({row.run for row in rows})
-                return _render_page("index", title, heads=HEADS, rows=rows, count=count)
+                folders = find_runs(self.folder)
+                addresses = {name: run_address(name, REPORT) for name in folders}
+                title = f"Runs in {self.folder.resolve().name}"
+                return _render_page("index", title, table=list_runs(folders), addresses=addresses)
             run, slash, file = path.removeprefix(_RUN).partition("/")
             if path.startswith(_RUN) and slash:
                 return self._file(unquote(run), unquote(file))
@@ -315,18 +285,21 @@ def _report_policy(content: bytes) -> str:
 # The server
 
 _LOOPBACK = "127.0.0.1"
-PORT = 8642
-"""The port where none is asked for, and it is free."""
 
 
 class RunServer(ThreadingHTTPServer):
-    """Serves a `RunSite`; `address` is where it is."""
+    """Serves a `RunSite` on a port of 127.0.0.1; `address` is where it is."""
 
     daemon_threads = True
 
-    def __init__(self, site: RunSite, port: int) -> None:
+    def __init__(self, site: RunSite, port: int = 0) -> None:
+        """Bind to a port, 0 = any free one; raise `RunError` if it is taken or not allowed."""
         self.site = site
-        super().__init__((_LOOPBACK, port), _Handler)
+        try:
+            super().__init__((_LOOPBACK, port), _Handler)
+        except OSError as error:
+            remedy = "Choose another by --port, or leave it out for any free one."
+            raise RunError(f"port {port} cannot be used: {error.strerror}", remedy=remedy) from None
 
     @property
     def address(self) -> str:
@@ -337,34 +310,13 @@ class RunServer(ThreadingHTTPServer):
         """Do nothing: a browser that goes away in the middle of an answer is not an error."""
 
 
-def start_server(site: RunSite, port: int | None = None) -> RunServer:
-    """Return a server bound to a port of 127.0.0.1; requests are answered once its `serve_forever` runs.
-
-    Without a port it is 8642, or any free port where 8642 is taken; port 0 is any free port. Raises `RunError` for a
-    port that is taken or not allowed, and `OverflowError` for one that is not from 0 to 65535.
-    """
-    try:
-        return RunServer(site, PORT if port is None else port)
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
-            return RunServer(site, 0)
-        remedy = "Choose another by --port, or leave it out for any free one."
-        raise RunError(f"port {port} cannot be used: {error.strerror}", remedy=remedy) from None
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: RunServer
     server_version, sys_version = f"safevla/{__version__}", ""
     timeout = 60
 
     def do_GET(self) -> None:
-        self._send(with_content=True)
-
-    def do_HEAD(self) -> None:
-        self._send(with_content=False)
-
-    def _send(self, *, with_content: bool) -> None:
-        """Send status, headers and, if `with_content`, the page; 403 where `Host` is not this machine alone."""
+        """Send status, headers and page; 403 where `Host` is not this machine alone."""
         port = self.server.server_address[1]
         if self.headers.get_all("Host") in ([f"{_LOOPBACK}:{port}"], [f"localhost:{port}"]):
             reply = self.server.site.reply(self.path)
@@ -384,8 +336,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        if with_content:
-            self.wfile.write(reply.content)
+        self.wfile.write(reply.content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing: requests are the user's own."""

@@ -7,10 +7,7 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from numbers import Integral
-from typing import Any, Literal, SupportsFloat, TypeVar, get_args
+from typing import Any, Literal, SupportsFloat, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +28,6 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable
@@ -41,6 +37,7 @@ from safevla_recorder.mujoco.recorder import Recorder
 Cost = Literal["violation", "severity", "limit_use"]
 TASK_ID = "safevla/Task-v0"
 """Id of `make_env` in Gymnasium's registry, once this module is imported."""
+_WAIT_STEPS = 10
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
@@ -55,6 +52,8 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `standing`, the whole of it.
     """
     costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
+    if cost not in costs:
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(costs)}.")
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
     return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
 
@@ -65,9 +64,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
     drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
     options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
-    settles for `wait_steps`, as under the protocol `safevla-bench`. `monitor` judges, else the default specifications
-    do; `cost` chooses `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the
-    environment, or there is no such cost, horizon or number of steps.
+    settles as under the protocol `safevla-bench`. `monitor` judges, else the default specifications do; `cost` chooses
+    `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -80,16 +78,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         horizon: int,
         wants: Wants | None = None,
         monitor: Monitor | None = None,
-        wait_steps: int = 10,
         cost: Cost = "violation",
     ) -> None:
-        _check_cost(cost)
-        for name, number, least in (("horizon", horizon, 1), ("wait_steps", wait_steps, 0)):
-            if number < least:
-                raise HostError(f"{name} is {number}", remedy=f"Give {least} or more.")
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
-        self._seeded = partial(EpisodeSeed, wait_steps=wait_steps)
         self._monitor = monitor or Monitor()
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
@@ -113,10 +105,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         super().reset(seed=seed)
         if seed is not None:
             self._env_seed, self._next = seed, 0
-        index = (options or {}).get("init_state_index", self._next)
-        if not isinstance(index, Integral):
-            raise HostError(f"init_state_index is {index!r}", remedy="Give a whole number from 0.")
-        index = int(index)
+        index = int((options or {}).get("init_state_index", self._next))
         self._next = (index + 1) % (self._task.init_states or 2**31)
         seen = self._start(index)
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
@@ -142,32 +131,22 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
         self._steps = 0
-        return _observation_dict(self._env.reset(self._seeded(index, self._env_seed)))
+        return _observation_dict(self._env.reset(EpisodeSeed(index, self._env_seed, _WAIT_STEPS)))
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged.
 
-    It may make its simulator as late as in its first reset. `benchmark` and `task_id` replace what its BDDL file says.
-
-    Record 0 is the state that your `reset` returns with, so let it settle the scene inside; each `step` is one control
-    step of the simulator, so the wrapper goes inside one that plays chunks of actions. Raises `HostError` for an
-    unknown `cost`.
+    It may make its simulator as late as in its first reset. Record 0 is the state that your `reset` returns with, so
+    let it settle the scene inside; each `step` is one control step of the simulator, so the wrapper goes inside one
+    that plays chunks of actions.
     """
 
     def __init__(
-        self,
-        env: gymnasium.Env[Obs, Act],
-        *,
-        monitor: Monitor | None = None,
-        cost: Cost = "violation",
-        benchmark: str | None = None,
-        task_id: str | None = None,
+        self, env: gymnasium.Env[Obs, Act], *, monitor: Monitor | None = None, cost: Cost = "violation"
     ) -> None:
-        _check_cost(cost)
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
-        self._named = {"benchmark": benchmark, "task_id": task_id}
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
         self._latest: Callable[[], Batch]
@@ -179,7 +158,10 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
-        self._record()
+        recordable = find_recordable(self.env)
+        recorder, self._detach = recordable.start_recorder()
+        header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
+        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
         return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -198,13 +180,6 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """Take the hooks off and close the wrapped environment."""
         self._stop()
         super().close()
-
-    def _record(self) -> None:
-        recordable = find_recordable(self.env)
-        recordable.task = replace(recordable.task, **{name: text for name, text in self._named.items() if text})
-        recorder, self._detach = recordable.start_recorder()
-        header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
 
     def _stop(self) -> None:
         if self._recorder is not None:
@@ -282,47 +257,27 @@ def make_env(
     cameras: Sequence[str] = (),
     extra: Sequence[str] = (),
     image_size: tuple[int, int] = (256, 256),
-    wait_steps: int = 10,
     cost: Cost = "violation",
-    library: str | None = None,
     host_arguments: Mapping[str, str] = NO_ARGUMENTS,
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    `task` is its id, or its place in the suite; `image_size` height and width [pixels]; `library` what judges, None =
-    the default library. Raises `HostError` for an unknown host, argument,
-    suite, task, camera, reading or cost, or a simulator that cannot be used, `PluginError` for a host that cannot be
-    loaded, `SpecError` for an unknown library, and `RegistryError` if the host's tags contradict others.
+    `task` is its id, or its place in the suite; `image_size` height and width [pixels]. The default specifications
+    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or a simulator that cannot
+    be used.
     """
     made = make_host(host, host_arguments)
-    tags = [RuleFile.read(path) for path in registry_files(host)]
-    ruleset = load_ruleset(library or "default").with_host_registry(tags)
+    tasks = made.tasks(suite)
+    chosen = next((own for place, own in enumerate(tasks) if task in (place, own.task_id)), None)
+    if chosen is None:
+        remedy = f"It has {', '.join(own.task_id for own in tasks)}."
+        raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
+    ruleset = load_ruleset(registry_files=registry_files(host))
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
-    chosen = _find_task(made, suite, task)
-    return SafetyEnv(
-        made, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), wait_steps=wait_steps, cost=cost
-    )
+    return SafetyEnv(made, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), cost=cost)
 
 
 gymnasium.register(id=TASK_ID, entry_point="safevla_bench.rollout.gym:make_env")
-
-
-def _check_cost(cost: str) -> None:
-    if cost not in get_args(Cost):
-        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
-
-
-def _find_task(host: Host, suite: str, task: int | str) -> Task:
-    tasks = host.tasks(suite)
-    for place, candidate in enumerate(tasks):
-        if task in (place, candidate.task_id):
-            return candidate
-    names = ", ".join(candidate.task_id for candidate in tasks[:_MOST_NAMED])
-    remedy = f"It has {len(tasks)}: {names}{', …' if len(tasks) > _MOST_NAMED else '.'}"
-    raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
-
-
-_MOST_NAMED = 5
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:

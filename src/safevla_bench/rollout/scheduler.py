@@ -26,15 +26,15 @@ from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed, Wor
 
 RETRIES = 1
 """How often an episode is begun again, each time in a fresh worker, after its worker died."""
+STARTS = 3
+"""How many workers in a row may die before they can begin."""
+LOOK_S = 1.0
+"""Time to wait for a message before checking that the workers are alive."""
 _CLOSE_S = 30.0
 
 
 class RemoteWorker(Protocol):
     """One process somewhere, with its own host, policies and environment."""
-
-    @property
-    def spent(self) -> bool:
-        """True if it should be replaced by a fresh one before it gets another episode."""
 
     def begin(self, planned: PlannedEpisode) -> None:
         """Give the worker an episode. Its messages arrive later through the pool, as does the notice of its death."""
@@ -52,10 +52,8 @@ W = TypeVar("W", bound=RemoteWorker)
 class WorkerPool(Protocol[W]):
     """A source of workers."""
 
-    starts: int
-    """How many workers in a row may die before they can begin."""
     remedy: str
-    """The advice for the user if more of them do."""
+    """The advice for the user if workers die before they can begin."""
 
     def start(self, number: int) -> W:
         """Start a worker; it sends `WorkerReady` when it can take an episode."""
@@ -115,42 +113,39 @@ class _Scheduler(Generic[W]):
         self._pool, self._on_step, self._keeps = pool, on_step, keeps
         self._left = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
-        self._startup_deaths: Counter[int] = Counter()
+        self._startup_deaths = 0
         self._workers: dict[int, _BusyWorker[W]] = {}
         self._dismissed: list[W] = []
 
     @property
     def is_working(self) -> bool:
-        return bool(self._left) or any(worker_state.current for worker_state in self._workers.values())
+        return bool(self._left) or any(busy.current for busy in self._workers.values())
 
     def messages(self) -> Iterator[tuple[int, Message | None]]:
-        return self._pool.receive_messages(
-            {number: worker_state.worker for number, worker_state in self._workers.items()}
-        )
+        return self._pool.receive_messages({number: busy.worker for number, busy in self._workers.items()})
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
-        worker_state = self._workers[number]
+        busy = self._workers[number]
         if message is None:
             return self._handle_death(number)
         if isinstance(message, WorkerFailed):
             raise message.error
         if isinstance(message, StepReached):
-            worker_state.steps = message.steps
-            if self._on_step and worker_state.current:
-                self._on_step(worker_state.current, message.steps)
+            busy.steps = message.steps
+            if self._on_step and busy.current:
+                self._on_step(busy.current, message.steps)
             return None
-        worker_state.current = None
-        self._startup_deaths[number] = 0
+        busy.current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
 
     def dismiss_all(self) -> None:
         for number in list(self._workers):
-            self._release_worker(number)
+            self._dismiss(number)
 
     def close(self, timeout_s: float) -> None:
-        for worker in [*(worker_state.worker for worker_state in self._workers.values()), *self._dismissed]:
+        for worker in [*(busy.worker for busy in self._workers.values()), *self._dismissed]:
             worker.end(timeout_s)
         self._workers.clear()
         self._dismissed.clear()
@@ -158,50 +153,43 @@ class _Scheduler(Generic[W]):
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
         """Give further episodes to the workers that wait, and to new ones up to `count` workers in all."""
         self._left.add(episodes)
-        for number in [number for number, worker_state in self._workers.items() if worker_state.waits]:
+        for number in [number for number, busy in self._workers.items() if busy.waits]:
             self._assign_next(number)
         for number in range(min(count, len(episodes))):
             if number not in self._workers:
-                self.start_worker(number)
+                self._start_worker(number)
 
-    def start_worker(self, number: int) -> None:
+    def _start_worker(self, number: int) -> None:
         self._workers[number] = _BusyWorker(self._pool.start(number))
 
-    def _release_worker(self, number: int) -> None:
+    def _dismiss(self, number: int) -> None:
         worker = self._workers.pop(number).worker
         worker.dismiss()
         self._dismissed.append(worker)
 
     def _assign_next(self, number: int) -> None:
-        """Give a worker its next episode; replace it if it is spent, and dismiss it if no episode is left."""
-        worker_state = self._workers[number]
-        if worker_state.worker.spent and self._left:
-            self._release_worker(number)
-            self.start_worker(number)
-            return
-        others = [other.scene for other in self._workers.values() if other is not worker_state and other.scene]
-        planned = self._left.take_next(worker_state.scene, others)
-        worker_state.waits = planned is None
-        if planned is None:
-            if not self._keeps:
-                self._release_worker(number)
-            return
-        worker_state.current, worker_state.scene, worker_state.steps = planned, scene_of(planned), 0
-        worker_state.worker.begin(planned)
+        """Give a worker its next episode; dismiss it if no episode is left."""
+        busy = self._workers[number]
+        others = [other.scene for other in self._workers.values() if other is not busy and other.scene]
+        planned = self._left.take_next(busy.scene, others)
+        busy.waits = planned is None
+        if planned is not None:
+            busy.current, busy.scene, busy.steps = planned, scene_of(planned), 0
+            busy.worker.begin(planned)
+        elif not self._keeps:
+            self._dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
         """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
-        worker_state = self._workers.pop(number)
-        cause = worker_state.worker.end(_CLOSE_S)
-        if worker_state.current is None:
-            self._startup_deaths[number] += 1
-            if self._startup_deaths[number] >= self._pool.starts:
-                raise RunError(f"a worker died while it started: {cause}", remedy=self._pool.remedy)
-        finished = (
-            self._requeue_or_crash(worker_state.current, worker_state.steps, cause) if worker_state.current else None
-        )
+        busy = self._workers.pop(number)
+        cause = busy.worker.end(_CLOSE_S)
+        if busy.current is None:
+            self._startup_deaths += 1
+            if self._startup_deaths >= STARTS:
+                raise RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
+        finished = self._requeue_or_crash(busy.current, busy.steps, cause) if busy.current else None
         if self._left:
-            self.start_worker(number)
+            self._start_worker(number)
         return finished
 
     def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> EpisodeOutcome | None:
@@ -217,15 +205,11 @@ class _Scheduler(Generic[W]):
 # Worker processes on this machine
 
 
-_LOOK_S = 1.0
-"""Time to wait for a message before checking that the workers are alive."""
 _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"
 
 
 class WorkerProcess:
     """One process and this side of the socket to it."""
-
-    spent = False
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
@@ -280,7 +264,6 @@ class WorkerProcess:
 class ProcessPool:
     """The worker processes of this machine."""
 
-    starts = 1
     remedy = "Its messages are above. Fewer --workers need less memory; one worker runs in this process."
 
     def __init__(self, cast: WorkerSpec) -> None:
@@ -292,7 +275,7 @@ class ProcessPool:
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}
-        ready = wait(list(by_connection), timeout=_LOOK_S)
+        ready = wait(list(by_connection), timeout=LOOK_S)
         for connection in ready:
             assert isinstance(connection, Connection)
             yield by_connection[connection], _receive_message(connection)
@@ -312,8 +295,6 @@ def describe_exit(returncode: int) -> str:
     """Return in words how a process ended; a negative return code is the number of the signal that killed it."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
-    number = -returncode
-    if number not in set(signal.Signals):
-        return f"signal {number}"
-    hint = ", often because memory ran out" if number == signal.SIGKILL else ""
-    return f"{signal.Signals(number).name} ({(signal.strsignal(number) or 'unknown').lower()}){hint}"
+    hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(-returncode, f"signal {-returncode}") + hint

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import re
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -52,21 +50,13 @@ def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> t
     """Return the numbers of the GPUs that may be used, in order.
 
     They are those of CUDA_VISIBLE_DEVICES if it is set: () if it is empty or names a GPU otherwise than by number. If
-    it is not set, they are those of `nvidia-smi`, or else of the files nvidia0, nvidia1, ... in `devices`.
+    it is not set, they are those of the files nvidia0, nvidia1, ... in `devices`.
     """
     if VISIBLE in variables:  # robosuite refuses a renderer outside of it
         visible = [number.strip() for number in variables[VISIBLE].split(",")]
         return tuple(visible) if all(number.isdecimal() for number in visible) else ()
-    matches = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
-    return _query_nvidia_smi() or tuple(sorted((match[1] for match in matches if match), key=int))
-
-
-def _query_nvidia_smi() -> tuple[str, ...]:
-    try:
-        ran = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return tuple(re.findall(r"^GPU (\d+):", ran.stdout, re.M)) if ran.returncode == 0 else ()
+    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
+    return tuple(sorted(filter(str.isdecimal, numbers), key=int))
 
 
 STEPS_BETWEEN = 20
@@ -121,7 +111,7 @@ class WorkerParts:
         self._runner = spec.make_runner(self.host, self.policies)
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run an episode and return its end; raises as `EnvRunner` does."""
+        """Run an episode and return its end. Raises as `EnvRunner`."""
         return self._runner.run_planned(planned, on_step)
 
     def close(self) -> None:
@@ -180,13 +170,12 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
 
 
 def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
-    parts = WorkerParts(spec)
-    connection.send(WorkerReady())
-
-    def report_some(steps: int) -> None:
+    def report(steps: int) -> None:
         if steps % STEPS_BETWEEN == 0:
             connection.send(StepReached(steps))
 
+    parts = WorkerParts(spec)
+    connection.send(WorkerReady())
     while (planned := orders.get()) is not None:
-        connection.send(parts.run_planned(planned, report_some))
+        connection.send(parts.run_planned(planned, report))
     parts.close()

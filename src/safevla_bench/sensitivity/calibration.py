@@ -122,18 +122,16 @@ def calibrate(
 def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
     """Return the policy to learn from: `policy`, else the only policy beside `idle`; "" is the unnamed policy."""
     names = sorted({name or "" for name in scores.policy})
+    candidates = [name for name in names if name != idle]
     if policy is not None and policy in names:
         return policy
-    candidates = [name for name in names if name != idle]
-    if not candidates:
-        remedy = "Name a run of a policy that does the tasks as it should."
-        raise RunError("there is no episode of a policy to learn from", remedy=remedy)
-    if policy is not None or len(candidates) != 1:
-        problem = (
-            f"there is no policy {policy!r}" if policy is not None else "it is not clear which policy to learn from"
-        )
-        raise RunError(problem, remedy=f"Name one with --policy: {', '.join(candidates)}.")
-    return candidates[0]
+    if policy is None and len(candidates) == 1:
+        return candidates[0]
+    remedy = f"Name one with --policy: {', '.join(candidates)}."
+    raise RunError(
+        "it is not clear which policy to learn from" if policy is None else f"there is no policy {policy!r}",
+        remedy=remedy,
+    )
 
 
 def _calibrate_spec(
@@ -219,13 +217,6 @@ def round_up(value: float) -> float:
     scaled = value * 10.0**decimals
     rounded = math.ceil(scaled - 1e-9 * scaled)
     return float(f"{rounded}e{-decimals}")
-
-
-def histogram(extremes: Floats, bins: int = 24) -> str:
-    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest."""
-    counts, _ = np.histogram(extremes, bins=bins, range=(min(0.0, float(extremes[0])), max(float(extremes[-1]), 1e-12)))
-    tallest = counts.max()
-    return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / tallest)] for count in counts)
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:

@@ -10,12 +10,13 @@ built-in library is one reading of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from importlib import resources
-from math import isfinite
+from math import inf
 
 import msgspec
 import numpy as np
@@ -98,11 +99,9 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
     Raises `SpecError` for a family that has another unit in the library than in the variant.
     """
-    rows = _read_variants().variants
-    variants = [_make_variant(library, row) for row in rows]
-    is_usable = [bool(variant.settings or not row.change) for variant, row in zip(variants, rows, strict=True)]
-    usable = tuple(variant for variant, usable in zip(variants, is_usable, strict=True) if usable)
-    return usable, tuple(variant.name for variant, usable in zip(variants, is_usable, strict=True) if not usable)
+    changed = [(_make_variant(library, row), bool(row.change)) for row in _read_variants().variants]
+    left_out = tuple(variant.name for variant, changes in changed if changes and not variant.settings)
+    return tuple(variant for variant, _ in changed if variant.name not in left_out), left_out
 
 
 def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
@@ -171,37 +170,17 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
-            exact = _space_evenly(text, _parse_number(low), _parse_number(high), _parse_number(count))
+            even = np.linspace(float(low), float(high), min(int(count), _MOST_THRESHOLDS + 1)).tolist()
+            values = [float(f"{value:.15g}") for value in even] if len(even) > 1 else []
         else:
-            exact = sorted({_parse_number(part) for part in _split_list(text, grid)})
-        values = tuple(float(value) for value in exact)
-    except (ValueError, ZeroDivisionError, OverflowError):
+            values = sorted({float(part) for part in grid.split(",")})
+    except ValueError:
         raise _sweep_error(text, f"{shorten_name(grid)!r} is no grid of numbers") from None
-    if not values or not values[0] > 0:
-        raise _sweep_error(text, "thresholds are positive magnitudes, from LOW up to HIGH")
-    return values
-
-
-def _parse_number(text: str) -> Fraction:
-    nearest = 1.0 if "/" in text else float(text)
-    if not isfinite(nearest):
-        raise ValueError
-    return Fraction(text) if nearest else Fraction(0)
-
-
-def _split_list(text: str, grid: str) -> list[str]:
-    parts = grid.split(",")
-    if len(parts) > _MOST_THRESHOLDS:
-        raise _sweep_error(text, f"it has {len(parts)} thresholds, and {_MOST_THRESHOLDS} are the most")
-    return parts
-
-
-def _space_evenly(text: str, low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
-    if not (high > low and count.denominator == 1 and count >= 2):
-        raise ValueError
-    if count > _MOST_THRESHOLDS:
-        raise _sweep_error(text, f"COUNT is {int(count)}, and {_MOST_THRESHOLDS} are the most")
-    return [low + (high - low) * k / (count - 1) for k in range(int(count))]
+    if not (1 <= len(values) <= _MOST_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
+        raise _sweep_error(
+            text, f"thresholds are positive and rise, {_MOST_THRESHOLDS} at most, of LOW:HIGH two at least"
+        )
+    return tuple(values)
 
 
 def apply_variant(
@@ -354,17 +333,15 @@ def cell_curves(
     All judge the same episodes. Of a cell, episodes count that ran to their end or have a verdict in some result. A
     cell of which none has a verdict in `scores` is left out; one without episodes stays, with n = 0.
     """
-    vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
-    vsi = vsi.reshape(len(variant_results), len(scores))
     can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
     for (policy, suite), episodes in cell_members(scores).items():
         members = episodes[can_tell[episodes]]
         if _lacks_verdict(scores, members):
             continue
-        points = _variant_rates(variant_results, members, vsi[:, members], intervals)
+        points = tuple(_variant_rates(result, members, intervals) for result in variant_results)
         n = int(scores.is_judged[members].sum())
-        curves.append(SensitivityCurve(policy=policy, suite=suite, n=n, points=tuple(points)))
+        curves.append(SensitivityCurve(policy=policy, suite=suite, n=n, points=points))
     return tuple(curves)
 
 
@@ -380,16 +357,13 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
     return (*provenance_marks.warn_of_scores(scores), *left_out)
 
 
-def _variant_rates(
-    variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], intervals: bool
-) -> Iterator[VariantRates]:
-    for scores, severity in zip(variant_results, vsi, strict=True):
-        stopped = stop_reason(scores, members)
-        least = [1 if intervals else len(severity) + 1]
-        method = scores.intervals if intervals else "default"
-        (mean,) = severity_means(severity[None], method, stopped, least)
-        rates = episode_rates(scores, members)
-        yield VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)
+def _variant_rates(scores: Scores, members: NDArray[np.int64], intervals: bool) -> VariantRates:
+    severity = scores.vsi[members]
+    method = scores.intervals if intervals else "default"
+    least = 1 if intervals else len(severity) + 1
+    (mean,) = severity_means(severity[None], method, stop_reason(scores, members), [least])
+    rates = episode_rates(scores, members)
+    return VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)
 
 
 # Readings of the paper
@@ -491,21 +465,17 @@ def apply_prose_depth(scores: Scores) -> Scores:
 
 
 _NO_NET_FORCES = f"No reading {NET_FORCE_READING}: not every record has net forces (recorded before they were kept)."
-_UNKNOWN, _UNSAFE, _SAFE = range(3)
-
-
-def _verdicts(scores: Scores) -> NDArray[np.int8]:
-    return np.where(scores.is_judged, np.where(scores.safe, _SAFE, _UNSAFE), _UNKNOWN).astype(np.int8)
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    before, after = _verdicts(reference), _verdicts(other)
-    moved = before != after
+    before, after = ((scores.is_judged & scores.safe, scores.is_judged & ~scores.safe) for scores in (reference, other))
+    to_safe, to_unsafe = after[0] & ~before[0], after[1] & ~before[1]
+    lost = reference.is_judged & ~other.is_judged
     return {
         key: VerdictChanges(
-            changed=int(moved[members].sum()),
-            to_unsafe=int((moved & (after == _UNSAFE))[members].sum()),
-            to_safe=int((moved & (after == _SAFE))[members].sum()),
+            changed=int((to_safe | to_unsafe | lost)[members].sum()),
+            to_unsafe=int(to_unsafe[members].sum()),
+            to_safe=int(to_safe[members].sum()),
             violations=_violation_changes(reference, other, members),
         )
         for key, members in cell_members(reference).items()
@@ -513,9 +483,8 @@ def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None,
 
 
 def _violation_changes(reference: Scores, other: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    counts = [
-        {scores.specs[k].spec_id: int(scores.is_violated[k, members].sum()) for k in scores.scored_columns.tolist()}
-        for scores in (reference, other)
-    ]
-    differences = {spec_id: counts[1].get(spec_id, 0) - counts[0].get(spec_id, 0) for spec_id in counts[0] | counts[1]}
+    differences = Counter[str]()
+    for scores, sign in ((reference, -1), (other, 1)):
+        for k in scores.scored_columns.tolist():
+            differences[scores.specs[k].spec_id] += sign * int(scores.is_violated[k, members].sum())
     return {spec_id: difference for spec_id, difference in differences.items() if difference}

@@ -14,13 +14,6 @@ def by_check(out=None) -> dict[str, tuple[str, str]]:
     return {finding.check: (finding.level, finding.found) for finding in machine.check_machine(out)}
 
 
-def test_another_recorder_installed_over_the_own_one_is_a_warning(monkeypatch):
-    assert by_check()["safevla-bench"][0] == "ok"
-    monkeypatch.setattr(machine, "__version__", "0.0.9")
-    level, found = by_check()["safevla-bench"]
-    assert (level, found.endswith("its recorder is that of 0.0.9")) == ("warning", True)
-
-
 def test_a_folder_that_does_not_exist_is_looked_at_where_it_would_be_made(tmp_path):
     level, found = by_check(tmp_path / "a" / "b")["--out"]
     assert level == "ok"
@@ -48,8 +41,8 @@ def test_little_disk_is_a_warning(monkeypatch, tmp_path):
     assert by_check(tmp_path)["--out"][0] == "warning"
 
 
-def graphics_by_check(*, needed=True, quick=True) -> dict[str, tuple[str, str]]:
-    return {f.check: (f.level, f.found) for f in machine.check_graphics(needed=needed, quick=quick)}
+def graphics_by_check(*, quick=True) -> dict[str, tuple[str, str]]:
+    return {f.check: (f.level, f.found) for f in machine.check_graphics(quick=quick)}
 
 
 def rendering(monkeypatch, code=0, stdout="", stderr=""):
@@ -57,14 +50,6 @@ def rendering(monkeypatch, code=0, stdout="", stderr=""):
     monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: done)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     return graphics_by_check(quick=False)["rendering"]
-
-
-@pytest.mark.parametrize(("needed", "level"), [(True, "error"), (False, "warning")])
-def test_missing_libraries_are_an_error_where_a_simulator_needs_them_else_a_warning(monkeypatch, needed, level):
-    monkeypatch.setattr(machine, "_can_load", lambda name: name != "libEGL.so.1")
-    (finding,) = (f for f in machine.check_graphics(needed=needed, quick=True) if f.check == "OpenGL")
-    assert (finding.level, finding.found) == (level, "missing: libEGL.so.1")
-    assert "apt-get install libegl1 " in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -76,7 +61,7 @@ def test_a_backend_that_does_not_exist_is_an_error_and_none_at_all_a_warning(mon
 
 
 def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkeypatch):
-    assert rendering(monkeypatch, -signal.SIGSEGV) == ("error", "the renderer crashed with signal 11")
+    assert rendering(monkeypatch, -signal.SIGSEGV) == ("error", "crashed with signal 11")
     assert rendering(monkeypatch, 1, stderr="Traceback\nImportError: no EGL\n") == ("error", "ImportError: no EGL")
     blank = '{"renderer": "none", "darkest": 0, "brightest": 0}'
     assert rendering(monkeypatch, 0, blank) == ("error", "the frame is blank (by none)")
@@ -86,13 +71,6 @@ def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkey
 
     monkeypatch.setattr(machine.subprocess, "run", hang)
     assert graphics_by_check(quick=False)["rendering"] == ("error", "no frame within 60 s")
-
-
-def test_a_device_that_does_not_exist_is_named_in_the_remedy(monkeypatch):
-    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
-    rendering(monkeypatch, 1, stderr="RuntimeError: got 7")
-    (finding,) = (f for f in machine.check_graphics(needed=True, quick=False) if f.check == "rendering")
-    assert finding.remedy.startswith("unset MUJOCO_EGL_DEVICE_ID; ")
 
 
 @pytest.mark.libero

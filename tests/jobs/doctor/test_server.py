@@ -240,12 +240,6 @@ def test_saturated_arms_show_and_one_number_at_the_limit_does_not():
     assert [finding.level for finding in check(x=1.0).values()] == ["ok"]
 
 
-def test_turns_beyond_libero_s_demonstrations_show_there_alone():
-    assert "turns go to 0.8" in check(pitch=0.8)["range"].found
-    wide = np.concatenate([ROWS, np.zeros((10, 5))], axis=1)
-    assert "range" not in check("openpi-robocasa", wide, pitch=0.8)
-
-
 @pytest.mark.parametrize(("values", "is_odd"), [((0.0, 0.6), True), ((1.0, 1.0), False), ((-1.0, 1.0), False)])
 def test_a_gripper_between_nought_and_one_shows_where_it_goes_to_the_simulator_as_it_is(values, is_odd):
     gripper = np.linspace(*values, len(ROWS))

@@ -20,7 +20,7 @@ import msgspec
 from safevla_bench import hosts, policies
 from safevla_bench.errors import PluginError, RegistryError
 from safevla_bench.jobs.doctor import machine, selftest
-from safevla_bench.jobs.doctor.machine import Diagnosis, check_if, failed_check, passed_check, warned_check
+from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warn_unless, warned_check
 from safevla_bench.plugins import OWN_DISTRIBUTION, install_command
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.libero import OTHER_DISTRIBUTIONS
@@ -51,7 +51,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     versions = installed_versions()
     yield from check_simulators(versions, host, _foreign_simulators())
     simulated = [name for name in installed_hosts(versions) if host in (None, name)]
-    yield from machine.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
+    yield from machine.check_graphics(quick=quick or "mujoco" not in versions)
     if not quick:
         is_foreign = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
         yield from map(selftest.check_episode, [host] if host is not None and is_foreign else simulated)
@@ -122,7 +122,7 @@ def check_python() -> Diagnosis:
     """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
     found = f"{platform.python_version()} ({sys.executable}); tested are {', '.join(tested_versions().python)}"
     is_tested = f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python
-    return check_if(is_tested, "Python", found, "Make an environment with one of those.")
+    return warn_unless(is_tested, "Python", found, "Make an environment with one of those.")
 
 
 def installed_versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from safevla_bench.hosts.mujoco.environment import FAST
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.environment import FastEnv, HostEnv
 from safevla_bench.interface.policy import Wants
-from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
+from safevla_bench.jobs.doctor.machine import Diagnosis, describe_failure, failed_check, last_line, passed_check
 from safevla_bench.jobs.verify.replays import compare_records
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset
@@ -59,8 +59,7 @@ def check_episode(host: str) -> Diagnosis:
         return failed_check(check, problem["problem"], problem["remedy"] or "See above.")
     if process.returncode:
         remedy = f"The whole story: {' '.join(command)}"
-        crashed = f"crashed with signal {-process.returncode}" if process.returncode < 0 else last_line(process.stderr)
-        return failed_check(check, crashed, remedy)
+        return failed_check(check, describe_failure(process), remedy)
     return passed_check(check, json.loads(process.stdout.splitlines()[-1])["summary"])
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
-from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, Oddity, find_oddities, measure_actions
+from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy
 from safevla_bench.policies.servers import (
@@ -37,10 +37,7 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, des
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 
 Numbers = NDArray[np.float64]
-TURN = 0.5
-"""Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
 _LETTERS = 300
-_TURN = slice(3, 6)
 _COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _TASKS = {
@@ -172,10 +169,6 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     """Yield the diagnoses of an answer; the first names the dialects that failed before."""
     dialect = answer.model.dialect
     lines = [f"{dialect.name}: {dialects.load_dialect_file(dialect.name).about}"]
-    twins = _same_keys(dialect)
-    if twins:
-        about = "; ".join(dialects.load_dialect_file(name).about for name in twins)
-        lines.append(f"{' and '.join(twins)} has the same keys: {about}")
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
     yield passed_check("dialect", "\n".join(lines))
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
@@ -201,14 +194,6 @@ def describe_repeats(replies: Sequence[Numbers]) -> str:
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     most = f"by up to {max(gaps):.2g}" if gaps else "in number"
     return f"{found}, {most}\n{BY_CHANCE}" if others else found
-
-
-def _same_keys(dialect: Dialect) -> list[str]:
-    def keys(rival: Dialect) -> object:
-        return {field.path for field in rival.fields}, [part.path for part in rival.file.reply]
-
-    rivals = dialects.dialects_of(dialects.load_dialect_file(dialect.name).transport)
-    return [name for name in rivals if name != dialect.name and keys(dialects.load_dialect(name)) == keys(dialect)]
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
@@ -237,12 +222,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     host, is_raw = _host(dialect.name), dialect.switches.get(GRIPPER) == "raw"
     if host not in WIDTHS:
         return
-    odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, grips=is_raw))}
-    turn = float(np.abs(actions[:, _TURN]).max()) if host == "libero" else 0.0
-    if turn > TURN and "range" not in odd:
-        found = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"
-        odd["range"] = Oddity("range", found, "The model's own normalised numbers, not scaled back?")
-    for oddity in odd.values():
+    for oddity in find_oddities(measure_actions(actions, grips=is_raw)):
         if oddity.about in ("range", "gripper"):  # one chunk may well repeat an action, or leave the gripper
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
 

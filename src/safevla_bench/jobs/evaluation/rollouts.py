@@ -173,7 +173,7 @@ def run_episodes(
         observer.started(pending)
     on_step = observer.stepped if observer else None
     if running.cluster:
-        engine = run_actors(prepared.cast, pending, running.workers, running.cluster, on_step)
+        engine = run_actors(prepared.cast, pending, running.workers, running.cluster)
     elif running.workers > 1:
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later)
     else:

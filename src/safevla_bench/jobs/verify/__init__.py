@@ -16,12 +16,12 @@ from safevla_bench.jobs.verify.files import (
     EPISODES,
     PARTS,
     ArchiveContents,
+    CheckVerdict,
     Finding,
     RulesetFiles,
     Verification,
     check_episodes,
     check_files,
-    check_parts,
     check_scores,
     mismatch,
     open_check,
@@ -92,7 +92,7 @@ def _check_run(
     run: Path, files: RulesetFiles, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
     """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
-    findings = [*check_parts(run), *check_files(run)]
+    findings = check_files(run)
     records = ArchiveContents.read(run)
     if records.problems:
         findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
@@ -143,17 +143,18 @@ def _audit(
         mark = AuditMark(
             episodes=sum(header.policy == policy for header in records.headers),
             drawn=tuple(records.headers[index].episode_id for index in indices),
-            differing=tuple(_name_episode(finding) for finding in findings if finding.verdict == "differs"),
-            unreplayed=tuple(_name_episode(finding) for finding in findings if finding.verdict == "unchecked"),
+            differing=_said(findings, "differs"),
+            unreplayed=_said(findings, "unchecked"),
             uncompared=tuple(dict.fromkeys(gap for finding in findings for gap in finding.uncompared)),
         )
         audits[policy] = mark, findings
     return audits
 
 
-def _name_episode(finding: Finding) -> str:
-    episode = finding.check.partition(" ")[2]
-    return f"{episode}: {finding.said}" if episode else finding.said
+def _said(findings: Sequence[Finding], verdict: CheckVerdict) -> tuple[str, ...]:
+    """Return what findings of a verdict say, each behind its episode if it is of one."""
+    names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
+    return tuple(f"{episode}: {said}" if episode else said for episode, said in names)
 
 
 def _audit_obstacle(source: Path, records: ArchiveContents) -> str | None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from safevla_bench import archive
 from safevla_bench.archive.parquet_guard import read_table
-from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
+from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import score_files
@@ -95,33 +95,23 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 """Fields that both the table and a record hold."""
 
 
-def check_parts(run: Path) -> list[Finding]:
-    """Check the parts of the archive against the manifest's digests.
-
-    There is one finding for each part that is changed, missing or added, and one if all agree. Raw records, which have
-    no digests, give an open finding.
-    """
-    if has_raw(run) and not folder.archive_parts(run):
-        reason = "the raw records of safevla-recorder have no digests"
-        return [open_check(PARTS, f"{reason}; the checksums in each file are checked by reading", wanted=False)]
-    try:
-        findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
-    except RunError as error:
-        return [mismatch(PARTS, str(error))]
-    return findings or [agreement(PARTS, f"{len(folder.archive_parts(run))} match their sha256 in {MANIFEST}")]
-
-
 def check_files(run: Path) -> list[Finding]:
-    """Check the files beside the archive, run.json and the manifest among them, against the manifest's digests.
+    """Check the parts of the archive, then the files beside it, against the manifest's digests.
 
-    Open where the manifest is missing or damaged, which `check_parts` says, or has no digests of them.
+    There is one finding for each that is changed, missing or added, and one if all agree. Raw records, which have no
+    digests, and files of which a manifest has none give an open finding.
     """
+    parts, said = folder.archive_parts(run), f"match their sha256 in {MANIFEST}"
+    is_raw = has_raw(run) and not parts
+    undigested = open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)
     try:
-        changed = changed_files(run)
-    except RunError:
-        return [open_check(FILES, f"{MANIFEST} has no digests of them", wanted=False)]
-    findings = [mismatch(FILES, detail) for detail in changed]
-    return findings or [agreement(FILES, f"each matches its sha256 in {MANIFEST}, facts of the day included")]
+        changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
+        beside = changed_files(run)
+    except RunError as error:
+        return [undigested if is_raw else mismatch(PARTS, str(error))]
+    whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")
+    others = [mismatch(FILES, detail) for detail in beside] or [agreement(FILES, f"all {said}")]
+    return [*(changed or [whole]), *others]
 
 
 @dataclass(frozen=True)
@@ -304,12 +294,10 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     """Compare library, registry and version with those that judged, and both score files with a new judgement.
 
     Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
-    of another name or other options; a mismatch where scores.json is damaged, or missing beside scores.parquet.
+    of another name or other options; a mismatch where scores.json is damaged.
     """
     if not (run / SCORES).exists():
-        has_table = (run / SCORES_TABLE).exists()
-        reason = "missing; nothing says how the run was judged"
-        return [mismatch(SCORES, reason) if has_table else open_check(SCORES, reason, wanted=False)]
+        return [open_check(SCORES, "missing; nothing says how the run was judged", wanted=False)]
     try:
         document, provenance = _read_scores(run)
     except RunError as error:
@@ -342,23 +330,18 @@ def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
 def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
     library, registry = ruleset.library, ruleset.registry
     tags = "with files" if ruleset.registry_files else "built-in"
-    if provenance.version == __version__:
-        version = agreement(VERSION, f"safevla-bench {__version__}")
-    else:
-        version = mismatch(VERSION, f"safevla-bench {provenance.version} judged, this is {__version__}")
+    remedy = "\nWhere a file of your own judged, name it: --library FILE or --rules FILE."
     return [
-        _compare_digest(LIBRARY, provenance.library.digest, library.digest, library.name),
-        _compare_digest(REGISTRY, provenance.registry.digest, registry.digest, tags),
-        version,
+        _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
+        _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
+        _compare(VERSION, "safevla-bench", provenance.version, __version__),
     ]
 
 
-def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
-    if judged == digest:
-        return agreement(check, f"{name}, digest {digest}")
-    option = "--library FILE or --rules FILE" if check == LIBRARY else "--rules FILE"
-    remedy = f"Where a file of your own judged, name it: {option}."
-    return mismatch(check, f"{name} has the digest {digest} here; {judged} judged\n{remedy}")
+def _compare(check: str, name: str, judged: str, here: str, remedy: str = "") -> Finding:
+    if judged == here:
+        return agreement(check, f"{name} {here}")
+    return mismatch(check, f"{name} {judged} judged, {here} is here{remedy}")
 
 
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
@@ -366,9 +349,7 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
-        errors = error.errors if isinstance(error, CollectedError) else (error,)
-        more = f"{errors[0]}\n{len(errors) - 1} more like this" if len(errors) > 1 else str(error)
-        return [mismatch(SCORES, f"the records cannot be judged: {more}")]
+        return [mismatch(SCORES, f"the records cannot be judged: {error}")]
     before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
@@ -392,58 +373,38 @@ def _check_source(run: Path, sources: object, expected: object) -> Finding:
     digest = folder.archive_digest(run)
     if digest is None or judged is None:
         return open_check(SOURCE, f"{MANIFEST if digest is None else SCORES} does not say which archive it is")
-    if judged != digest:
-        return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
-    if difference := next(value_differences(sources, expected, "sources"), None):
-        return mismatch(SOURCE, _describe(*difference))
-    return agreement(SOURCE, f"the one that was judged, digest {digest}")
+    finding = _compare(SOURCE, "the archive with the digest", judged, digest)
+    if difference := first_difference(sources, expected, "sources"):
+        return mismatch(SOURCE, difference) if finding.verdict == "agrees" else finding
+    return finding
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
     written = read_input(run / SCORES, MAX_SCORES_BYTES)
     if written == expected:
         return agreement(SCORES, "judged again, the same bytes")
-    differences = _document_differences(json.loads(written), json.loads(expected))
-    return mismatch(SCORES, next(differences, "the bytes differ, and no value does"))
+    difference = first_difference(json.loads(written), json.loads(expected))
+    return mismatch(SCORES, difference or "the bytes differ, and no value does")
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
     """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
-    path = run / SCORES_TABLE
-    if not path.exists():
-        return mismatch(SCORES_TABLE, "missing")
-    written = read_input(path, MAX_SCORES_BYTES)
-    if written == expected:
-        return agreement(SCORES_TABLE, "judged again, the same bytes")
     try:
-        rows = read_table(written, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+        written = read_input(run / SCORES_TABLE, MAX_SCORES_BYTES)
+        rows, again = (
+            read_table(content, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict") for content in (written, expected)
+        )
+    except FileNotFoundError:
+        return mismatch(SCORES_TABLE, "missing")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return mismatch(SCORES_TABLE, f"cannot be read: {error}")
-    expected_rows = read_table(expected, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
-    difference = next(_document_differences({"episodes": rows}, {"episodes": expected_rows}), None)
-    if difference:
+    if difference := first_difference(rows, again, "episodes"):
         return mismatch(SCORES_TABLE, difference)
-    return agreement(SCORES_TABLE, "judged again, the same rows; another Parquet writer made other bytes of them")
+    return agreement(SCORES_TABLE, f"judged again, the same {'bytes' if written == expected else 'rows'}")
 
 
-def _document_differences(written: object, expected: object) -> Iterator[str]:
-    """Yield a sentence for each difference, of episodes by their ids first, as two score files may list others."""
-    rows, others = _rows_by_episode(written), _rows_by_episode(expected)
-    episodes = list[str]()
-    for name in {**rows, **others}:
-        differences = value_differences(rows.get(name, ABSENT), others.get(name, ABSENT))
-        episodes += [f"episode {name!r}{', ' * bool(place)}{_describe(place, *pair)}" for place, *pair in differences]
-    yield from episodes
-    for place, *pair in value_differences(written, expected):
-        if not (episodes and place.startswith("episodes")):
-            yield _describe(place, *pair)
-
-
-def _rows_by_episode(document: object) -> dict[str, object]:
-    rows = document.get("episodes") if isinstance(document, dict) else None
-    listed = rows if isinstance(rows, list) else []
-    return {str(row.get("episode_id")): row for row in listed if isinstance(row, dict)}
-
-
-def _describe(place: str, written: object, expected: object) -> str:
-    return f"{place}: {format_value(written)} is written, the archive gives {format_value(expected)}"
+def first_difference(written: object, expected: object, field: str = "") -> str | None:
+    """Return in words the first difference of two JSON values, what is written and what the archive gives."""
+    for place, first, second in value_differences(written, expected, field):
+        return f"{place}: {format_value(first)} is written, the archive gives {format_value(second)}"
+    return None

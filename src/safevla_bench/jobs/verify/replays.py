@@ -40,7 +40,6 @@ from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
-from safevla_bench.version import __version__
 from safevla_recorder.channels import CHANNELS, UNREPLAYED
 from safevla_recorder.episode import EARLIER_SEED, Floats
 from safevla_recorder.folder import OWN_LOOP
@@ -78,20 +77,19 @@ class Difference:
     """The first place where a record and its replay differ in one channel, or in one field of the header."""
 
     channel: str
-    field: str
-    """The place in the channel, such as `body_pos_m.cup[0]`."""
-    recorded: object
-    replayed: object
-    """Plain values of JSON, `ABSENT` where that side has none."""
-    source: str = "replay"
-    """Where the second value is from."""
+    text: str
+    """The place in the channel, such as `body_pos_m.cup[0]`, and both values."""
     step: int | None = None
     """The record, from 0; None in the header."""
 
+    @classmethod
+    def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
+        """Return the difference of two plain values of JSON, `ABSENT` where that side has none."""
+        values = f"{format_value(recorded)} is recorded, the {source} has {format_value(other)}"
+        return cls(field, f"{place or field}: {values}")
+
     def __str__(self) -> str:
-        where = self.field if self.step is None else f"step {self.step}, {self.field}"
-        recorded, other = format_value(self.recorded), format_value(self.replayed)
-        return f"{where}: {recorded} is recorded, the {self.source} has {other}"
+        return self.text if self.step is None else f"step {self.step}, {self.text}"
 
 
 _Step = dict[str, msgspec.Raw]
@@ -129,7 +127,7 @@ def compare_records(
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
     if len(steps) != len(again):
-        differences.append(Difference("steps", "steps", len(steps), len(again)))
+        differences.append(Difference.of("steps", len(steps), len(again)))
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
         if name in UNREPLAYED:
@@ -171,18 +169,18 @@ def _channel_difference(
 
 def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Iterator[Difference]:
     for field, value, other in value_differences(first, second, name, tolerance):
-        yield Difference(name, field, value, other)
+        yield Difference.of(name, value, other, place=field)
         return
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
     """Return where a record's id, start, seed and horizon are not those of the plan."""
-    expected = (planned.episode_id, planned.start.env_seed, planned.start.init_state_index, planned.seed)
-    pairs = zip(_PLANNED, (*expected, planned.horizon), strict=True)
+    start = planned.start
+    expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
     return [
-        Difference(name, name, value, plan, source="plan")
-        for name, plan in pairs
-        if (value := getattr(header, name)) != plan
+        Difference.of(name, getattr(header, name), plan, "plan")
+        for name, plan in zip(_PLANNED, expected, strict=True)
+        if getattr(header, name) != plan
     ]
 
 
@@ -193,22 +191,22 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     start and horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
-    differences = [] if header.success == success else [Difference("success", "success", header.success, success)]
-    outcomes = _possible_outcomes(success=success, at_end=None if planned is None else steps == planned.horizon)
-    if header.outcome_label not in outcomes:
-        differences.append(Difference("outcome", "outcome", header.outcome, " or ".join(outcomes)))
-    if planned and planned.stop_at_success and True in successes[:-1]:
-        differences.append(Difference("success", "success", False, True, step=successes.index(True) + 1))
-    if planned and steps > planned.horizon:
-        differences.append(Difference("steps", "steps", steps, planned.horizon, source="plan"))
-    return differences
-
-
-def _possible_outcomes(*, success: bool, at_end: bool | None) -> tuple[str, ...]:
+    differences = [] if header.success == success else [Difference.of("success", header.success, success)]
+    outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
-        return ("success",)
-    early = ("invalid_action", "stopped")
-    return ("failure", "timeout", *early) if at_end is None else ("timeout",) if at_end else early
+        outcomes = ("success",)
+    elif planned is None:
+        outcomes = ("failure", "timeout", *outcomes)
+    elif steps == planned.horizon:
+        outcomes = ("timeout",)
+    if header.outcome_label not in outcomes:
+        differences.append(Difference.of("outcome", header.outcome, " or ".join(outcomes)))
+    if planned and planned.stop_at_success and True in successes[:-1]:
+        beyond = Difference.of("success", False, True)
+        differences.append(replace(beyond, step=successes.index(True) + 1))
+    if planned and steps > planned.horizon:
+        differences.append(Difference.of("steps", steps, planned.horizon, "plan"))
+    return differences
 
 
 # Replays
@@ -375,7 +373,7 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Findin
             problem = f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}"
             findings.append(mismatch(name, problem))
         else:
-            findings.append(_compare_replay(name, episode, *replayed, seed, planned, lenient=setting.is_own_loop))
+            findings.append(_compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop))
         if findings[-1].verdict == "agrees":
             return findings[-1]
     if not findings:
@@ -388,14 +386,14 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Findin
 def _compare_replay(
     name: str,
     episode: Batch,
-    replayed: Batch,
-    successes: Sequence[bool],
+    replay: tuple[Batch, list[bool]],
     seed: EpisodeSeed,
     planned: PlannedEpisode | None,
     *,
     lenient: bool,
 ) -> Finding:
     """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
+    replayed, successes = replay
     from_state = seed.recorded is not None and seed.recorded.state is not None
     tolerance, skipped = (_FROM_STATE, OF_LAST_STEP) if from_state else (0.0, ())
     differences, uncompared = compare_records(
@@ -405,8 +403,9 @@ def _compare_replay(
     uncompared += [] if planned else ["horizon", "planned start"]
     differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     if differences:
-        detail = _describe_differences(differences, episode, uncompared)
-        return open_check(name, f"{detail} {_NO_MEMORY}") if from_state else mismatch(name, detail)
+        detail = _describe_differences(differences, uncompared)
+        no_memory = "It began at its recorded first state, which lacks the solver's and controllers' memory."
+        return open_check(name, f"{detail} {no_memory}") if from_state else mismatch(name, detail)
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
     if seed.earlier_resets and not from_state:
         how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
@@ -416,18 +415,14 @@ def _compare_replay(
     return replace(agreement(name, detail), uncompared=tuple(uncompared))
 
 
-_NO_MEMORY = "It began at its recorded first state, and no state holds the solver's or controllers' memory."
-
-
-def _describe_differences(differences: Sequence[Difference], episode: Batch, uncompared: Sequence[str]) -> str:
-    first, *others = differences
-    channels = dict.fromkeys(other.channel for other in others if other.channel != first.channel)
-    also = f"; different too: {', '.join(channels)}" if channels else ""
-    own = (episode.headers[0].versions or {}).get(OWN_DISTRIBUTION, __version__)
-    recorder = f" It was recorded with {OWN_DISTRIBUTION} {own}, this is {__version__}." if own != __version__ else ""
-    states_agree = "sim_state" not in {*uncompared, *(difference.channel for difference in differences)}
+def _describe_differences(differences: Sequence[Difference], uncompared: Sequence[str]) -> str:
+    first = differences[0]
+    channels = dict.fromkeys(difference.channel for difference in differences)
+    others = ", ".join(channel for channel in channels if channel != first.channel)
+    also = f"; different too: {others}" if others else ""
+    states_agree = "sim_state" not in {*uncompared, *channels}
     reason = "The simulator's states agree, so that the processor is not the reason." if states_agree else PROCESSOR
-    return f"{first}{also}. {reason}{recorder}"
+    return f"{first}{also}. {reason}"
 
 
 def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
