@@ -120,7 +120,7 @@ EXECUTION_OPTIONS = {
     "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
                      "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
                      "local|ray|ray:ADDRESS", section=RAY, default="local"),
-    "actor": repeatable("What each worker reserves of a node: cpus=1 and gpus=0, or fractions.", "NAME=VALUE", section=RAY),
+    "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE", section=RAY),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "

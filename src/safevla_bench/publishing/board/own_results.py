@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_names_unique, split_by_policy
@@ -236,9 +238,8 @@ def _separate_policies(
     """Return the pairs of ranked entries that a test in Safety separates, None without one, and a note on the test."""
     if len(group.suites) > 1 and len({cell.n + cell.crashed + cell.stopped for cell in group.all_cells}) > 1:
         return None, "No letters: the suites differ in their number of episodes, so that no test is of their mean."
-    aliases = {name: suite.same_tasks_as or "" for name, suite in inputs.registry.benchmarks.items()}
-    suite_of = {suite: suite for suite in group.suites}
-    suite_of |= {name: suite for name, suite in aliases.items() if suite in group.suites}
+    suite_of = {name: first for name, first in _first_names(inputs).items() if first in group.suites}
+    suite_of |= {suite: suite for suite in group.suites}
     own = {
         k: result.select(lambda episode: episode.benchmark in suite_of).rename_suites(suite_of)
         for k, result in ranked.items()
