@@ -475,6 +475,21 @@ class Watched(Mutant):
         return batch
 
 
+class Hasty(Mutant):
+    """Steps faster, and elsewhere."""
+
+    breaks = "test_leaving_out_what_the_simulator_repeats_changes_nothing"
+    _is_fast = True
+
+    def run_fast(self, wanted):
+        self._is_fast = wanted
+
+    def step(self, action):
+        if not self._is_fast:
+            self._world.gripper = nudged(self._world.gripper)
+        return super().step(action)
+
+
 class Shifted(Mutant):
     """Counts the numbers of its state without the first."""
 

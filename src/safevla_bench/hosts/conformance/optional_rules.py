@@ -23,7 +23,7 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
 )
 from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv, Watchable
+from safevla_bench.interface.environment import Coordinated, FastEnv, HostEnv, SelectiveEnv, Watchable
 from safevla_bench.interface.policy import Action, Observation
 from safevla_bench.interface.stage import Stage, StagingHost
 from safevla_bench.interface.task import Coordinate
@@ -163,6 +163,19 @@ class OptionalRules(HostRules):
             records = _comparable_record(batch, step), _comparable_record(alone, 0)
             differs = first_difference(*records) or first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
+
+    def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
+        """Fail where the episode differs in any bit from one after `run_fast(False)`.
+
+        Passes for an environment without `run_fast`.
+        """
+        if not isinstance(run.env, FastEnv):
+            return
+        skip_unless_repeatable(run)
+        run.env.run_fast(False)
+        full = run_actions(run.env, self.seed, run.actions)
+        run.env.run_fast(True)
+        require_same(run.batch, full, f"{run}: where the simulator's own code runs alone, the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
         """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
