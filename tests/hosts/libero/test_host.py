@@ -156,7 +156,7 @@ def plain_peaks(env: LiberoEnv, actions: np.ndarray):
 
 def test_peaks_and_impulses_are_those_of_mj_contact_force_at_every_substep(spatial):
     spatial.reset(SEED)
-    expected = plain_peaks(spatial, pressing(50))
+    expected = plain_peaks(spatial, pressing(70))
     recorded = {key: pair for key, pair in contacts(spatial.recorded()).items() if key[0] > 0}
     assert len(recorded) > 50
     assert recorded.keys() == expected.keys()
