@@ -208,7 +208,6 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
     assert problem["remedy"]
 
 
-
 def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, archive):
     folder = archive.parent
     safevla.ok("score", archive, "--out", folder)
