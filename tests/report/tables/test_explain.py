@@ -18,6 +18,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import explain
+from safevla_bench.report.tables.columns import drop_intervals
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
 
@@ -111,3 +112,9 @@ def test_the_whole_job_measures_what_the_parts_do(tmp_path):
     write_archive(path, batch)
     spent, scores = measured(batch)
     assert measure_cell_exposures(judge([path], load_ruleset())) == summarize_exposure(spent, scores)
+
+
+def test_without_intervals_no_note_speaks_of_them():
+    tables = [*shown(hit((4, 300))), explain.onset_table([]), explain.agreement_table([])]
+    assert any("95 %" in note for table in tables for note in table.notes)
+    assert not any("95 %" in note for table in map(drop_intervals, tables) for note in table.notes)
