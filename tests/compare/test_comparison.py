@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from compare.scenes import (
@@ -72,6 +73,29 @@ def test_clean_success_and_unsafe_among_successes_are_those_of_the_episodes():
 def test_pairs_are_found_whatever_the_order_of_the_episodes():
     shuffled = B.select_episodes(np.array([5, 1, 7, 0, 2, 6, 3, 4]))
     assert compare_policies([A, shuffled]) == compare_policies([A, B])
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=10)
+def test_paired_rates_agree_with_scipy(seed):
+    """McNemar's test, mid-p, from the binomial distribution."""
+    sr = difference_in("sr", drawn("a", seed), drawn("b", seed + 1, sr=0.5))
+    n, fewer = sr.only_first + sr.only_second, min(sr.only_first, sr.only_second)
+    assert n + sr.both + sr.neither == 60
+    expected = 2 * stats.binom.cdf(fewer - 1, n, 0.5) + stats.binom.pmf(fewer, n, 0.5)
+    assert sr.p_value == pytest.approx(min(1.0, expected))
+    assert sr.ci[0] <= sr.difference <= sr.ci[1]
+
+
+def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
+    mine, theirs = drawn("a", 1), drawn("b", 2, safety=0.3)
+    difference = difference_in("vsi", mine, theirs)
+    expected = stats.bootstrap(
+        (mine.vsi, theirs.vsi), lambda x, y, axis: (x - y).mean(axis=axis), paired=True, vectorized=True,
+        method="percentile", rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    assert difference.difference == pytest.approx((mine.vsi - theirs.vsi).mean())
+    assert difference.ci == pytest.approx((expected.low, expected.high), abs=0.1 * (expected.high - expected.low))
 
 
 @given(st.integers(0, 2**32))
@@ -655,3 +679,17 @@ def test_a_margin_holds_only_where_no_lost_episode_could_break_it():
 def test_options_that_no_comparison_can_have_are_errors(wrong, problem):
     with pytest.raises(SafevlaError, match=problem):
         ComparisonOptions(**wrong)
+
+
+@pytest.mark.parametrize("low", [0, 4, 10])
+def test_no_counts_of_independent_episodes_have_an_interval_against_their_test(low):
+    for high in range(11):
+        mine, theirs = on_tasks("a", "1" * low + "0" * (10 - low)), on_tasks("b", "1" * high + "0" * (10 - high))
+        difference = difference_in("safety", mine, theirs, paired=False)
+        assert not contradict(difference.p_value, difference.ci)
+
+
+def test_false_differences_among_equals_are_rare():
+    """The whole way, four equal policies: at 95 % at most about one run in twenty finds any difference."""
+    runs = (compare_in("safety", *(drawn(str(k), 100 * s + k, 40) for k in range(4))) for s in range(40))
+    assert sum(any(difference.better is not None for difference in run.differences) for run in runs) <= 4
