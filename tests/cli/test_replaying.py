@@ -38,7 +38,7 @@ def test_a_dry_run_of_a_replay_plans_its_recorded_length(safevla, recorded):
 def test_stopped_episodes_are_counted_and_a_run_goes_on_by_the_same_rule(safevla, tmp_path):
     asked = [*FAKE, "--policy", "noop", "--stop-on-violation"]
     out = safevla.ok("eval", *asked, "--out", tmp_path / "run")
-    assert "0 episodes were stopped at their first violation" in out
+    assert "0 episodes stopped at the first violation" in out
     held = json.loads((tmp_path / "run" / "run.json").read_text())["stop_on_violation"]
     assert held["library"] == "default"
     safevla.ok("eval", "--resume", "--out", tmp_path / "run")

@@ -205,7 +205,7 @@ def intrude(cell: Cell) -> None:
     (cell.at / "go").touch()
 
 
-_CRASHED = ("1 episode crashed; it is in no rate", "  safevla eval --resume --out ", "--retry-crashed")
+_CRASHED = ("1 episode crashed, in no rate", "  safevla eval --resume --out ", "--retry-crashed")
 _AGAIN = ("episodes are done and kept. Continue:", "safevla eval --resume --out ")
 _LOST = ("policy server", "With a server there again:", "--resume --out ", "--retry-crashed")
 _FULL = ("What is finished is kept. Mend that, and go on: ",)

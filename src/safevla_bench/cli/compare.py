@@ -50,7 +50,7 @@ def compare_command(
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
     unpaired: bool = flag("Take the episodes as independent, task by task."),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
-    margin: float | None = option("How many points worse is not worse, or equivalent.", "POINTS", type=_POINTS),
+    margin: float | None = option("A policy worse by less than this is not worse.", "POINTS", type=_POINTS),
     metrics: tuple[str, ...] = repeatable("Only this metric.", spelling="--metric", type=click.Choice(COMPARED)),
     confidence: float = option("Of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
     by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),

@@ -253,19 +253,17 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
 
 
 def _require_registrable(request: Request) -> None:
-    """Raise `RunError` for a request of a shard, of a replay, or of a policy that is an object."""
-    if request.shard is not None:
-        remedy = "Freeze without --shard; --shard I/N --registered FILE then runs a piece of it."
-        raise RunError("a registration is of the whole plan, not of a shard", remedy=remedy)
-    replayed = [policy.name for policy in request.roster if policy.maker.partition(":")[0] == "replay"]
-    if replayed:
-        remedy = "Register the runs that are still to be made."
-        raise RunError(f"{replayed[0]} repeats what has been run, and cannot be registered beforehand", remedy=remedy)
-    if request.found:
-        raise RunError("found starts are no plan to register", remedy="Register the benchmark's own suite.")
-    if any(policy.made for policy in request.roster):
-        remedy = "Name the policy by its module: python:my_module:MyPolicy."
-        raise RunError("a policy object has no name by which it could be made again", remedy=remedy)
+    """Raise `RunError` for a request of a shard, of a replay, of found starts, or of a policy that is an object."""
+    obstacles = {
+        "a shard": request.shard is not None,
+        "a replay": any(policy.maker.partition(":")[0] == "replay" for policy in request.roster),
+        "found starts": request.found is not None,
+        "a policy object, which cannot be made again by a name": any(policy.made for policy in request.roster),
+    }
+    for what, is_asked in obstacles.items():
+        if is_asked:
+            problem = f"a registration is of a whole plan that is still to be run, not of {what}"
+            raise RunError(problem, remedy="Leave it out, and name each policy by what makes it.")
 
 
 def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
