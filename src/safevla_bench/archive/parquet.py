@@ -15,7 +15,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive.parquet_guard import check_row_group_sizes, read_row_groups
+from safevla_bench.archive.parquet_guard import check_row_group_sizes, open_parquet
 from safevla_bench.archive.parquet_rows import (
     LIST_DEPTHS,
     SCHEMA,
@@ -114,29 +114,25 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     a single one; only a file that cannot be opened raises, `OSError`.
     """
     place = Place(file=str(path))
-    with open_input(path) as stream:
-        try:
-            groups, end = read_row_groups(stream)
-            # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
-            with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
-                _check_columns(file.schema_arrow)
-                if file.num_row_groups != len(groups):
-                    raise RecordError("the footer contradicts itself", remedy=REMEDY_BROKEN)
-                first = 1
-                for number, group in enumerate(groups):
-                    if selection.next_wanted(group.rows):
-                        try:
-                            group.check_pages(stream, end)
-                            batches = _read_group(file, number, group.rows)
-                        except RecordError as error:
-                            problem = f"rows {first} to {first + group.rows - 1} cannot be read: {error.problem}"
-                            yield DamageError(problem, episodes=group.rows, remedy=error.remedy, place=place)
-                        else:
-                            yield from _decode_group(path, first, batches)
-                    first += group.rows
-        except (RecordError, *_DAMAGED) as error:
-            damage = _describe_damage(error)
-            yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
+    open_input(path).close()
+    try:
+        with open_parquet(path) as (file, groups):
+            _check_columns(file.schema_arrow)
+            first = 1
+            for number, group in enumerate(groups):
+                if selection.next_wanted(group.rows):
+                    try:
+                        group.check_pages()
+                        batches = _read_group(file, number, group.rows)
+                    except RecordError as error:
+                        problem = f"rows {first} to {first + group.rows - 1} cannot be read: {error.problem}"
+                        yield DamageError(problem, episodes=group.rows, remedy=error.remedy, place=place)
+                    else:
+                        yield from _decode_group(path, first, batches)
+                first += group.rows
+    except (RecordError, *_DAMAGED) as error:
+        damage = _describe_damage(error)
+        yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)

@@ -52,19 +52,22 @@ _PAGE: Fields = {1: {}, 2: {}, 3: {}, 5: {1: {}, 2: {}}, 8: {1: {}, 4: {}}}
 class RowGroup:
     """A row group as the footer states it; `check_pages` checks what its pages come to."""
 
+    stream: IO[bytes]
+    end: int
+    """The byte at which the file's data end."""
     rows: int
     columns: tuple[Struct, ...]
     """ColumnMetaData: type (1), number of values (5), places of the first data page (9) and dictionary page (11)."""
 
-    def check_pages(self, stream: IO[bytes], end: int) -> int:
+    def check_pages(self) -> int:
         """Return the bytes that the group takes; only the headers of pages are read.
 
-        The file's data end at byte `end`. Raises `RecordError` if the bytes are more than an episode may take, or the
+        Raises `RecordError` if the bytes are more than an episode may take, or the
         pages are not as stated, hold far more values than bytes, or texts that are written as differences.
         """
         size = values = 0
         for column in self.columns:
-            for page_size, page_values in _page_sizes(stream, end, column):
+            for page_size, page_values in _page_sizes(self.stream, self.end, column):
                 size, values = size + page_size, values + page_values
                 check_size(size + values * _VALUE_BYTES, "a row group")
                 if values > size + FREE_VALUES:
@@ -74,9 +77,23 @@ class RowGroup:
 
 def check_row_group_sizes(stream: IO[bytes]) -> None:
     """Raise `RecordError` for a file without a valid footer, or with a row group that `check_pages` refuses."""
-    groups, end = read_row_groups(stream)
-    for group in groups:
-        group.check_pages(stream, end)
+    for group in _read_row_groups(stream):
+        group.check_pages()
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, list[RowGroup]]]:
+    """Open a file that may be anybody's, with its row groups, each of which is to be checked before it is read.
+
+    Raises `RecordError` if the footer is missing, too large or malformed, and as pyarrow does.
+    """
+    with open_input(path) as stream:
+        groups = _read_row_groups(stream)
+        # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
+        with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
+            if file.num_row_groups != len(groups):
+                raise _broken_file("the footer contradicts itself")
+            yield file, groups
 
 
 def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -86,17 +103,12 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
         RecordError: a group is refused, the file is damaged, or a column is not there.
         pa.ArrowException, OSError: the file is damaged in another way, or cannot be opened.
     """
-    with _translated_names(), open_input(path) as stream:
-        groups, end = read_row_groups(stream)
-        # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
-        with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
-            if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
-                raise RecordError(f"there is no column {missing[0]!r}")
-            if file.num_row_groups != len(groups):
-                raise _broken_file("the footer contradicts itself")
-            for number, group in enumerate(groups):
-                group.check_pages(stream, end)
-                yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=columns, use_threads=False)
+    with _translated_names(), open_parquet(path) as (file, groups):
+        if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
+            raise RecordError(f"there is no column {missing[0]!r}")
+        for number, group in enumerate(groups):
+            group.check_pages()
+            yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=columns, use_threads=False)
 
 
 def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
@@ -109,10 +121,9 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
             pages.
         pa.ArrowException, OSError: the content is damaged in another way.
     """
-    stream, size = io.BytesIO(content), 0
-    groups, end = read_row_groups(stream)
-    for group in groups:
-        size += group.check_pages(stream, end)
+    size = 0
+    for group in _read_row_groups(io.BytesIO(content)):
+        size += group.check_pages()
         if size > most_bytes:
             raise RecordError(f"the table takes more than {most_bytes >> 20} MiB", remedy=REMEDY_LARGE)
     with (
@@ -130,11 +141,8 @@ def _translated_names() -> Iterator[None]:
         raise _broken_file(f"a name or text is not UTF-8: {error}") from None
 
 
-def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
-    """Return the row groups that a file's footer states, and the byte offset where its data end; no page is read.
-
-    Raises `RecordError` if the footer is missing, too large or malformed.
-    """
+def _read_row_groups(stream: IO[bytes]) -> list[RowGroup]:
+    """Return the row groups that a file's footer states; no page is read."""
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
     tail = stream.read(8)
@@ -146,17 +154,17 @@ def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
     stream.seek(end - 8 - size)
     try:
         footer, _ = read_struct(stream.read(size), _FOOTER)
-        return [_row_group(group) for group in _part_field(footer, 4, list)], end - 8 - size
+        return [_row_group(group, stream, end - 8 - size) for group in _part_field(footer, 4, list)]
     except MalformedError as error:
         raise _broken_file(f"the footer is no description of a file: {error}") from None
 
 
-def _row_group(stated: Struct) -> RowGroup:
+def _row_group(stated: Struct, stream: IO[bytes], end: int) -> RowGroup:
     columns = tuple(_part_field(column, 3, dict) for column in _part_field(stated, 1, list))
     rows = _size_field(stated, 3)
     if any(_size_field(column, 5) < rows for column in columns):
         raise MalformedError("a column has fewer values than there are rows")
-    return RowGroup(rows, columns)
+    return RowGroup(stream, end, rows, columns)
 
 
 def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[int, int]]:

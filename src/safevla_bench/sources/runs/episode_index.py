@@ -269,25 +269,17 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _memory(value: object) -> int:
-    """Return about how many bytes a tree of values takes; from `CHUNK_BYTES` on it is not counted to its end."""
-    size = 0
-    waiting: list[object] = [value]
-    while waiting and size < CHUNK_BYTES:
-        value = waiting.pop()
-        if isinstance(value, np.ndarray):
-            size += value.nbytes
-        elif isinstance(value, str):
-            size += _OBJECT_BYTES + len(value)
-        elif isinstance(value, list | tuple):
-            size += _OBJECT_BYTES + 8 * len(value)
-            waiting += value
-        elif isinstance(value, Mapping):
-            waiting += [[*value], [*value.values()]]
-        else:
-            names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
-            size += 24
-            waiting += [getattr(value, name) for name in names]
-    return size
+    """Return about how many bytes a tree of values takes."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, str):
+        return _OBJECT_BYTES + len(value)
+    if isinstance(value, Mapping):
+        return _memory([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return _OBJECT_BYTES + 8 * len(value) + sum(map(_memory, value))
+    names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+    return 24 + sum(_memory(getattr(value, name)) for name in names)
 
 
 def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:

@@ -117,21 +117,6 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     repeated_answers: Mapping[str, Repeats] = {}
     """Policy -> what was found of its server after the run's last episode."""
 
-    @classmethod
-    def of_episodes(
-        cls,
-        latencies: Mapping[str, Latency],
-        greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]],
-        repeats: Mapping[str, Repeats],
-    ) -> DayFacts:
-        """Return the facts; of the statements each different one of a policy in a suite once, with its episodes."""
-        greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
-        for row, says in greeted:
-            key = (row.policy, row.benchmark, msgspec.json.encode(says))
-            new = PolicyGreeting(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
-            greetings.setdefault(key, new).episodes.append(row.episode_id)
-        return cls(policy_latency=latencies, policies_say=list(greetings.values()), repeated_answers=repeats)
-
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
         """Episode id -> statement of its policy or server about itself."""

@@ -27,13 +27,17 @@ from safevla_bench.sources.runs.folder import (
     EPISODES,
     MANIFEST,
     RUN,
+    DayFacts,
     EpisodeRow,
     Latency,
     Manifest,
+    PolicyGreeting,
+    Repeats,
     archive_parts,
     dump_json,
     read_description,
     read_episodes,
+    read_facts,
     read_manifest,
     read_volatile,
     write_episodes,
@@ -132,6 +136,37 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
     if (folder / EPISODES).exists() or not has_raw(folder):
         return read_episodes(folder)
     return [episode.row for episode in read_raw(folder).values()]
+
+
+def complete_episodes(folder: Path) -> list[RawEpisode]:
+    """Return every planned episode of a complete run with its facts of the day, in plan order.
+
+    Raises `RunError` as `episode_rows` does, or if run.json is damaged.
+    """
+    facts = read_facts(folder)
+    statements = facts.statements
+    return [
+        RawEpisode(
+            **msgspec.structs.asdict(row),
+            latency=facts.policy_latency.get(row.episode_id),
+            greeting=statements.get(row.episode_id),
+        )
+        for row in episode_rows(folder)
+    ]
+
+
+def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, Repeats]) -> DayFacts:
+    """Return the facts of a run's day; of the statements each different one of a policy in a suite once."""
+    latencies: dict[str, Latency] = {}
+    greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
+    for episode in episodes:
+        if episode.latency:
+            latencies[episode.episode_id] = episode.latency
+        if says := episode.greeting:
+            key = (episode.policy, episode.benchmark, msgspec.json.encode(says))
+            new = PolicyGreeting(policy=episode.policy, suite=episode.benchmark, says=says, episodes=[])
+            greetings.setdefault(key, new).episodes.append(episode.episode_id)
+    return DayFacts(policy_latency=latencies, policies_say=list(greetings.values()), repeated_answers=repeats)
 
 
 _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon")
@@ -255,11 +290,14 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    Raises `RunError` if the manifest or run.json cannot be read.
+    Raises `RunError` if the manifest cannot be read; so does the iteration if run.json cannot.
     """
-    files = read_manifest(folder).files
+    return _changed_files(folder, read_manifest(folder).files)
+
+
+def _changed_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
     for name in (MANIFEST, RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"

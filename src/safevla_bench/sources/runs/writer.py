@@ -30,7 +30,6 @@ from safevla_bench.sources.runs.folder import (
     EPISODES,
     MANIFEST,
     RUN,
-    DayFacts,
     EpisodeRow,
     PlanStretch,
     Repeats,
@@ -39,7 +38,7 @@ from safevla_bench.sources.runs.folder import (
     read_description,
     read_facts,
 )
-from safevla_bench.sources.runs.parts import count_progress, episode_rows
+from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import is_of_killed_writer, lock_folder, require_free_folder, unlock_folder
 
@@ -122,17 +121,10 @@ class RunWriter:
         Crashed episodes are left out. Sets `episodes` and `complete`.
         """
         records = parts.read_records(self.folder)
-        facts = read_facts(self.folder)
-        statements = facts.statements
         (self.folder / parts.RAW).mkdir(exist_ok=True)
-        for row in parts.episode_rows(self.folder):
-            if row.outcome != "crashed":
-                name = row.episode_id
-                fields = msgspec.structs.asdict(row)
-                episode = parts.RawEpisode(
-                    **fields, latency=facts.policy_latency.get(name), greeting=statements.get(name)
-                )
-                parts.write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
+        for episode in parts.complete_episodes(self.folder):
+            if episode.has_record:
+                parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
         # Until this write the archive counts, and from then on the raw episodes.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
@@ -168,9 +160,8 @@ class RunWriter:
             records = (
                 parts.read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record
             )
-            latencies = {episode.episode_id: episode.latency for episode in episodes.values() if episode.latency}
-            greeted = ((episode.row, episode.greeting) for episode in episodes.values() if episode.greeting)
-            description = DayFacts.of_episodes(latencies, greeted, repeats or {}).add_to(self.description)
+            facts = parts.collect_facts(episodes.values(), repeats or {})
+            description = facts.add_to(self.description)
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
@@ -261,7 +252,7 @@ class _Shard:
     folder: Path
     description: Mapping[str, object]
     stretch: PlanStretch
-    rows: Sequence[EpisodeRow]
+    episodes: Sequence[parts.RawEpisode]
 
     @property
     def plan(self) -> dict[str, object]:
@@ -279,7 +270,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
     shards = sorted(map(_read_shard, folders), key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
-    rows = [row for shard in shards for row in shard.rows]
+    rows = [episode.row for shard in shards for episode in shard.episodes]
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
@@ -306,7 +297,7 @@ def _read_shard(folder: Path) -> _Shard:
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     for name, problem in parts.changed_parts(folder):
         _refuse_folder(folder / name, problem, _DAMAGED)
-    return _Shard(folder, description, stretch, episode_rows(folder))
+    return _Shard(folder, description, stretch, parts.complete_episodes(folder))
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
@@ -322,30 +313,23 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
         raise RunError(problem, remedy="Name the run folders of all shards, each once.")
     ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, ends, strict=True):
-        if shard.stretch.first + len(shard.rows) != end:
+        if shard.stretch.first + len(shard.episodes) != end:
             _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    facts = [read_facts(shard.folder) for shard in shards]
-    greeted = (
-        (row, says)
-        for shard, of_shard in zip(shards, facts, strict=True)
-        for row in shard.rows
-        if (says := of_shard.statements.get(row.episode_id)) is not None
-    )
-    latencies = {name: latency for of_shard in facts for name, latency in of_shard.policy_latency.items()}
     repeats: dict[str, Repeats] = {}
-    for policy, found in (item for of_shard in facts for item in of_shard.repeated_answers.items()):
+    for policy, found in (item for shard in shards for item in read_facts(shard.folder).repeated_answers.items()):
         before = repeats.get(policy, Repeats(asked=0, other=0))
         repeats[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
+    facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
     today = {"shards": [shard.description.get("volatile") for shard in shards]}
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
-    return DayFacts.of_episodes(latencies, greeted, repeats).add_to({**shards[0].description, **plan})
+    return facts.add_to({**shards[0].description, **plan})
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    expected = sum(row.outcome != "crashed" for row in shard.rows)
+    expected = sum(episode.has_record for episode in shard.episodes)
     count = 0
     for record in parts.read_records(shard.folder):
         count += 1
