@@ -7,15 +7,19 @@ Same episodes and same version of pyarrow, same bytes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, count
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive.parquet_guard import check_row_group_sizes, open_parquet
+from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, open_parquet
 from safevla_bench.archive.parquet_rows import (
     LIST_DEPTHS,
     SCHEMA,
@@ -36,6 +40,7 @@ from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_recorder.channels import NUMERIC, REAL
 
+T = TypeVar("T")
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
 _MAX_GROUP_EPISODES = 1 << 16
@@ -118,18 +123,17 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     try:
         with open_parquet(path) as (file, groups):
             _check_columns(file.schema_arrow)
-            first = 1
-            for number, group in enumerate(groups):
-                if selection.next_wanted(group.rows):
-                    try:
-                        group.check_pages()
-                        batches = _read_group(file, number, group.rows)
-                    except RecordError as error:
-                        problem = f"rows {first} to {first + group.rows - 1} cannot be read: {error.problem}"
-                        yield DamageError(problem, episodes=group.rows, remedy=error.remedy, place=place)
-                    else:
-                        yield from _decode_group(path, first, batches)
-                first += group.rows
+            firsts = accumulate((group.rows for group in groups), initial=1)
+            chosen = [
+                each for each in zip(count(), groups, firsts, strict=False) if selection.next_wanted(each[1].rows)
+            ]
+            loaded = _read_ahead([partial(_load_group, file, number, group) for number, group, _ in chosen])
+            for (_, group, first), rows in zip(chosen, loaded, strict=True):
+                if isinstance(rows, RecordError):
+                    problem = f"rows {first} to {first + group.rows - 1} cannot be read: {rows.problem}"
+                    yield DamageError(problem, episodes=group.rows, remedy=rows.remedy, place=place)
+                else:
+                    yield from _decode_group(path, first, rows)
     except (RecordError, *_DAMAGED) as error:
         damage = _describe_damage(error)
         yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
@@ -144,13 +148,27 @@ def _describe_damage(error: Exception) -> RecordError:
     return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
 
 
-def _read_group(file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch]:
-    if rows > _MAX_GROUP_EPISODES:
-        raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
+def _read_ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Yield what the calls return, in order; each is made in a thread while the one before is used."""
+    with ThreadPoolExecutor(1) as thread:
+        waiting: deque[Future[T]] = deque()
+        for call in calls:
+            waiting.append(thread.submit(call))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.RecordBatch] | RecordError:
+    """Return the rows of a group, or what is wrong with it."""
     try:
+        group.check_pages()
+        if group.rows > _MAX_GROUP_EPISODES:
+            raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
         batches: list[pa.RecordBatch] = file.read_row_group(number).to_batches()
-    except _DAMAGED as error:
-        raise _describe_damage(error) from None
+    except (RecordError, *_DAMAGED) as error:
+        return _describe_damage(error)
     return batches
 
 
