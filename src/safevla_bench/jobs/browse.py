@@ -233,7 +233,7 @@ class RunSite:
                 folders = find_runs(self.folder)
                 addresses = {name: run_address(name, REPORT) for name in folders}
                 title = f"Runs in {self.folder.resolve().name}"
-                return _render_page("index", title, table=list_runs(folders), addresses=addresses)
+                return _render_page("index", title, listing=list_runs(folders), addresses=addresses)
             run, slash, file = path.removeprefix(_RUN).partition("/")
             if path.startswith(_RUN) and slash:
                 return self._file(unquote(run), unquote(file))
