@@ -225,7 +225,7 @@ class _Replays:
 
         One that leaves its path before any recorded violation ends there: nothing later is compared.
         """
-        task, start = self.setting.find_start(episode)
+        task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
         is_named = header.episode_id.startswith(f"{header.policy}/")
         name = header.episode_id if is_named else f"{header.policy}: {header.episode_id}"
@@ -367,7 +367,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
     assert episode is not None
     header = episode.headers[0]
     try:
-        task, start = setting.find_start(episode)
+        task, _, (start, *_) = setting.find_starts(episode)
     except RunError as error:
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
