@@ -144,7 +144,7 @@ def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(r
         return left
 
     def compare():
-        file = vary_physics(judged(run), episodes=5)
+        file = vary_physics(judged(run))
         (run / PHYSICS).unlink()
         return {
             (*replay.key, replay.variation, spec_id): episode.compare(replay, spec_id)

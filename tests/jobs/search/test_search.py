@@ -46,10 +46,9 @@ def searched(tmp_path_factory):
     return out, *search_starts(plan(budget=64, until_found=False), out)
 
 
-@pytest.mark.parametrize("method", ["directed", "random"])
-def test_two_searches_of_one_seed_write_the_same_bytes_for_any_number_of_workers(tmp_path, method):
+def test_two_searches_of_one_seed_write_the_same_bytes_for_any_number_of_workers(tmp_path):
     for name, workers in (("one", 1), ("two", 2)):
-        search_starts(plan(method=method, budget=40), tmp_path / name, running=ExecutionOptions(workers=workers))
+        search_starts(plan(budget=40), tmp_path / name, running=ExecutionOptions(workers=workers))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
