@@ -150,4 +150,5 @@ def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> Floats
     looks = 1 + (scene.horizon - 1) // scene.look_interval
     reset = np.array(costs.reset_s) + np.array(costs.camera_reset_s) * bool(scene.cameras)
     pictures = np.array(suite.camera_step_s) * ((scene.cameras or 0) * looks)
-    return reset + np.array(suite.step_s) * (scene.horizon + wait_steps) + pictures
+    episode: Floats = reset + np.array(suite.step_s) * (scene.horizon + wait_steps) + pictures
+    return episode
