@@ -224,7 +224,7 @@ def test_stand_ins_are_said(run):
 @pytest.mark.parametrize("waited", [[5, 10], [], None])
 def test_a_loop_of_ones_own_whose_blocks_settled_differently_is_not_played_again(run, waited):
     edit(run / RUN, lambda document: document.update(protocol={"name": "own loop", "wait_steps": waited}))
-    assert unchecked(run, replay=1)["replay"] == "run.json does not say how an episode starts"
+    assert "run.json does not say how an episode starts" in unchecked(run, replay=1)["replay"]
 
 
 def in_own_loop(description):

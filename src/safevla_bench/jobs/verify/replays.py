@@ -18,7 +18,7 @@ import numpy as np
 
 from safevla_bench import hosts
 from safevla_bench.archive.jsonl import encode_json
-from safevla_bench.errors import HostError, RunError, SafevlaError
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
@@ -224,10 +224,15 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path) -> Self:
-        """Read what replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
-        description = read_description(run)
-        rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
-        fields = msgspec.convert(description, RunFields)
+        """Read what replays of a run share; raises `RunError` if it is not complete or lacks rules, and as the host."""
+        place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
+        if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
+            raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
+        try:
+            rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
+            fields = msgspec.convert(description, RunFields)
+        except msgspec.ValidationError:
+            raise RunError("run.json does not say how an episode starts", remedy=remedy, place=place) from None
         host = hosts.make_host(fields.host, fields.host_arguments, named_by=run / RUN)
         tasks = {(task.benchmark, task.task_id): task for suite in fields.suites for task in host.tasks(suite)}
         return cls(host, tasks, host.versions(), rules, fields)
@@ -289,10 +294,8 @@ def check_replays(
     """
     try:
         setting = ReplaySetting.read(run)
-    except msgspec.ValidationError:
-        return [open_check(REPLAY, "run.json does not say how an episode starts")]
     except SafevlaError as error:
-        return [open_check(REPLAY, f"the host cannot be used here: {error}")]
+        return [open_check(REPLAY, f"nothing can be replayed here: {error}")]
     findings = []
     for done, index in enumerate(indices):
         header = records.headers[index]
