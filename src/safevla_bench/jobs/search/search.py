@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.explain.query import answer_query, parse_query
-from safevla_bench.files import read_input
+from safevla_bench.files import make_folder, read_input, write_atomically
 from safevla_bench.interface.environment import Host, SearchableHost
 from safevla_bench.interface.task import SearchSpace, Task
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -31,9 +31,9 @@ from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
-from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, check_name, read_suite, write_suite
+from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, read_suite
 from safevla_bench.rollout.plan import PlannedEpisode, policy_seed
-from safevla_bench.sources.runs.folder import name_episode
+from safevla_bench.sources.runs.folder import dump_json, name_episode
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.stl.formula import Formula
@@ -188,7 +188,6 @@ def search_starts(
     """
     running, out = running or ExecutionOptions(), out.absolute()
     require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
-    check_name(plan.name)
     if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
         raise RunError("a search is of one policy on one suite", remedy="Search for each alone.")
     prepared = prepare_run(plan.request)
@@ -199,7 +198,8 @@ def search_starts(
             path = out / FOLDER / f"{plan.name}.json"
             if not writer.complete:
                 _run_trials(plan, prepared, searched, writer, running, observer)
-                write_suite(path, _collect_found(plan, prepared, searched, writer))
+                make_folder(path.parent)
+                write_atomically(path, dump_json(_collect_found(plan, prepared, searched, writer)))
                 trials = sum(len(task.planned) for task in searched)
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trials})
     judged = judge([out], plan.objective.ruleset)
