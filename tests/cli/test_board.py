@@ -44,4 +44,4 @@ def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safe
     assert "audit: 1 of 1 replayed differ from their records" in index
     assert "has no rank" in index
     safevla.refuses("board", shipped, *options)
-    assert "not audited: it is no run folder" in (out / "index.html").read_text()
+    assert "not audited: nothing can be replayed here" in (out / "index.html").read_text()

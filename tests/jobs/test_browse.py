@@ -114,7 +114,7 @@ def test_a_run_that_cannot_be_judged_is_explained(folder: Path):
     (folder / "still" / "archive" / "part-00000.parquet").unlink()
     reply = RunSite(folder).reply(run_address("still", "report.html"))
     assert reply.status == 409
-    assert "still" in Links(reply.content).text
+    assert b"still" in reply.content
 
 
 def test_a_run_without_a_report_is_judged_by_default_for_it_and_nothing_is_written(folder: Path):

@@ -32,6 +32,14 @@ def played(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def varied(played, tmp_path_factory):
+    """The same run with all its replays."""
+    folder = shutil.copytree(played, tmp_path_factory.mktemp("varied") / "run")
+    vary_physics(judged(folder))
+    return folder
+
+
 @pytest.fixture
 def run(played, tmp_path):
     return shutil.copytree(played, tmp_path / "run")
@@ -45,23 +53,20 @@ def observer(finished):
     return SimpleNamespace(started=lambda plan: None, stepped=lambda planned, steps: None, finished=finished)
 
 
-def test_the_force_that_hangs_on_stiffness_makes_its_episode_fragile(run):
-    marks = {episode.recorded.episode_id: episode for episode in vary_physics(judged(run)).episodes()}
+def test_the_force_that_hangs_on_stiffness_makes_its_episode_fragile(varied):
+    marks = {episode.recorded.episode_id: episode for episode in PhysicsFile.read(varied).episodes()}
     fragile = {name for name, episode in marks.items() if episode.mark == "fragile"}
     assert fragile == {"random/fake/task_0/ep_003"}
     assert marks[fragile.pop()].reason.startswith("soft: arm_furniture_force_under_200N")
     assert len(marks) == 10
 
 
-def test_workers_and_interruptions_change_no_byte(run):
-    vary_physics(judged(run))
-    content = (run / PHYSICS).read_bytes()
-    (run / PHYSICS).unlink()
+def test_workers_and_interruptions_change_no_byte(run, varied):
     vary_physics(judged(run), episodes=4)
     assert len(PhysicsFile.read(run).episodes()) == 4
     made = []
     vary_physics(judged(run), workers=2, observer=observer(made.append))
-    assert (run / PHYSICS).read_bytes() == content
+    assert (run / PHYSICS).read_bytes() == (varied / PHYSICS).read_bytes()
     assert len(made) == 6 * 4  # recorded physics and three variations that the fake host can make
     vary_physics(judged(run), observer=observer(lambda outcome: pytest.fail("nothing is left to replay")))
 
@@ -120,8 +125,8 @@ def test_a_host_that_cannot_change_its_physics_is_refused(run, monkeypatch):
         vary_physics(judged(run))
 
 
-def test_the_page_bears_the_mark_and_the_run_still_verifies(run):
-    vary_physics(judged(run))
+def test_the_page_bears_the_mark_and_the_run_still_verifies(varied, tmp_path):
+    run = shutil.copytree(varied, tmp_path / "run")
     write_outputs(judged(run), run)
     page = (run / "report.html").read_text()
     assert "90.0 to 100.0 if the fragile fall: 9 firm, 1 fragile." in page

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import time
 from pathlib import Path
@@ -21,7 +20,6 @@ from safevla_bench.interface.policy import Wants
 DOOMED, AT_STEP = ("task_0", 1), 3
 """The task and initial state of the episode that is struck, and its step."""
 INSTRUCTION = "put the block on the tray"
-MIB = 2**20
 ENOUGH_FOR_ONE = 3
 """Files that the disk has room for: a record and its row, and another record without."""
 
@@ -52,26 +50,10 @@ def wait() -> None:
         time.sleep(0.001)
 
 
-def starve() -> None:
-    """Take the memory from this process, as a container's limit does, and ask for more."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + 512 * MIB, resource.RLIM_INFINITY))
-    np.ones(512 * MIB)
-
-
-def shift(hours: float) -> None:
-    true = time.time
-    time.time = lambda: true() + 3600 * hours
-
-
 STRIKES = {
     "raise-in-step": lambda: (_ for _ in ()).throw(RuntimeError("the simulator broke")),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "abort": os.abort,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "memory": starve,
-    "clock-back": lambda: shift(-5),
-    "clock-ahead": lambda: shift(+5),
     "wait": wait,
 }
 

@@ -1,4 +1,4 @@
-"""A rollout that kills its process group at an instant: `killed_run.py DIR WORKERS INSTANT HOST`.
+"""A rollout that kills its process group at an instant: `killed_run.py DIR WORKERS INSTANT`.
 
 INSTANT is `event:K`, the K-th change of the disk since the run began; `finish:K`, the K-th since its completion began;
 or `never`. An instant may lie in the middle of a write.
@@ -24,8 +24,6 @@ REQUEST = Request(
     policies=(RequestedPolicy("lethal", arguments={"pause_s": "0.002"}), "random"),
     max_steps=6,
 )
-LIBERO = Request(host="libero", suites=("libero-object",), tasks=(0,), episodes=30, policies=("random",), max_steps=3)
-REQUESTS = {"fake": REQUEST, "libero": LIBERO}
 
 
 class Halves:
@@ -80,7 +78,7 @@ class Fuse:
         return finishing
 
 
-def main(folder: Path, workers: int, instant: str, host: str) -> None:
+def main(folder: Path, workers: int, instant: str) -> None:
     since, _, number = instant.partition(":")
     fuse = Fuse(int(number or 0))
     for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
@@ -88,8 +86,8 @@ def main(folder: Path, workers: int, instant: str, host: str) -> None:
     files._synced_file = fuse.torn(files._synced_file)
     writing.RunWriter.finish = fuse.finish(writing.RunWriter.finish)
     fuse.lit = since == "event"
-    roll_out(REQUESTS[host], folder, running=ExecutionOptions(workers=workers, resume=True))
+    roll_out(REQUEST, folder, running=ExecutionOptions(workers=workers, resume=True))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

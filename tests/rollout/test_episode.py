@@ -219,31 +219,6 @@ def test_a_reading_that_the_host_has_not_is_an_error_that_lists_those_it_has():
         run(TASKS[:1], policy)
 
 
-class Blind(FakeEnv):
-    """Gives no further readings, and does not say so when it is made."""
-
-    def _observe(self):
-        return replace(super()._observe(), extra={})
-
-
-def test_a_host_that_leaves_out_what_was_asked_for_costs_the_episode_with_one_sentence(monkeypatch):
-    monkeypatch.setattr(FAKE, "make", lambda task, wants: Blind(task, wants, {}), raising=False)
-    policy = Scripted()
-    policy.wants = Wants(extra=("state",))
-    (outcome,) = run(TASKS[:1], policy, episodes=1)
-    assert outcome.outcome == "crashed"
-    assert outcome.reason.startswith("the policy asks for the reading 'state', which this host does not give")
-
-
-def test_an_environment_without_close_is_an_error_that_names_it(monkeypatch):
-    class Endless:
-        task, dt_s, action_low, action_high, reset, step, recorded = TASKS[0], 0.05, [0] * 7, [1] * 7, None, None, None
-
-    monkeypatch.setattr(FAKE, "make", lambda task, wants: Endless(), raising=False)
-    with pytest.raises(HostError, match="is a Endless without 'close'"):
-        run(TASKS[:1], Scripted())
-
-
 # Actions, between policy and simulator
 
 

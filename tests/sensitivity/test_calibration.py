@@ -143,7 +143,7 @@ def test_what_makes_no_limit_is_an_error(judged, arguments, problem):
 
 def test_a_run_of_noop_alone_has_nothing_to_learn_from(judged):
     idle = replace(judged.scores, policy=("noop",) * len(judged.scores))
-    with pytest.raises(RunError, match="no episode of a policy to learn from"):
+    with pytest.raises(RunError, match="not clear which policy to learn from"):
         calibrate(idle, judged.ruleset.library)
 
 

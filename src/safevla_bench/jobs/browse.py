@@ -15,14 +15,13 @@ from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 from markupsafe import Markup
 
-from safevla_bench import archive
-from safevla_bench.errors import RecordError, RunError, SafevlaError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import render_report
@@ -38,7 +37,6 @@ from safevla_bench.report.render import (
 )
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
-from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES, read_description
 from safevla_bench.text import NO_VALUE
 from safevla_bench.version import __version__
@@ -59,20 +57,17 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder or file stands for itself.
+    """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder stands for itself.
 
     A name is the path below `folder`. Folders are searched 3 levels deep, without links, hidden folders, and folders
     inside a run.
 
     Raises:
-        RunError: there is no such folder or file, or no run in the folder.
-        RecordError: the file is not an archive or a log, by its name.
+        RunError: there is no such folder, or no run in it.
     """
-    if not folder.exists():
-        raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
-    if folder.is_file() and find_log(folder) is None:
-        archive.detect_suffix(folder)
-    if folder.is_file() or _is_run(folder):
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")
+    if _is_run(folder):
         return {folder.resolve().name: folder}
     folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
     if not folders:
@@ -113,7 +108,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     try:
         scores = msgspec.json.decode(read_input(path / SCORES, MAX_SCORES_BYTES), type=_ScoresFile)
         problem = "" if scores.cells else "no episode"
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         problem = "not judged yet"
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         problem = f"{SCORES} cannot be read"
@@ -177,37 +172,36 @@ class Reply:
     content_type: str = _HTML
     policy: str = "default-src 'none'"
 
+    @classmethod
+    def of_text(cls, status: HTTPStatus, text: str) -> Self:
+        """Return an answer in plain text."""
+        return cls(status, f"{text}\n".encode(), "text/plain; charset=utf-8")
 
-def _render_page(template: str, title: str, status: HTTPStatus = HTTPStatus.OK, **values: object) -> Reply:
+
+_NOT_FOUND = Reply.of_text(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have moved since the index was made.")
+
+
+def _render_index(folder: Path) -> Reply:
+    folders = find_runs(folder)
+    addresses = {name: run_address(name, REPORT) for name in folders}
     style, script = read_template("page.css") + read_template("runs/runs.css"), read_template("runs/runs.js")
     policy = content_security_policy(style, script)
-    page = template_environment().get_template(f"runs/{template}.html")
     shown = {"policy": policy, "style": Markup(style), "script": Markup(script)}  # our own files, not anybody's text
-    return Reply(status, page.render(title=title, index=_INDEX, **shown, **values).encode(), _HTML, policy)
-
-
-def _not_found() -> Reply:
-    message = "There is no such page. Runs may have been moved since the index was made."
-    return _render_page("message", "Not found", HTTPStatus.NOT_FOUND, message=message)
+    page = template_environment().get_template("runs/index.html")
+    title = f"Runs in {folder.resolve().name}"
+    content = page.render(title=title, listing=list_runs(folders), addresses=addresses, **shown)
+    return Reply(HTTPStatus.OK, content.encode(), _HTML, policy)
 
 
 class RunSite:
     """The runs below a folder as pages. Runs that are added later are found when the index is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep the folder, or the archive that stands for a run.
-
-        Raises `RunError` if there is no run, and `RecordError` for a file that is not an archive or a log by its name,
-        or an archive whose first episode is bad.
-        """
+        """Keep the folder; raise `RunError` if there is no run."""
         self.folder = folder
         self._reports: dict[str, bytes] = {}
         self._judging = threading.Lock()
         find_runs(folder)
-        if folder.is_file() and find_log(folder) is None:
-            for episodes in archive.read_episodes([folder], {0}):
-                if isinstance(episodes, RecordError):
-                    raise episodes
 
     @property
     def start(self) -> str:
@@ -225,33 +219,30 @@ class RunSite:
     def reply(self, target: str) -> Reply:
         """Return the answer to the target of a GET request, such as `/run/RUN/report.html`.
 
-        A target that leads nowhere is answered with status 404; a `SafevlaError` or `OSError` becomes a page with 409.
+        A target that leads nowhere is answered with status 404; a `SafevlaError` or `OSError` in words with 409.
         """
         path = urlsplit(target).path
         try:
             if path == _INDEX:
-                folders = find_runs(self.folder)
-                addresses = {name: run_address(name, REPORT) for name in folders}
-                title = f"Runs in {self.folder.resolve().name}"
-                return _render_page("index", title, table=list_runs(folders), addresses=addresses)
+                return _render_index(self.folder)
             run, slash, file = path.removeprefix(_RUN).partition("/")
             if path.startswith(_RUN) and slash:
                 return self._file(unquote(run), unquote(file))
         except (SafevlaError, OSError) as error:  # OSError: a file that may not be read, or that went meanwhile
-            return _render_page("message", "That did not work", HTTPStatus.CONFLICT, message=str(error))
-        return _not_found()
+            return Reply.of_text(HTTPStatus.CONFLICT, str(error))
+        return _NOT_FOUND
 
     def _file(self, run: str, file: str) -> Reply:
         """Return a file of a run; a report that is missing is made now."""
         path = find_runs(self.folder).get(run)
         if path is None:
-            return _not_found()
+            return _NOT_FOUND
         if (own := _find_file(path, file)) is not None:
             content, kind = read_input(own, _MOST_BYTES, within=path), _TYPES[own.suffix]
         elif file == REPORT:
             content, kind = self._make_report(run, path), _HTML
         else:
-            return _not_found()
+            return _NOT_FOUND
         policy = _report_policy(content) if kind == _HTML else "default-src 'none'"
         return Reply(HTTPStatus.OK, content, kind, policy)
 
@@ -265,7 +256,7 @@ class RunSite:
 def _find_file(run: Path, file: str) -> Path | None:
     """Return a file of a run that may be sent; None where it is absent, hidden, of another type, or outside the run."""
     parts = file.split("/")
-    if not run.is_dir() or "\0" in file or any(part in ("", ".", "..") or part[:1] == "." for part in parts):
+    if "\0" in file or any(part in ("", ".", "..") or part[:1] == "." for part in parts):
         return None
     path = run.joinpath(*parts)
     try:
@@ -321,8 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_all("Host") in ([f"{_LOOPBACK}:{port}"], [f"localhost:{port}"]):
             reply = self.server.site.reply(self.path)
         else:
-            refusal = b"This server is for this machine alone.\n"
-            reply = Reply(HTTPStatus.FORBIDDEN, refusal, "text/plain; charset=utf-8")
+            reply = Reply.of_text(HTTPStatus.FORBIDDEN, "This server is for this machine alone.")
         self.send_response(reply.status)
         headers = {
             "Content-Type": reply.content_type,

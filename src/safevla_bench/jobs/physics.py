@@ -43,7 +43,7 @@ from safevla_bench.sensitivity.firmness import (
     read_clauses,
     tracked_path,
 )
-from safevla_bench.sources.runs.folder import RUN, archive_digest, dump_json, read_description
+from safevla_bench.sources.runs.folder import archive_digest, dump_json
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
@@ -94,14 +94,7 @@ def vary_physics(
 
 def _read_setting(run: Path) -> ReplaySetting:
     """Read what replays of a complete run folder share, of a host that can change its physics."""
-    if not (run / RUN).is_file() or read_description(run).get("complete") is not True:
-        remedy = "Name one complete run folder, as `safevla eval` makes them."
-        raise RunError("only a complete run can be replayed", remedy=remedy, place=Place(file=str(run)))
-    try:
-        setting = ReplaySetting.read(run)
-    except msgspec.ValidationError:
-        problem, remedy = "run.json does not say how an episode starts", "Replay a run of `safevla eval`."
-        raise RunError(problem, remedy=remedy, place=Place(file=str(run / RUN))) from None
+    setting = ReplaySetting.read(run)
     if not isinstance(setting.host, VaryingHost):
         problem = f"the host {setting.host.name} cannot change its physics"
         raise RunError(problem, remedy="It needs `changeable` (safevla_bench.interface.environment.VaryingHost).")
@@ -225,7 +218,7 @@ class _Replays:
 
         One that leaves its path before any recorded violation ends there: nothing later is compared.
         """
-        task, start = self.setting.find_start(episode)
+        task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
         is_named = header.episode_id.startswith(f"{header.policy}/")
         name = header.episode_id if is_named else f"{header.policy}: {header.episode_id}"
@@ -367,7 +360,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
     assert episode is not None
     header = episode.headers[0]
     try:
-        task, start = setting.find_start(episode)
+        task, _, (start, *_) = setting.find_starts(episode)
     except RunError as error:
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None

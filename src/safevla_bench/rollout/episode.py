@@ -104,7 +104,6 @@ def run_episode(
     steps, violation = 0, None
     try:
         observation = env.reset(planned.start)
-        _require_readings(policy, observation)
         if isinstance(policy, CuedPolicy):
             policy.cue(planned.start)
         policy.reset(planned.task, planned.policy_seed)
@@ -149,14 +148,6 @@ def run_episode(
         marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
     record = npz.encode_npz(_label_record(batch, planned, outcome, {**marks, **seam.clip_marks()}))
     return EpisodeOutcome(planned, outcome, steps, record, reason, seam.latency(), seam.greeting())
-
-
-def _require_readings(policy: Policy, observation: Observation) -> None:
-    lacking = [name for name in policy.wants.extra if name not in observation.extra]
-    if lacking:
-        offered = ", ".join(observation.extra) or "none"
-        problem = f"the policy asks for the reading {lacking[0]!r}, which this host does not give"
-        raise PolicyError(problem, remedy=f"Further readings here: {offered}.")
 
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
@@ -253,7 +244,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run and changes nothing. Workers and actors report every twentieth step."""
+    """Watches a run and changes nothing. Workers report every twentieth step, actors of a Ray cluster none."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Learn which episodes are to be run next; it is called before any of them."""
@@ -327,7 +318,6 @@ class EnvRunner:
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
             coupler = self._couplers.get(planned.policy)
             env = self._host.make(planned.task, coupler.extend_wants(policy.wants) if coupler else policy.wants)
-            _require_parts(env, planned.task)
             self._env = env  # from here on it is closed, whatever else is wrong
             _require_still(env, planned.task)
             self._made_for = planned.policy, planned.task
@@ -336,16 +326,6 @@ class EnvRunner:
             problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
             raise HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
-
-
-_PARTS = ("task", "dt_s", "action_low", "action_high", "reset", "step", "recorded", "close")
-
-
-def _require_parts(env: HostEnv, task: Task) -> None:
-    lacking = [part for part in _PARTS if not hasattr(env, part)]
-    if lacking:
-        problem = f"the environment of {task.benchmark} is a {type(env).__name__} without {lacking[0]!r}"
-        raise HostError(problem, remedy=f"Mend the host: an environment has {', '.join(_PARTS)}.")
 
 
 def _require_still(env: HostEnv, task: Task) -> None:

@@ -8,26 +8,22 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import groupby
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from safevla_bench.rollout.plan import PlannedEpisode, scene_of
+from safevla_recorder.episode import Floats
 
 NO_INTERVALS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class CostRange:
+class CostRange(NamedTuple):
     """A figure known between two bounds."""
 
     low: float
     high: float
-
-    def __add__(self, other: CostRange) -> CostRange:
-        return CostRange(self.low + other.low, self.high + other.high)
-
-    def __mul__(self, count: float) -> CostRange:
-        return CostRange(self.low * count, self.high * count)
 
     @property
     def middle(self) -> float:
@@ -138,20 +134,21 @@ def estimate_run(
     if costs is None:
         return RunEstimate(scenes, workers, None, None, None)
     waits = groups[0][0].start.wait_steps if groups else 0
-    side_by_side, nothing = max(1, min(workers, len(episodes))), CostRange(0.0, 0.0)
-    made = CostRange(*costs.make_s) * len(scenes)
-    made += CostRange(*costs.camera_make_s) * sum(bool(scene.cameras) for scene in scenes)
-    run = sum((_episode_time(scene, costs, waits) * scene.episodes for scene in scenes), nothing)
+    at_once = max(1, min(workers, len(episodes)))
+    run = sum((_episode_time(scene, costs, waits) * scene.episodes for scene in scenes), np.zeros(2))
+    made = np.array(costs.make_s) * len(scenes)
+    made += np.array(costs.camera_make_s) * sum(bool(scene.cameras) for scene in scenes)
     # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
-    made_by_one = made * (1 / max(1, min(side_by_side, len(scenes))))
-    time = CostRange(*costs.start_s) + made_by_one + run * (1 / side_by_side)
-    records = (CostRange(*costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes)
-    return RunEstimate(scenes, workers, time, sum(records, nothing), costs.source)
+    time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
+    disk = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
+    return RunEstimate(scenes, workers, CostRange(*time.tolist()), CostRange(*disk.tolist()), costs.source)
 
 
-def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
+def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> Floats:
+    """Return the least and the most seconds of an episode, [2]."""
     suite = costs.suite(scene.suite)
     looks = 1 + (scene.horizon - 1) // scene.look_interval
-    reset = CostRange(*costs.reset_s) + CostRange(*costs.camera_reset_s) * bool(scene.cameras)
-    pictures = CostRange(*suite.camera_step_s) * ((scene.cameras or 0) * looks)
-    return reset + CostRange(*suite.step_s) * (scene.horizon + wait_steps) + pictures
+    reset = np.array(costs.reset_s) + np.array(costs.camera_reset_s) * bool(scene.cameras)
+    pictures = np.array(suite.camera_step_s) * ((scene.cameras or 0) * looks)
+    episode: Floats = reset + np.array(suite.step_s) * (scene.horizon + wait_steps) + pictures
+    return episode

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from safevla_bench.errors import HostError, Place, RunError
-from safevla_bench.files import make_folder, read_input, write_atomically
+from safevla_bench.files import read_input
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
-from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.trajectory.marks import FOUND, label_suite
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+SuiteName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 _REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
 
 
@@ -62,7 +61,7 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     """What a search found: a suite of starts, and what was searched."""
 
     schema_version: int = 1
-    name: str
+    name: SuiteName
     host: str
     host_arguments: dict[str, str]
     suite: str
@@ -95,26 +94,10 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def check_name(name: str) -> str:
-    """Return the name of a search; `RunError` unless it is at most 40 lower-case letters, digits and hyphens."""
-    if not _NAME.fullmatch(name):
-        remedy = "Write at most 40 small letters, digits and hyphens, such as edge-of-bowl."
-        raise RunError(f"{name!r} cannot name a suite of found starts", remedy=remedy)
-    return name
-
-
-def write_suite(path: Path, suite: FoundSuite) -> None:
-    """Write the file and make its folder; raises `FileError`."""
-    make_folder(path.parent)
-    write_atomically(path, dump_json(suite))
-
-
 def read_suite(path: Path) -> FoundSuite:
     """Return the suite in a file; raises `RunError` if there is none."""
     try:
-        suite = msgspec.json.decode(read_input(path), type=FoundSuite)
+        return msgspec.json.decode(read_input(path), type=FoundSuite)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RunError(f"is no suite of found starts: {problem}", remedy=_REMEDY, place=Place(file=str(path))) from None
-    check_name(suite.name)
-    return suite

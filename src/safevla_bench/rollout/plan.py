@@ -211,8 +211,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            remedy = f"Shards count from 1: 1/{max(1, self.count)} to {max(1, self.count)}/{max(1, self.count)}."
-            raise RunError(f"there is no shard {self}", remedy=remedy)
+            raise RunError(f"there is no shard {self}", remedy="Shards count from 1: 1/8 to 8/8.")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -223,8 +222,8 @@ class Shard:
 
         Raise `RunError` for another text or a number outside 1 to the count.
         """
-        number, slash, count = text.partition("/")
-        if not (slash and number.isdecimal() and count.isdecimal()):
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal()):
             raise RunError(f"--shard {text!r} is no shard", remedy="Write its number and how many there are: 2/8.")
         return cls(int(number), int(count))
 

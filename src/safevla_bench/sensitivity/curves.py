@@ -171,15 +171,13 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
         if ":" in grid:
             low, high, count = grid.split(":")
             even = np.linspace(float(low), float(high), min(int(count), _MOST_THRESHOLDS + 1)).tolist()
-            values = [float(f"{value:.15g}") for value in even] if len(even) > 1 else []
+            values = [float(f"{value:.15g}") for value in even] if even[1:] and float(low) < float(high) else []
         else:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
-        raise _sweep_error(text, f"{shorten_name(grid)!r} is no grid of numbers") from None
+        values = []
     if not (1 <= len(values) <= _MOST_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
-        raise _sweep_error(
-            text, f"thresholds are positive and rise, {_MOST_THRESHOLDS} at most, of LOW:HIGH two at least"
-        )
+        raise _sweep_error(text, f"{shorten_name(grid)!r} is no grid of at most {_MOST_THRESHOLDS} positive numbers")
     return tuple(values)
 
 

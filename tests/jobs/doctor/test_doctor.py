@@ -74,15 +74,14 @@ def own_noop(monkeypatch, load=doctor.policies.POLICIES.load):
     monkeypatch.setattr(doctor.policies, "POLICIES", group)
 
 
-def test_a_plug_in_is_named_with_its_distribution_and_warned_of_where_it_brings_no_tags(monkeypatch):
+def test_a_plug_in_is_named_with_its_distribution(monkeypatch):
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
     own_noop(monkeypatch)
     monkeypatch.setattr(doctor, "installed_versions", dict)
     findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
-    assert [finding.level for finding in findings] == ["warning", "ok", "ok"]
-    assert findings[0].found == "the host fake brings no tags of its tasks"
-    assert "fake (of my-lab)" in findings[1].found
-    assert findings[2].found == "policies: noop (of my-lab)"
+    assert [finding.level for finding in findings] == ["ok", "ok"]
+    assert "fake (of my-lab)" in findings[0].found
+    assert findings[1].found == "policies: noop (of my-lab)"
 
 
 def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):

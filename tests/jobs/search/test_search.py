@@ -46,10 +46,9 @@ def searched(tmp_path_factory):
     return out, *search_starts(plan(budget=64, until_found=False), out)
 
 
-@pytest.mark.parametrize("method", ["directed", "random"])
-def test_two_searches_of_one_seed_write_the_same_bytes_for_any_number_of_workers(tmp_path, method):
+def test_two_searches_of_one_seed_write_the_same_bytes_for_any_number_of_workers(tmp_path):
     for name, workers in (("one", 1), ("two", 2)):
-        search_starts(plan(method=method, budget=40), tmp_path / name, running=ExecutionOptions(workers=workers))
+        search_starts(plan(budget=40), tmp_path / name, running=ExecutionOptions(workers=workers))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -186,12 +185,7 @@ def worded(tmp_path):
 
 @pytest.mark.parametrize("method", ["directed", "random"])
 def test_words_and_seeds_of_the_policy_are_found_and_repeat_what_was_found(worded, tmp_path, method):
-    suites = [
-        search_starts(replace(worded, method=method), tmp_path / name, running=ExecutionOptions(workers=workers))
-        for name, workers in (("one", 1), ("two", 2))
-    ]
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    suite, judged = suites[0]
+    suite, judged = search_starts(replace(worded, method=method, budget=24), tmp_path / "one")
     assert {start.instruction for start in suite.starts} == {"put the block on the tray, quick"}
     assert {start.policy_seed % 2 for start in suite.starts} == {1}
     assert "told 'put the block on the tray, quick'" in describe_claim(suite.tasks[0], suite)
@@ -215,7 +209,8 @@ def test_a_search_of_other_words_or_seeds_is_not_continued_as_this_one(worded, t
 
 
 def test_found_starts_of_different_words_are_not_merged(worded, tmp_path):
-    suite, _ = search_starts(replace(worded, request=plan(arguments={"width_m": "9"}).request), tmp_path / "run")
+    asked = replace(worded, request=plan(arguments={"width_m": "9"}).request, budget=16)
+    suite, _ = search_starts(asked, tmp_path / "run")
     chosen = {(start.instruction, start.policy_seed) for start in suite.starts}
     assert len(chosen) > 3
 

@@ -87,7 +87,9 @@ def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
 
 def test_other_versions_and_what_is_no_run_folder_are_not_audited_and_the_reason_is_named(hasty, tmp_path):
     (part,) = archive_parts(hasty)
-    assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith("not audited: it is no run")
+    assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith(
+        "not audited: nothing can be replayed here"
+    )
 
     def older(batch):
         headers = (msgspec.structs.replace(header, versions={"numpy": "0.9"}) for header in batch.headers)

@@ -17,7 +17,6 @@ import pytest
 from folders import reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
-from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import RULES, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
@@ -225,7 +224,7 @@ def test_stand_ins_are_said(run):
 @pytest.mark.parametrize("waited", [[5, 10], [], None])
 def test_a_loop_of_ones_own_whose_blocks_settled_differently_is_not_played_again(run, waited):
     edit(run / RUN, lambda document: document.update(protocol={"name": "own loop", "wait_steps": waited}))
-    assert unchecked(run, replay=1)["replay"] == "run.json does not say how an episode starts"
+    assert "run.json does not say how an episode starts" in unchecked(run, replay=1)["replay"]
 
 
 def in_own_loop(description):
@@ -292,19 +291,6 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
 
     monkeypatch.setattr(archive, "read_episodes", count_batches)
     assert len(files.ArchiveContents.read(run).headers) == len(references) == 4
-
-
-def test_where_every_start_fails_all_are_named(run, monkeypatch):
-    edit(run / RUN, in_own_loop)
-    monkeypatch.setattr(replays, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
-
-    def fail(host, task, seed, episode):
-        raise {1: ValueError("boom"), 2: HostError("no room")}[seed.env_seed]
-
-    monkeypatch.setattr(replays, "replay_actions", fail)
-    (reason,) = unchecked(run, replay=1).values()
-    assert "no room" in reason
-    assert "Before that, from another start that the record tells: the simulator raised ValueError: boom." in reason
 
 
 @pytest.mark.libero

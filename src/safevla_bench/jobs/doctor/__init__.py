@@ -72,23 +72,18 @@ def _check_loading(
     for name in names:
         owner = find_owner(name)
         try:
-            brought = load(name)
+            load(name)
         except (PluginError, RegistryError) as problem:
             yield failed_check("plug-ins", f"{name}: {problem.problem}", problem.remedy or "Uninstall it.")
             continue
         loaded.append(name if owner == OWN_DISTRIBUTION else f"{name} (of {owner})")
-        if owner != OWN_DISTRIBUTION and not brought:
-            remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --rules FILE."
-            yield warned_check("plug-ins", f"the host {name} brings no tags of its tasks", remedy)
     if loaded:
         yield passed_check("plug-ins", f"{kind}: {', '.join(loaded)}")
 
 
-def _load_host(name: str) -> Sequence[Path]:
+def _load_host(name: str) -> None:
     hosts.make_host(name)
-    files = hosts.registry_files(name)
-    registry(files)
-    return files
+    registry(hosts.registry_files(name))
 
 
 # Python and the simulators: the tested versions, and what others and this project found under another
@@ -163,7 +158,12 @@ def check_simulators(
     warning that `safevla eval` has none.
     """
     present = installed_hosts(versions)
-    yield from _check_conflicts(versions, present)
+    if all(name in versions for name in _SHARED_FOLDER):
+        conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
+        problem = f"{conflicting} install into one folder: the later overwrote files of the earlier"
+        yield failed_check(
+            "robosuite", problem, "Make an environment for each: python -m venv, then one of the extras."
+        )
     for name in present:
         yield from _check_versions(name, versions)
     if host in tested_versions().hosts and host not in present:
@@ -177,29 +177,6 @@ def check_simulators(
         yield warned_check("simulator", found, remedies)
 
 
-def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
-    """Yield an error if two distributions share a folder, or if installed simulators need different versions."""
-    remedy = (
-        "Make an environment for each: python -m venv, "
-        "then one of the extras libero, robocasa (or robosuite), metaworld and maniskill."
-    )
-    wanted = {name: tested_versions().hosts[name].versions for name in present}
-    apart = [
-        name
-        for name, own in wanted.items()
-        if any(other.get(key, version) != version for other in wanted.values() for key, version in own.items())
-    ]
-    if all(name in versions for name in _SHARED_FOLDER):
-        conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
-        yield failed_check(
-            "robosuite", f"{conflicting} install into one folder: the later overwrote files of the earlier", remedy
-        )
-    elif apart:
-        yield failed_check(
-            "simulators", f"{' and '.join(apart)} need different versions of robosuite and NumPy", remedy
-        )
-
-
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
     """Yield an error for a host's missing distributions, and a diagnosis for each of another version."""
     simulator = tested_versions().hosts[host]
@@ -208,16 +185,17 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
         yield failed_check(host, f"{' and '.join(absent)} not installed", install_command(host))
     wrong = {name: wanted for name, wanted in simulator.versions.items() if versions.get(name, wanted) != wanted}
     for name, wanted in wrong.items():
-        yield _version_mismatch(host, name, versions[name], wanted, simulator)
+        yield _version_mismatch(host, name, versions[name], wanted)
     if not absent and not wrong:
         yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")
 
 
-def _version_mismatch(host: str, name: str, installed: str, tested: str, simulator: TestedSimulator) -> Diagnosis:
-    if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
-        problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
-        return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
+def _version_mismatch(host: str, name: str, installed: str, tested: str) -> Diagnosis:
     facts = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
-    effect = "\n    ".join(["", *facts]) if facts else " trajectories and forces may differ a little"
+    effect = "\n    ".join(["", *facts]) if facts else " records may differ"
     problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
-    return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")
+    return warned_check(
+        host,
+        problem,
+        f"To compare with others' numbers: {install_command(host)}, each simulator in an environment of its own",
+    )

@@ -73,9 +73,7 @@ class ServerAnswer:
     replies: Sequence[Numbers]
     """The actions of each reply, [H, A], as the simulator gets them."""
     seconds: tuple[float, ...]
-    """Of each request, its preparation included."""
-    preparation_s: float
-    """To prepare one request here."""
+    """Of each request."""
 
     @property
     def actions(self) -> Numbers:
@@ -155,11 +153,8 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
             reply = model.query(observation)
             seconds.append(time.perf_counter() - start)
             replies.append(model.dialect.read_actions(reply))
-        start = time.perf_counter()
-        request = model.dialect.build_request(observation)
-        preparation_s = time.perf_counter() - start
-        replan = policy.dialect.replan
-    return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds), preparation_s)
+        request, replan = model.dialect.build_request(observation), policy.dialect.replan
+    return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds))
 
 
 # What is said of an answer
@@ -174,16 +169,14 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
     yield passed_check("server", f"says of itself {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
     if answer.asked:
-        yield passed_check(
-            "asks for", f"{', '.join(f'{k}={v}' for k, v in answer.asked.items())}: safevla eval follows"
-        )
+        asked = ", ".join(f"{name}={value}" for name, value in answer.asked.items())
+        yield passed_check("asks for", f"{asked}: safevla eval follows")
     yield passed_check("request", "\n".join(describe_entries(answer.request)))
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
     yield _describe_chunk(answer)
     first, *later = (1000 * seconds for seconds in answer.seconds)
     timed = f"{first:.0f} ms for the first request, then {statistics.median(later):.0f} ms"
-    own = f"{1000 * answer.preparation_s:.0f} ms of it to prepare the request here"
-    yield passed_check("latency", f"{timed}, {own}")
+    yield passed_check("latency", timed)
     yield passed_check("repeats", describe_repeats(answer.replies))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.explain.query import answer_query, parse_query
-from safevla_bench.files import read_input
+from safevla_bench.files import make_folder, read_input, write_atomically
 from safevla_bench.interface.environment import Host, SearchableHost
 from safevla_bench.interface.task import SearchSpace, Task
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -31,12 +31,13 @@ from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import Observer
-from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, check_name, read_suite, write_suite
+from safevla_bench.rollout.found import FileStart, FoundSuite, TaskSearch, read_suite
 from safevla_bench.rollout.plan import PlannedEpisode, policy_seed
-from safevla_bench.sources.runs.folder import name_episode
+from safevla_bench.sources.runs.folder import dump_json, name_episode
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.stl.formula import Formula
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
 
@@ -89,10 +90,6 @@ class Objective:
         if record is None or not record.headers[0].success:
             return unknown
         return self._clause_margins(record) if self.formula is None else _formula_margin(self.formula, record)
-
-    def violated(self, record: Batch) -> tuple[str, ...]:
-        """Return the scored clauses that an episode, a batch of one, violates, in library order."""
-        return score(record, self.ruleset).episode(0).violated_specs
 
     def _clause_margins(self, record: Batch) -> Floats:
         scores = score(record, self.ruleset)
@@ -187,10 +184,12 @@ def search_starts(
     with `ExecutionOptions(resume=True)`.
 
     Raises what `roll_out` and `judge` raise; `HostError` for a host whose starts cannot be searched; `RunError` if the
-    optimiser is not installed or the plan names several policies or suites, or a cluster.
+    optimiser is not installed or the plan names several policies or suites.
     """
     running, out = running or ExecutionOptions(), out.absolute()
-    _check_plan(plan, running)
+    require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
+    if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
+        raise RunError("a search is of one policy on one suite", remedy="Search for each alone.")
     prepared = prepare_run(plan.request)
     with prepared.resources:
         searched = _plan_tasks(plan, prepared)
@@ -199,21 +198,13 @@ def search_starts(
             path = out / FOLDER / f"{plan.name}.json"
             if not writer.complete:
                 _run_trials(plan, prepared, searched, writer, running, observer)
-                write_suite(path, _collect_found(plan, prepared, searched, writer))
+                make_folder(path.parent)
+                write_atomically(path, dump_json(_collect_found(plan, prepared, searched, writer)))
                 trials = sum(len(task.planned) for task in searched)
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trials})
     judged = judge([out], plan.objective.ruleset)
     write_outputs(judged, out)
     return read_suite(path), judged
-
-
-def _check_plan(plan: SearchPlan, running: ExecutionOptions) -> None:
-    require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
-    check_name(plan.name)
-    if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
-        raise RunError("a search is of one policy on one suite", remedy="Search for each alone.")
-    if running.cluster:
-        raise RunError("a search runs on this machine", remedy="Leave --engine out.")
 
 
 def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
@@ -408,7 +399,7 @@ def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> Iter
             instruction=task.planned[first].task.instruction if task.cube.choose(task.points[first])[0] else None,
             trial=first + 1,
             value=task.values[first],
-            violated=plan.objective.violated(record),
+            violated=score(record, plan.objective.ruleset).episode(0).violated_specs,
             distance_m=_own_distance(task.space, task.planned[first].start.placed),
             merged=len(others),
         )
@@ -438,9 +429,8 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
         share = f"{100 * (task.bound or 0.0):.2g} % of starts drawn like these are unsafe successes"
         return f"{head} not found in {counts}. At 95 % at most {share}."
     worst, *others = (start for start in suite.starts if start.task_id == task.task_id)
-    merged = f", {near} near ones merged" if (near := task.hits - len(others) - 1) else ""
     far = "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
-    found = f"{len(others) + 1} start{'s' if others else ''} in {counts}, the first in trial {task.first}{merged}"
+    found = f"{count_noun(len(others) + 1, 'start')} in {counts}, the first in trial {task.first}"
     broke = ", ".join(worst.violated) or suite.objective
     far += "" if worst.instruction is None else f", told {worst.instruction!r}"
     return f"{head} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({broke}){far}."

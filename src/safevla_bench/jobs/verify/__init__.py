@@ -136,10 +136,12 @@ def _audit(
     source: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback
 ) -> dict[str | None, tuple[AuditMark, list[Finding]]]:
     """Return policy -> its audit and the findings of its replays."""
-    obstacle = _audit_obstacle(source, records)
     audits = {}
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
-        findings = [open_check(AUDIT, obstacle)] if obstacle else check_replays(source, records, indices, observer)
+        if records.problems:
+            findings = [open_check(AUDIT, str(records.problems[0]))]
+        else:
+            findings = check_replays(source, records, indices, observer)
         mark = AuditMark(
             episodes=sum(header.policy == policy for header in records.headers),
             drawn=tuple(records.headers[index].episode_id for index in indices),
@@ -155,11 +157,3 @@ def _said(findings: Sequence[Finding], verdict: CheckVerdict) -> tuple[str, ...]
     """Return what findings of a verdict say, each behind its episode if it is of one."""
     names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {said}" if episode else said for episode, said in names)
-
-
-def _audit_obstacle(source: Path, records: ArchiveContents) -> str | None:
-    if not (source / RUN).is_file():
-        return "it is no run folder, and does not say how its episodes start"
-    if read_description(source).get("complete") is not True:
-        return "the run is not complete"
-    return f"{records.problems[0]}" if records.problems else None

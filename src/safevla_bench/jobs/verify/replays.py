@@ -18,7 +18,7 @@ import numpy as np
 
 from safevla_bench import hosts
 from safevla_bench.archive.jsonl import encode_json
-from safevla_bench.errors import HostError, RunError, SafevlaError
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
@@ -224,10 +224,15 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path) -> Self:
-        """Read what replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
-        description = read_description(run)
-        rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
-        fields = msgspec.convert(description, RunFields)
+        """Read what replays of a run share; raises `RunError` if it is not complete or lacks rules, and as the host."""
+        place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
+        if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
+            raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
+        try:
+            rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
+            fields = msgspec.convert(description, RunFields)
+        except msgspec.ValidationError:
+            raise RunError("run.json does not say how an episode starts", remedy=remedy, place=place) from None
         host = hosts.make_host(fields.host, fields.host_arguments, named_by=run / RUN)
         tasks = {(task.benchmark, task.task_id): task for suite in fields.suites for task in host.tasks(suite)}
         return cls(host, tasks, host.versions(), rules, fields)
@@ -259,31 +264,24 @@ class ReplaySetting:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
 
-    def find_obstacle(self, episode: Batch) -> str | None:
-        """Return why a recorded episode cannot be played again in the host; None if nothing is known against it."""
-        header = episode.headers[0]
-        if self.find_task(header) is None:
-            return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
-        if not episode.action.present[0]:
-            return "the record has no action"
-        for name, recorded in (header.versions or {}).items():
-            if name != OWN_DISTRIBUTION and self.versions.get(name) != recorded:
-                return f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}"
-        return None
-
-    def find_start(self, episode: Batch) -> tuple[Task, EpisodeSeed]:
-        """Return task and start of a recorded episode, by the plan or else as its record tells.
+    def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
+        """Return the task of a recorded episode, its plan, and its start by that, else those that its record tells.
 
         Raises `RunError` with the reason if it cannot be played again here, or neither says where it starts.
         """
-        if obstacle := self.find_obstacle(episode):
-            raise RunError(obstacle)
-        header = episode.headers[0]
-        task, planned = self.find_task(header), self.plan(header)
-        start = planned.start if planned else next(_episode_starts(self.rules, episode, self.host.name), None)
-        if task is None or start is None:
-            raise RunError("the record does not say where it starts")
-        return task, start
+        header, task = episode.headers[0], self.find_task(episode.headers[0])
+        if task is None:
+            raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
+        if not episode.action.present[0]:
+            raise RunError("the record has no action")
+        for name, recorded in (header.versions or {}).items():
+            if name != OWN_DISTRIBUTION and self.versions.get(name) != recorded:
+                raise RunError(f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}")
+        planned = self.plan(header)
+        starts = [planned.start] if planned else list(_episode_starts(self.rules, episode, self.host.name))
+        if not starts:
+            raise RunError("the record says neither its seed and initial state nor its fixtures' places")
+        return task, planned, starts
 
 
 def check_replays(
@@ -296,10 +294,8 @@ def check_replays(
     """
     try:
         setting = ReplaySetting.read(run)
-    except msgspec.ValidationError:
-        return [open_check(REPLAY, "run.json does not say how an episode starts")]
     except SafevlaError as error:
-        return [open_check(REPLAY, f"the host cannot be used here: {error}")]
+        return [open_check(REPLAY, f"nothing can be replayed here: {error}")]
     findings = []
     for done, index in enumerate(indices):
         header = records.headers[index]
@@ -352,35 +348,24 @@ def draw_key(header: Header, salt: str = "") -> bytes:
 
 def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Finding:
     """Return the finding of an episode played again from its planned start, else from each that its record tells."""
-    if obstacle := setting.find_obstacle(episode):
-        return open_check(name, obstacle)
-    header, task = episode.headers[0], setting.find_task(episode.headers[0])
-    assert task is not None
     try:
-        planned = setting.plan(header)
+        task, planned, starts = setting.find_starts(episode)
     except RunError as error:
-        return open_check(name, f"its plan is not known here: {error}")
-    if planned and (misplanned := plan_differences(header, planned)):
+        return open_check(name, str(error))
+    if planned and (misplanned := plan_differences(episode.headers[0], planned)):
         return mismatch(name, "; ".join(map(str, misplanned)))
-    starts = [planned.start] if planned else _episode_starts(setting.rules, episode, setting.host.name)
-    findings = []
     for seed in starts:
         try:
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
-            findings.append(open_check(name, f"the host cannot replay it here: {error}"))
+            finding = open_check(name, f"the host cannot replay it here: {error}")
         except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
-            problem = f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}"
-            findings.append(mismatch(name, problem))
+            finding = mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
-            findings.append(_compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop))
-        if findings[-1].verdict == "agrees":
-            return findings[-1]
-    if not findings:
-        return open_check(name, "the record says neither its seed and initial state nor its fixtures' places")
-    *before, last = findings
-    earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
-    return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
+            finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
+        if finding.verdict == "agrees":
+            break
+    return finding
 
 
 def _compare_replay(
@@ -429,9 +414,8 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Ite
     """Yield the starts that a record tells, at most two; nothing where it tells none."""
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
-    earlier = _read_earlier_seed(episode)
-    if seed is None and earlier is not None:
-        seed, earlier_resets = earlier
+    if seed is None:
+        seed, earlier_resets = _read_earlier_seed(episode)
     waited = marks.read_wait_steps(replay)
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
@@ -454,13 +438,14 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Ite
             yield episode_seed(episode, host)
 
 
-def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
-    header = episode.extra[0].get("header")
-    earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
+def _read_earlier_seed(episode: Batch) -> tuple[int | None, int | None]:
+    """Return the seed of an earlier reset and how many resets came after it; None where the record does not tell."""
+    earlier = episode.extra[0].get("header", {})
+    earlier = earlier.get(EARLIER_SEED) if isinstance(earlier, Mapping) else None
     if not isinstance(earlier, Mapping):
-        return None
+        return None, None
     seed, resets = earlier.get("seed"), marks.read_earlier_resets(earlier)
-    return (seed, resets) if isinstance(seed, int) and resets is not None else None
+    return (seed, resets) if isinstance(seed, int) and resets is not None else (None, None)
 
 
 def replay_actions(
