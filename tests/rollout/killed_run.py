@@ -1,4 +1,4 @@
-"""A rollout that kills its process group at an instant: `killed_run.py DIR WORKERS INSTANT`.
+"""A rollout that kills its process group at an instant: `killed_run.py DIR WORKERS INSTANT HOST`.
 
 INSTANT is `event:K`, the K-th change of the disk since the run began; `finish:K`, the K-th since its completion began;
 or `never`. An instant may lie in the middle of a write.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safevla_bench import files
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs import writer as writing
 
@@ -21,9 +21,12 @@ REQUEST = Request(
     host="fake",
     suites=("fake",),
     episodes=5,
-    policies=(RequestedPolicy("lethal", arguments={"pause_s": "0.002"}), "random"),
+    policies=("lethal", "random"),
+    policy_arguments={"lethal": {"pause_s": "0.002"}},
     max_steps=6,
 )
+LIBERO = Request(host="libero", suites=("libero-object",), tasks=(0,), episodes=30, policies=("random",), max_steps=3)
+REQUESTS = {"fake": REQUEST, "libero": LIBERO}
 
 
 class Halves:
@@ -78,7 +81,7 @@ class Fuse:
         return finishing
 
 
-def main(folder: Path, workers: int, instant: str) -> None:
+def main(folder: Path, workers: int, instant: str, host: str) -> None:
     since, _, number = instant.partition(":")
     fuse = Fuse(int(number or 0))
     for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
@@ -86,8 +89,8 @@ def main(folder: Path, workers: int, instant: str) -> None:
     files._synced_file = fuse.torn(files._synced_file)
     writing.RunWriter.finish = fuse.finish(writing.RunWriter.finish)
     fuse.lit = since == "event"
-    roll_out(REQUEST, folder, running=ExecutionOptions(workers=workers, resume=True))
+    roll_out(REQUESTS[host], folder, running=ExecutionOptions(workers=workers, resume=True))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
