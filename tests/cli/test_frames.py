@@ -214,7 +214,6 @@ def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla,
         ("task_1", "initial", None),
         ("task_1", "violation", "gentle_hand"),
         ("task_1", "final", None),
-        ("task_1", "clip", "gentle_hand"),
     ]
     safevla.ok("frames", run, "--episode", 2)  # by other thresholds it is safe
     assert f"{STEM}-violation-1.jpg" not in files_of(run)

@@ -182,7 +182,8 @@ def own(copy):
     batch = open_archive(part)
     headers = tuple(msgspec.structs.replace(header, benchmark="mine") for header in batch.headers)
     write_archive(part, replace(batch, headers=headers))
-    (copy / MANIFEST).write_text(json.dumps({"parts": {f"archive/{part.name}": sha256_of(part)}}))
+    manifest = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_text(json.dumps({**manifest, "parts": {f"archive/{part.name}": sha256_of(part)}}))
     describe(copy, host="mine", suites=["mine"], host_registry=[{"name": "mine.toml", "text": TAGS.format("mine")}])
     return copy
 

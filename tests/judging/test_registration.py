@@ -189,10 +189,11 @@ def test_what_cannot_be_registered_is_refused_with_the_remedy(change):
 
 
 @pytest.mark.parametrize("policies", [None, 3, [1, None, {}], [{"policy": ["x"]}], {"policy": "noop"}])
-def test_a_run_json_that_lists_no_policies_raises_nothing(copy, policies):
+def test_a_run_json_whose_policies_are_damaged_is_an_error_that_names_it(copy, policies):
     description = {**read_description(copy), "policies": policies, "decision": policies}
     (copy / "run.json").write_bytes(dump_json(description))
-    assert len(sentences_of(copy)) == 1
+    with pytest.raises(RunError, match=r"run\.json.*: the plan is damaged"):
+        sentences_of(copy)
 
 
 def test_a_registration_made_by_hand_names_a_protocol_or_is_refused(registration):

@@ -26,6 +26,7 @@ from safevla_bench.policies.coupling import (
     FilteredEnv,
     make_filter,
     measure_gaps,
+    runs_code,
     split_filter,
 )
 from safevla_bench.policies.python import InProcessPolicy
@@ -216,6 +217,8 @@ def test_a_filter_of_ones_own_is_made_of_its_arguments_and_is_code(tmp_path, mon
     (tmp_path / "my_filter.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert split_filter("python:my_filter:F:by=0.5") == ("python:my_filter:F", {"by": "0.5"})
+    name, _ = split_filter("a=b:python:my_filter:F")
+    assert not runs_code(name), "what is before the first colon names the filter, whatever it is"
     batch = run(tmp_path / "run", filtered("python:my_filter:F:by=0.5"))
     own, executed = batch.channel(OWN).episode_rows(0), batch.action.episode_rows(0)
     assert np.array_equal(executed, own * 0.5)

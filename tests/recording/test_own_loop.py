@@ -410,6 +410,5 @@ def test_a_replay_of_the_harness_is_no_pair_of_a_rollout_of_the_same_seed(tmp_pa
     assert list(played.earlier_resets.values()) == [1]
     protocol = {"protocol": dict(played.protocol)}
     other = replace(played, name="mine", earlier_resets={}, **protocol)
-    with pytest.raises(RunError, match="differ in resets since the environment was seeded in 1 episode") as caught:
+    with pytest.raises(RunError, match="differ in resets since the environment was seeded in 1 episode"):
         compare_policies([played, other])
-    assert "fixtures stand elsewhere" in caught.value.remedy

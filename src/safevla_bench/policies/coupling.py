@@ -200,9 +200,9 @@ FILTERS: Mapping[str, type[Any]] = {
 
 def split_filter(text: str) -> tuple[str, dict[str, str]]:
     """Return name and arguments of `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`."""
-    parts = text.split(":")
-    names, pairs = ([part for part in parts if ("=" in part) == is_pair] for is_pair in (False, True))
-    return ":".join(names), dict(pair.split("=", 1) for pair in pairs)
+    name, *parts = text.split(":")
+    pairs = dict(part.split("=", 1) for part in parts if "=" in part)
+    return ":".join([name, *(part for part in parts if "=" not in part)]), pairs
 
 
 def runs_code(text: str) -> bool:

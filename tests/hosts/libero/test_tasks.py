@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
     assert select_tasks(host, request) == [tasks[2]]
     notes = list_start_notes(request)
     assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
-    with pytest.raises(HostError, match=r"task 1 of .* lacks its file") as caught:
+    with pytest.raises(HostError, match=r"mine b cannot be run here: the red box lacks its file") as caught:
         select_tasks(host, replace(request, tasks=(1, 2)))
     assert "--task 2" in caught.value.remedy
     with pytest.raises(HostError, match="lacks its file"):
