@@ -17,7 +17,6 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import verify_run
-from safevla_bench.jobs.verify.files import RulesetFiles
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
 from safevla_bench.report import episode_list
@@ -201,8 +200,8 @@ def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, h
     assert first.name == second.name == "house"
     assert len({first.digest, second.digest, library().digest}) == 3
     assert cli.run_command_line(["score", str(run), "--library", str(houses[0]), "--out", str(run)]) == 0
-    assert verify_run(run, RulesetFiles(library=str(houses[0]))).agrees
-    findings = verify_run(run, RulesetFiles(library=str(houses[1]))).findings
+    assert verify_run(run, load_ruleset(str(houses[0]))).agrees
+    findings = verify_run(run, load_ruleset(str(houses[1]))).findings
     (finding,) = [finding for finding in findings if finding.verdict == "differs"]
     assert finding.check == "library"
     assert first.digest in finding.said

@@ -17,8 +17,9 @@ from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
+from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.verify import AuditPlan
-from safevla_bench.jobs.verify.files import RulesetFiles, Verification
+from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies.servers import KINDS
 from safevla_bench.text import count_noun
 
@@ -55,11 +56,15 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
-    specs, registry = rules.sort_rules(rule_files)
-    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=rules.is_as_judged(rule_files))
+    is_own, ruleset = rules.is_as_judged(rule_files), None
+    if library or len(rule_files) > is_own:
+        named = rules.load_rules(library or "default", rule_files, {})
+        ruleset = judgement.add_host_registries(named, [run], as_judged=is_own)
+    elif is_own:
+        ruleset = judgement.find_rules([run], as_judged=True)
     with show_status("checking digests, episodes and scores") as update:
         verification = verify.verify_run(
-            run, files, replay=replay, audit=audit, observer=lambda done, what: update(f"replay {done + 1}: {what}")
+            run, ruleset, replay=replay, audit=audit, observer=lambda done, what: update(f"replay {done + 1}: {what}")
         )
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]

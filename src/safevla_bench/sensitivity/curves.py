@@ -32,7 +32,7 @@ from safevla_bench.signals import parse_formula
 from safevla_bench.specs.file_formats import NET_FORCE_READING, READINGS
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library, Spec
-from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_toml, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, read_toml, suggest_names
 from safevla_bench.specs.trial import proportional_severe, severe_magnitude
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
 from safevla_bench.stl.robustness import match_clause
@@ -40,7 +40,6 @@ from safevla_bench.text import shorten_name
 
 Rescore = Callable[[Library], Scores]
 _MOST_THRESHOLDS = 1000
-_ORIGIN = RowOrigin(SpecError, "library/sensitivity.toml")
 
 
 class ThresholdSetting(msgspec.Struct, frozen=True):
@@ -78,7 +77,7 @@ class VariantRow(msgspec.Struct, frozen=True, kw_only=True):
     """One variant as written."""
 
     name: str
-    change: tuple[dict[str, object], ...] = ()
+    change: tuple[ChangeRow, ...] = ()
 
 
 class VariantsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +90,7 @@ class VariantsFile(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def _read_variants() -> VariantsFile:
     path = resources.files("safevla_bench.specs") / "library" / "sensitivity.toml"
-    return read_toml(path, VariantsFile, _ORIGIN)
+    return read_toml(path, VariantsFile, RowOrigin(SpecError, "library/sensitivity.toml"))
 
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
@@ -106,8 +105,7 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
 def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
     settings: dict[str, ThresholdSetting] = {}
-    for written in row.change:
-        change = convert_row(written, ChangeRow, _ORIGIN.with_subject(row.name))
+    for change in row.change:
         for spec in _specs_of_family(library, change.family):
             threshold = _changed_threshold(spec, change)
             settings[spec.spec_id] = ThresholdSetting(threshold, severe_magnitude(library, spec, threshold))

@@ -17,12 +17,11 @@ import pytest
 from folders import reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
-from safevla_bench.jobs.evaluation.judgement import RULES, judge
+from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import files, replays, verify_run
-from safevla_bench.jobs.verify.files import RulesetFiles
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
 from safevla_bench.sources.runs.sources import open_source
@@ -145,11 +144,11 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
     write_outputs(judge([run], by), run)
-    assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(as_judged=True))
+    assert "scores.json" not in unchecked_of_agreeing(run, find_rules([run], as_judged=True))
     (run / RULES).unlink()
     reseal(run)
     assert "--library" in unchecked_of_agreeing(run)["scores.json"]
-    assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(library=str(file), as_judged=True))
+    assert "scores.json" not in unchecked_of_agreeing(run, by)
 
 
 def test_the_table_and_the_archive_must_hold_the_same_episodes(run):

@@ -18,7 +18,6 @@ from safevla_bench.jobs.verify.files import (
     ArchiveContents,
     CheckVerdict,
     Finding,
-    RulesetFiles,
     Verification,
     check_episodes,
     check_files,
@@ -28,10 +27,10 @@ from safevla_bench.jobs.verify.files import (
 )
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
 from safevla_bench.trajectory.header import Header
 
-_BUILT_IN = RulesetFiles()
 ASSETS, AUDIT = "assets", "audit"
 
 
@@ -57,7 +56,7 @@ class AuditPlan:
 
 def verify_run(
     run: Path,
-    files: RulesetFiles = _BUILT_IN,
+    ruleset: Ruleset | None = None,
     *,
     replay: int = 0,
     audit: AuditPlan | None = None,
@@ -67,7 +66,7 @@ def verify_run(
 
     Args:
         run: the folder.
-        files: the specification and registry files that judged, if they are not built in.
+        ruleset: the rules that judged; None = the default ones.
         replay: number of episodes to play again; their names decide which.
         audit: how many of each policy to play again besides, and the seed that decides which.
         observer: is called before each replay.
@@ -82,14 +81,14 @@ def verify_run(
         remedy = "Continue it first: safevla eval --resume --out RUN."
         raise RunError("the run is not complete", remedy=remedy, place=Place(file=str(run)))
     try:
-        return Verification(tuple(_check_run(run, files, replay, audit, observer)))
+        return Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
     except OSError as error:
         remedy = "Verify where every file of the run can be read."
         raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
 
 
 def _check_run(
-    run: Path, files: RulesetFiles, replay: int, audit: AuditPlan | None, observer: ProgressCallback
+    run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
     """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
     findings = check_files(run)
@@ -99,7 +98,7 @@ def _check_run(
         findings.append(open_check(EPISODES, "the archive is not whole"))
     else:
         findings += check_episodes(run, records)
-    findings += check_scores(run, files)
+    findings += check_scores(run, ruleset)
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
     findings += [open_check(ASSETS, standin_note.format(name), wanted=False) for name in records.standin]
     if replay and records.headers:

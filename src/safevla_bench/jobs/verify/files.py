@@ -20,9 +20,9 @@ from safevla_bench import archive
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge
+from safevla_bench.jobs.evaluation.judgement import find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import score_files
-from safevla_bench.judging.ruleset import Provenance, Ruleset, load_ruleset
+from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.folder import (
     MANIFEST,
@@ -260,37 +260,11 @@ SOURCE = "judged archive"
 LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RulesetFiles:
-    """The specification and registry files that judged; scores.json holds their digests, not their paths."""
-
-    library: str | None = None
-    """None = the default, or as the run was judged."""
-    specs: tuple[Path, ...] = ()
-    registry: tuple[Path, ...] = ()
-    as_judged: bool = False
-    """Take what the run folder itself says of its rules, where no file is named."""
-
-
-def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Ruleset:
-    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds."""
-    if not (files.library or files.specs or files.registry):
-        return replace(find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
-    options = ("capabilities", "missing", "applicability") if files.as_judged else ()
-    loaded = load_ruleset(
-        files.library or "default",
-        spec_files=files.specs,
-        registry_files=files.registry,
-        **{name: getattr(provenance, name) for name in ("intervals", *options)},
-    )
-    return add_host_registries(loaded, [run], as_judged=files.as_judged)
-
-
 _OPTIONS = attrgetter("library.name", "capabilities", "missing", "applicability")
 _REMEDY = "Check by its maker's rules with --rules as-judged, by files of your own with --library and --rules."
 
 
-def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
+def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare library, registry and version with those that judged, and both score files with a new judgement.
 
     Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
@@ -303,7 +277,7 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     except RunError as error:
         return [mismatch(SCORES, str(error))]
     try:
-        ruleset = _load_ruleset(run, provenance, files)
+        ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
             makers = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
             return [open_check(SCORES, f"{' '.join(makers)}\n{_REMEDY}")]

@@ -102,24 +102,18 @@ class _Line(msgspec.Struct):
 
 
 def compare_records(
-    recorded: Batch, replayed: Batch, tolerance: float = 0.0, *, lenient: bool = False, skip_first: Sequence[str] = ()
+    recorded: Batch, replayed: Batch, *, lenient: bool = False, from_state: bool = False
 ) -> tuple[list[Difference], list[str]]:
     """Return the first difference in each channel and field of the header, the earliest first, and what was not
     compared.
 
     Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
-    decide verdicts too. Numbers are equal bit for bit, or differ by at most `tolerance`, absolute or relative. A
-    channel that the record lacks differs, but for `UNJUDGED` and the net forces of a record that knows of none; if
-    `lenient` it is not compared, and named.
-
-    Args:
-        recorded: one episode.
-        replayed: the same episode, recorded anew.
-        tolerance: in the unit of each channel; 0 = bit for bit.
-        lenient: whether the record may lack channels and fields, as one of a loop of another's may.
-        skip_first: channels whose record 0 is not compared.
+    decide verdicts too. Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED` and
+    the net forces of a record that knows of none; if `lenient` it is not compared, and named. A replay `from_state`, a
+    recorded first state, is compared leniently, within `_FROM_STATE`, and without what record 0 has of the step before.
     """
-    uncompared = []
+    lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
+    uncompared = ["forces and grip of record 0"] if from_state else []
     if recorded.headers[0].forces is None and replayed.headers[0].forces is not None:
         uncompared.append("net_force_n")
         replayed = _without_net_forces(replayed)
@@ -135,7 +129,8 @@ def compare_records(
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
         else:
-            differences += _channel_difference(name, steps, again, tolerance, first=int(name in skip_first))
+            first = int(from_state and name in OF_LAST_STEP)
+            differences += _channel_difference(name, steps, again, tolerance, first)
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
 
 
@@ -380,11 +375,7 @@ def _compare_replay(
     """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
     replayed, successes = replay
     from_state = seed.recorded is not None and seed.recorded.state is not None
-    tolerance, skipped = (_FROM_STATE, OF_LAST_STEP) if from_state else (0.0, ())
-    differences, uncompared = compare_records(
-        episode, replayed, tolerance, lenient=lenient or from_state, skip_first=skipped
-    )
-    uncompared += ["forces and grip of record 0"] if from_state else []
+    differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)
     uncompared += [] if planned else ["horizon", "planned start"]
     differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     if differences:
