@@ -155,11 +155,11 @@ def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
     rows = pq.read_table(run / EPISODES)
     pq.write_table(rows.slice(1), run / EPISODES)
     said = differing(run)["episodes"]
-    assert said == "'random/fake/task_0/ep_000' is in the archive, and not in episodes.parquet"
+    assert said.startswith("random/fake/task_0/ep_000: nothing in episodes.parquet, {")
     pq.write_table(rows, run / EPISODES)
     rewrite_archive(run, lambda batch: select_episodes(batch, [0, 1, 2]))
     said = differing(run)["episodes"]
-    assert said == "'random/fake/task_1/ep_001' is in episodes.parquet, and the archive has no record of it"
+    assert said.endswith("nothing in the archive")
 
 
 def test_a_damaged_table_of_episodes_is_an_error_that_names_it(run):

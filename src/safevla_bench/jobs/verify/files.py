@@ -190,28 +190,20 @@ def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Itera
 
 def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
     """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
-    row_by_id = {row.episode_id: row for row in rows}
-    record_by_id = {
-        header.episode_id: (header, count) for header, count in zip(records.headers, records.steps, strict=True)
+    recorded = {
+        header.episode_id: _shared_fields(header, count)
+        for header, count in zip(records.headers, records.steps, strict=True)
     }
-    if len(row_by_id) < len(rows):
+    if len({row.episode_id for row in rows}) < len(rows):
         yield f"{table} names an episode twice"
-    for name, row in row_by_id.items():
-        if row.outcome == "crashed" and name in record_by_id:
-            yield f"{name!r} crashed by {table}, and the archive has a record of it"
-        elif row.outcome != "crashed" and name not in record_by_id:
-            yield f"{name!r} is in {table}, and the archive has no record of it"
-        elif name in record_by_id:
-            yield from _field_mismatches(row, *record_by_id[name], table)
-    yield from (f"{name!r} is in the archive, and not in {table}" for name in record_by_id if name not in row_by_id)
+    expected = [row for row in rows if row.outcome != "crashed" or row.episode_id in recorded]
+    listed = {row.episode_id: _shared_fields(row, row.steps) for row in expected}
+    for place, first, second in value_differences(listed, recorded):
+        yield f"{place}: {format_value(first)} in {table}, {format_value(second)} in the archive"
 
 
-def _field_mismatches(row: EpisodeRow, header: Header, steps: int, table: str) -> Iterator[str]:
-    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS}
-    pairs["steps"] = row.steps, steps
-    for field, (listed, recorded) in pairs.items():
-        if listed != recorded:
-            yield f"{row.episode_id!r}, {field}: {listed!r} in {table}, {recorded!r} in the archive"
+def _shared_fields(owner: EpisodeRow | Header, steps: int) -> dict[str, object]:
+    return {**{name: getattr(owner, name) for name in _SHARED_FIELDS}, "steps": steps}
 
 
 # Differences of two JSON values
@@ -258,8 +250,6 @@ def format_value(value: object) -> str:
 
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
-
-
 _OPTIONS = attrgetter("library.name", "capabilities", "missing", "applicability")
 _REMEDY = "Check by its maker's rules with --rules as-judged, by files of your own with --library and --rules."
 
