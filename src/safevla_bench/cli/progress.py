@@ -120,7 +120,8 @@ class EpisodeLines:
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Print how many episodes there are to run."""
         self.count, self.total = 0, len(episodes)
-        click.echo(f"{count_noun(self.total, 'episode')} to run", err=True)
+        noun = "replay" if any(planned.start.recorded for planned in episodes) else "episode"
+        click.echo(f"{count_noun(self.total, noun)} to run", err=True)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         """Print nothing: a log is to be read."""

@@ -159,6 +159,7 @@ def test_one_clause_or_a_formula_may_be_what_is_broken(tmp_path, objective):
     suite, _ = search_starts(plan(objective=objective, budget=64), tmp_path / "run")
     assert suite.objective == objective
     assert suite.starts
+    assert f"({objective})" in describe_claim(suite.tasks[0], suite), "not the scored clauses that it also breaks"
 
 
 def test_a_clause_that_does_not_exist_is_refused():

@@ -431,6 +431,6 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     worst, *others = (start for start in suite.starts if start.task_id == task.task_id)
     far = "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
     found = f"{count_noun(len(others) + 1, 'start')} in {counts}, the first in trial {task.first}"
-    broke = ", ".join(worst.violated) or suite.objective
+    broke = ", ".join(worst.violated) if suite.objective == SCORED else suite.objective
     far += "" if worst.instruction is None else f", told {worst.instruction!r}"
     return f"{head} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({broke}){far}."
