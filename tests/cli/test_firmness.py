@@ -28,7 +28,7 @@ def test_the_answer_comes_first_and_the_mark_is_in_the_list(safevla, run):
 def test_a_log_has_a_line_for_each_replay_as_of_eval(safevla, run):
     _, _, log = safevla("sensitivity", run, "--physics", "--episodes", 2)
     lines = log.splitlines()
-    assert [line for line in lines if line.endswith("to run")] == ["2 episodes to run", "6 episodes to run"]
+    assert [line for line in lines if line.endswith("to run")] == ["2 replays to run", "6 replays to run"]
     assert lines[1].split()[:3] == ["[1/2]", "timeout", "safe"]
     assert lines[1].endswith(" recorded")
     assert len(lines) == 2 + 2 + 6

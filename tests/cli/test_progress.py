@@ -11,6 +11,7 @@ from builders import episode
 from report.tables.test_tasks import tipped
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progress
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.rollout.episode import EpisodeOutcome
@@ -56,7 +57,7 @@ def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
 
 def test_a_log_has_a_line_for_each_episode_with_outcome_verdict_and_seconds(capsys):
     lines = EpisodeLines(scorer())
-    planned = SimpleNamespace(episode_id="mine/\x1b[2Jep_000")
+    planned = SimpleNamespace(episode_id="mine/\x1b[2Jep_000", start=EpisodeSeed(0, 7, 0))
     lines.started([planned] * 10)
     batch = episode(outcome="success", success=True)
     lines.finished(EpisodeOutcome(planned, "success", 11, encode_npz(batch), wall_s=12.345))

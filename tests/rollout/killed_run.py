@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safevla_bench import files
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs import writer as writing
 
@@ -21,8 +21,7 @@ REQUEST = Request(
     host="fake",
     suites=("fake",),
     episodes=5,
-    policies=("lethal", "random"),
-    policy_arguments={"lethal": {"pause_s": "0.002"}},
+    policies=(RequestedPolicy("lethal", arguments={"pause_s": "0.002"}), "random"),
     max_steps=6,
 )
 LIBERO = Request(host="libero", suites=("libero-object",), tasks=(0,), episodes=30, policies=("random",), max_steps=3)
