@@ -14,7 +14,7 @@ import pytest
 
 from builders import contacts, episode
 from safevla_bench.archive import open_archive, parquet_guard, read_episodes, write_archive
-from safevla_bench.archive.parquet_guard import MalformedError, read_struct
+from safevla_bench.archive.parquet_guard import MalformedError, read_struct, read_table
 from safevla_bench.archive.parquet_rows import SCHEMA, to_table
 from safevla_bench.errors import RecordError
 
@@ -65,6 +65,15 @@ def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
     outcomes = list(read_episodes([tmp_path / "x.parquet"]))
     assert all(isinstance(problem, RecordError) for problem in outcomes)
     assert "holds more than" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd"])
+def test_many_texts_of_a_dictionary_are_counted_by_the_longest_and_not_by_all_of_them(compression):
+    """20,000 names of a megabyte in all: the whole of it for each would be 20 GB."""
+    names = pa.table({"name": [f"scripted:hasty/libero-object/task_{k % 10}/ep_{k:05d}" for k in range(20_000)]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(names, sink, compression=compression)
+    assert read_table(bytes(sink.getvalue())).equals(names)
 
 
 def test_texts_as_differences_are_refused(tmp_path):

@@ -36,6 +36,10 @@ _HEADER_READS = (1 << 9, 1 << 12, 1 << 20)
 _VALUE_BYTES = 8
 """Memory that a value is counted with, be it a number, a null or an empty list."""
 _BYTE_ARRAY, _DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 6, 2, 7
+_MAX_DICTIONARY_BYTES = 1 << 24
+"""A larger dictionary is not looked into; pyarrow writes none of more than 1 MiB."""
+_CODECS = {0: "", 1: "snappy", 2: "gzip", 6: "zstd"}
+"""Codec of a column -> its name in pyarrow, "" for none."""
 _DATA_HEADERS = {0: (5, 1, 2), 3: (8, 1, 4)}
 """Type of a page with values -> the field that describes it, and there those of its number of values and encoding."""
 
@@ -43,7 +47,7 @@ Fields = Mapping[int, "Fields"]
 """The fields of a struct to read, by number; those of a field that is itself a struct, or a list of structs."""
 Struct = dict[int, Any]
 """The fields that were read: integers, structs and lists of structs; None for a field of any other type."""
-_COLUMN: Fields = {1: {}, 5: {}, 9: {}, 11: {}}
+_COLUMN: Fields = {1: {}, 4: {}, 5: {}, 9: {}, 11: {}}
 _FOOTER: Fields = {4: {1: {3: _COLUMN}, 3: {}}}
 _PAGE: Fields = {1: {}, 2: {}, 3: {}, 5: {1: {}, 2: {}}, 8: {1: {}, 4: {}}}
 
@@ -57,7 +61,8 @@ class RowGroup:
     """The byte at which the file's data end."""
     rows: int
     columns: tuple[Struct, ...]
-    """ColumnMetaData: type (1), number of values (5), places of the first data page (9) and dictionary page (11)."""
+    """ColumnMetaData: type (1), codec (4), number of values (5), places of the first data page (9) and dictionary page
+    (11)."""
 
     def check_pages(self) -> int:
         """Return the bytes that the group takes; only the headers of pages are read.
@@ -170,18 +175,18 @@ def _row_group(stated: Struct, stream: IO[bytes], end: int) -> RowGroup:
 def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[int, int]]:
     """Yield (bytes in memory, number of values) for each page of a column, a dictionary page with 0 values.
 
-    Each value that refers to a dictionary of texts is counted with the bytes of the whole dictionary.
+    Each value that refers to a dictionary of texts is counted with the bytes of its longest entry.
     """
     try:
-        is_text, stated, dictionary, total = column.get(1) == _BYTE_ARRAY, _size_field(column, 5), 0, 0
+        is_text, stated, longest, total = column.get(1) == _BYTE_ARRAY, _size_field(column, 5), 0, 0
         place = _size_field(column, 9)
         place = min(place, _size_field(column, 11) or place) if 11 in column else place
         while total < stated:
             header, place = _read_page_header(stream, place, end)
             kind = _size_field(header, 1)
             if kind == _DICTIONARY_PAGE:
-                dictionary = _size_field(header, 2)
-                yield dictionary, 0
+                yield _size_field(header, 2), 0
+                longest = _longest_entry(stream, place, header, column) if is_text else 0
             elif kind in _DATA_HEADERS:
                 description, count, encoding = _DATA_HEADERS[kind]
                 described = _part_field(header, description, dict)
@@ -189,11 +194,27 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
                 total += values
                 if _size_field(described, encoding) == _DELTA_BYTE_ARRAY and is_text:
                     raise RecordError("texts are written as differences", remedy="Write them in plain encoding.")
-                yield _size_field(header, 2) + (values * dictionary if is_text else 0), values
+                yield _size_field(header, 2) + values * longest, values
         if total != stated:
             raise MalformedError("the pages hold more values than the column")
-    except MalformedError as error:
+    except (MalformedError, pa.ArrowException, OSError) as error:
         raise _broken_file(f"the pages of a column are not as the footer says: {error}") from None
+
+
+def _longest_entry(stream: IO[bytes], end: int, header: Struct, column: Struct) -> int:
+    """Return the bytes of the longest text of a dictionary page that ends at byte `end`; its whole size if unknown."""
+    size, codec = _size_field(header, 2), _CODECS.get(_size_field(column, 4))
+    if codec is None or size > _MAX_DICTIONARY_BYTES:
+        return size
+    stream.seek(end - _size_field(header, 3))
+    content = stream.read(_size_field(header, 3))
+    if codec:
+        content = pa.Codec(codec).decompress(content, size, asbytes=True)
+    longest = place = 0
+    while place < len(content):
+        length = 4 + int.from_bytes(content[place : place + 4], "little")
+        longest, place = max(longest, length), place + length
+    return min(longest, size)
 
 
 def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, int]:
