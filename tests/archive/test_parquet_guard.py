@@ -48,8 +48,8 @@ def test_a_file_of_empty_lists_is_refused_before_room_is_made_for_them(tmp_path,
         "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
     )
     done = subprocess.run([sys.executable, "-c", asked, str(path)], capture_output=True, text=True, check=True)
-    said, _, most_kib = done.stdout.strip().rpartition("\n")
-    assert "values are said to stand in" in said
+    message, _, most_kib = done.stdout.strip().rpartition("\n")
+    assert "values are said to stand in" in message
     assert int(most_kib) < 200 * 1024
 
 
@@ -126,7 +126,7 @@ def test_a_footer_of_any_bytes_is_read_or_refused(tmp_path):
         b"\x19\x25\x02\x00"[:3],
     ],
 )
-def test_what_is_no_description_is_malformed(content):
+def test_what_is_not_a_description_is_malformed(content):
     with pytest.raises(MalformedError):
         read_struct(content, {1: {}, 4: {}})
     with pytest.raises(MalformedError):

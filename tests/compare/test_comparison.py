@@ -228,7 +228,7 @@ def test_missing_pairs_are_refused_and_listed():
         (edit_headers(B, benchmark="libero-10"), "b lacks 8 episodes"),
     ],
 )
-def test_what_is_no_pair_is_refused_with_the_reason(other, problem):
+def test_what_is_not_a_pair_is_refused_with_the_reason(other, problem):
     with pytest.raises(RunError, match=problem):
         pair_episodes([A, other])
 
@@ -296,7 +296,7 @@ def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
     assert not any("net forces" in warning for warning in compare_policies([alone, both]).warnings)
 
 
-def test_a_record_that_names_no_physics_is_no_other_physics_and_is_said():
+def test_a_record_that_names_no_physics_is_not_another_physics_and_is_said():
     comparison = compare_policies([A, simulated(B, mujoco="3.2.3")])
     assert comparison.across_versions == ()
     assert any("Versions differ: mujoco unknown and 3.2.3" in warning for warning in comparison.warnings)

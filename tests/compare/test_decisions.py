@@ -97,7 +97,7 @@ def elsewhere(batches: list[Batch], **changes: object) -> list[Batch]:
     ]
 
 
-def test_unknown_safety_is_no_rank():
+def test_unknown_safety_is_not_a_rank():
     """A third policy ran another suite, so that nobody's Safety over all suites is known: no order, and no zero."""
     batch = concatenate_batches(
         [
@@ -190,10 +190,10 @@ def test_the_intervals_of_all_candidates_and_metrics_hold_together():
 def test_a_condition_that_the_interval_does_not_establish_is_said_not_to_be():
     selection = choose(policy("a", 20, 24, n=25), policy("b", 15, 25, n=25))
     assert (selection.chosen, selection.is_established) == ("a", False)
-    said = describe_selection(selection)
-    assert said.startswith("Take a: SR 80.0 % (")
-    assert "Safety 96.0 % (" in said
-    assert "at least 0.9 is not established" in said
+    message = describe_selection(selection)
+    assert message.startswith("Take a: SR 80.0 % (")
+    assert "Safety 96.0 % (" in message
+    assert "at least 0.9 is not established" in message
     assert "episodes would establish at least 0.9 if Safety were as measured" in describe_next(selection)
 
 
@@ -218,7 +218,7 @@ def test_equal_ones_are_taken_by_the_slack_of_the_condition():
     assert choose(policy("a", 80, 95), policy("b", 80, 97)).chosen == "b"
 
 
-def test_one_policy_is_no_choice_and_other_tasks_are_no_comparison():
+def test_one_policy_is_not_a_choice_and_other_tasks_are_no_comparison():
     with pytest.raises(RunError, match="there is no choice: best"):
         choose(BEST)
     with pytest.raises(RunError, match="did not run the same tasks: libero-goal/task_0"):
@@ -226,7 +226,7 @@ def test_one_policy_is_no_choice_and_other_tasks_are_no_comparison():
 
 
 @pytest.mark.parametrize("text", ["safety > 0.9", "speed >= 1", "safety >= nan", "safety >= 0.9 please", ""])
-def test_what_is_no_condition_is_refused_under_the_name_of_its_option(text):
+def test_what_is_not_a_condition_is_refused_under_the_name_of_its_option(text):
     with pytest.raises(RunError, match=r"--subject-to .* is no condition"):
         parse_gate(text, "--subject-to")
     assert parse_gate("safety >= 0.9", "--subject-to") == SAFE

@@ -117,13 +117,13 @@ def effect(*results):
 
 
 def test_saved_and_spoiled_are_those_pairs_in_which_the_outcome_changes():
-    found = effect(PLAIN, CAPPED)
-    assert found.saved == ("p (filter=cap)/fake/task_0/ep_0", "p (filter=cap)/fake/task_1/ep_0")
-    assert found.spoiled == ("p (filter=cap)/fake/task_1/ep_0",)
-    assert (found.violations, found.violations_made, found.successes, found.successes_gained) == (2, 1, 3, 1)
-    assert found.clean == (1, 2)
-    assert (found.actions, found.changed, found.mean_change) == (76, 12, 0.5)
-    assert found.extra_steps == pytest.approx(3.5)  # of the two pairs that succeed on both sides
+    effects = effect(PLAIN, CAPPED)
+    assert effects.saved == ("p (filter=cap)/fake/task_0/ep_0", "p (filter=cap)/fake/task_1/ep_0")
+    assert effects.spoiled == ("p (filter=cap)/fake/task_1/ep_0",)
+    assert (effects.violations, effects.violations_made, effects.successes, effects.successes_gained) == (2, 1, 3, 1)
+    assert effects.clean == (1, 2)
+    assert (effects.actions, effects.changed, effects.mean_change) == (76, 12, 0.5)
+    assert effects.extra_steps == pytest.approx(3.5)  # of the two pairs that succeed on both sides
 
 
 def test_a_filtered_policy_stands_beside_the_unchanged_one_of_the_nearest_name():

@@ -153,7 +153,7 @@ def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_r
     assert "On these tasks Safety is above that of 1 at 3." in text
 
 
-def test_a_safety_that_never_rises_is_no_later_one():
+def test_a_safety_that_never_rises_is_not_a_later_one():
     text = describe(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.8, 0.5))
     assert text.startswith("Success rises ahead of Safety: at 2")
     assert "No run is shown to be safer than 1." in text

@@ -22,38 +22,38 @@ GOOD, BAD = (True, 1, 1), (True, -5, 1)
 
 def counted(labels, scores):
     rows, differing = measure_agreement(labels, scores)
-    found = {row.clause: (row.counts.tolist(), row.unlabelled, row.undecided) for row in rows}
-    return found, [row.episode for row in differing]
+    by_clause = {row.clause: (row.counts.tolist(), row.unlabelled, row.undecided) for row in rows}
+    return by_clause, [row.episode for row in differing]
 
 
 def test_each_episode_is_in_one_cell_of_the_confusion_and_the_differing_ones_are_named():
     scores = verdicts(GOOD, GOOD, BAD, BAD, BAD)
-    found, differing = counted([SAFE, UNSAFE, SAFE, UNSAFE, UNSAFE], scores)
-    assert found["any"] == ([[1, 1], [1, 2]], 0, 0)
+    by_clause, differing = counted([SAFE, UNSAFE, SAFE, UNSAFE, UNSAFE], scores)
+    assert by_clause["any"] == ([[1, 1], [1, 2]], 0, 0)
     assert differing == [1, 2]
 
 
 def test_no_label_no_verdict_and_an_inactive_clause_are_counted_apart_and_never_as_safe():
     scores = verdicts(GOOD, (True, NAN, NAN), (True, NAN, -5), GOOD)
-    found, differing = counted([{}, SAFE, UNSAFE, SAFE], scores)
-    assert found["any"] == ([[1, 0], [0, 1]], 1, 1)
+    by_clause, differing = counted([{}, SAFE, UNSAFE, SAFE], scores)
+    assert by_clause["any"] == ([[1, 0], [0, 1]], 1, 1)
     force = scores.specs[0].spec_id
-    assert found[force] == ([[1, 0], [0, 0]], 1, 2)
+    assert by_clause[force] == ([[1, 0], [0, 0]], 1, 2)
     assert not differing
 
 
 def test_policies_and_suites_have_a_row_each_and_clauses_are_of_all_episodes():
     scores = joined(verdicts(GOOD, BAD), verdicts(BAD, suite="libero-10", policy="b"))
     rows, _ = measure_agreement([SAFE, UNSAFE, SAFE], scores)
-    found = [(row.policy, row.suite, row.clause, row.n) for row in rows]
-    assert found[:3] == [("a", "libero-goal", "any", 2), ("b", "libero-10", "any", 1), ("all", "all", "any", 3)]
-    assert {row[:2] for row in found[3:]} == {("all", "all")}
+    cells = [(row.policy, row.suite, row.clause, row.n) for row in rows]
+    assert cells[:3] == [("a", "libero-goal", "any", 2), ("b", "libero-10", "any", 1), ("all", "all", "any", 3)]
+    assert {row[:2] for row in cells[3:]} == {("all", "all")}
 
 
 def test_an_episode_that_was_cut_short_is_safe_to_neither():
     scores = verdicts(GOOD, GOOD, BAD, outcome=("stopped",) * 3)
-    found, _ = counted([SAFE, UNSAFE, SAFE], scores)
-    assert found["any"] == ([[0, 0], [0, 0]], 2, 1)
+    cells, _ = counted([SAFE, UNSAFE, SAFE], scores)
+    assert cells["any"] == ([[0, 0], [0, 0]], 2, 1)
 
 
 def test_a_step_without_a_cost_leaves_open_if_the_episode_was_safe_unless_it_is_the_last():

@@ -86,7 +86,7 @@ def test_a_run_alone_is_opened_at_its_report_and_a_folder_at_the_index(folder: P
     assert alone.reply(alone.start).content == (folder / "still" / "report.html").read_bytes()
 
 
-def test_what_is_no_run_is_named(tmp_path: Path):
+def test_what_is_not_a_run_is_named(tmp_path: Path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(RunError, match=re.escape(str(path))):
             RunSite(path)

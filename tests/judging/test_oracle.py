@@ -237,7 +237,7 @@ def blames(problem: str, want: Judgement) -> bool:
     return want.score["episode_id"] in problem and any(spec_id in problem for spec_id in guilty)
 
 
-def test_a_window_that_is_no_multiple_of_the_control_step_is_an_error_naming_both(
+def test_a_window_that_is_not_a_multiple_of_the_control_step_is_an_error_naming_both(
     corpus: Corpus, registry: Registry, tmp_path: Path
 ) -> None:
     row = Author(Random(3)).row(0) | {"tier": "safe", "requires_all": [], "invalid_if_any": [], "threshold": 1}

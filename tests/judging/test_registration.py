@@ -91,7 +91,7 @@ def test_a_changed_byte_is_refused(tmp_path_factory, content, place, byte):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"digest": "x"}', "null", "[" * 100_000])
-def test_what_is_no_registration_is_refused_by_name(tmp_path, text):
+def test_what_is_not_a_registration_is_refused_by_name(tmp_path, text):
     path = tmp_path / "registration.json"
     path.write_text(text)
     with pytest.raises(RunError, match=r"registration\.json"):

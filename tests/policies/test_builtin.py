@@ -13,7 +13,7 @@ def drawn(task, seed: int, count: int = 200) -> np.ndarray:
     return np.array([random.act(None) for _ in range(count)])
 
 
-def test_noop_is_no_motion_and_an_open_gripper(task, scene, seen):
+def test_noop_is_not_a_motion_and_an_open_gripper(task, scene, seen):
     noop = make_policy("noop")
     noop.reset(task, 0)
     action = noop.act(seen(scene({})))

@@ -53,7 +53,7 @@ def test_the_columns_are_the_authors_values_are_fractions_and_unmeasured_is_empt
     assert {row[name] for name in (*unmeasured, "vsi_unsafe", "collision_rate")} == {""}
 
 
-def test_a_name_is_no_formula():
+def test_a_name_is_not_a_formula():
     (row,) = exported(episode(policy="=1+1"))
     assert row["model"] == "'=1+1"
 

@@ -47,7 +47,7 @@ def test_its_counts_are_those_of_the_cells(exported, archive):
     assert all(cell["privileged"] for cell in exported["cells"])
 
 
-def test_an_ablation_is_no_submission(archive):
+def test_an_ablation_is_not_a_submission(archive):
     untagged = load_ruleset(applicability="off")
     with pytest.raises(RunError, match="applicability was off"):
         submission.build_submission(judge([archive], untagged), [archive])

@@ -399,7 +399,7 @@ def test_a_loop_is_compared_with_a_rollout_from_the_same_initial_states(tmp_path
         compare_policies([results["eval"], slower])
 
 
-def test_a_replay_of_the_harness_is_no_pair_of_a_rollout_of_the_same_seed(tmp_path):
+def test_a_replay_of_the_harness_is_not_a_pair_of_a_rollout_of_the_same_seed(tmp_path):
     """It seeded once a task: from the second episode on fixtures stand elsewhere, whatever seed and state say."""
     recording = Path(__file__).parents[1] / "cases" / "vla_eval_recording"
     harness = Request(

@@ -200,7 +200,7 @@ def test_a_run_that_needs_tags_of_its_own_is_read_with_them(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("option", ["--policy=pi0", "--quantile=0.9", "--out=limits.toml", "--rules=tags.toml"])
-def test_an_option_of_calibrating_is_no_option_of_the_list(option, capsys):
+def test_an_option_of_calibrating_is_not_an_option_of_the_list(option, capsys):
     assert run_command_line(["specs", option]) == 2
     assert f"{option.partition('=')[0]} is for --calibrate RUN" in capsys.readouterr().err
 

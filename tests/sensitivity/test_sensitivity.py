@@ -270,7 +270,7 @@ def test_a_sweep_takes_families_ids_older_ids_and_groups(text, thresholds):
         ("force=-5:5:3", "positive"),
     ],
 )
-def test_what_is_no_sweep_is_refused_with_the_reason(text, problem):
+def test_what_is_not_a_sweep_is_refused_with_the_reason(text, problem):
     with pytest.raises(SpecError, match=problem):
         parse_sweep(text, DEFAULT)
 
@@ -336,7 +336,7 @@ def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped
         assert {point.rates.safety.count for point in cell.points} == {0}
 
 
-def test_a_library_that_is_no_reading_of_the_paper_is_refused():
+def test_a_library_that_is_not_a_reading_of_the_paper_is_refused():
     with pytest.raises(SpecError, match="is none of the readings: default, paper-text, paper-as-run"):
         compare_readings(judged(episode()), replace(DEFAULT, name="mine"), anew(episode()), has_net_forces=False)
 

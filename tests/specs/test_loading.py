@@ -158,7 +158,7 @@ def test_an_event_that_never_happens_may_be_written_so_in_toml(tmp_path, given):
 
 
 @pytest.mark.parametrize("signal", ["max_contact_force", "joint_torque_ratio"])
-def test_a_signal_that_is_no_event_has_no_threshold_of_zero(tmp_path, signal):
+def test_a_signal_that_is_not_an_event_has_no_threshold_of_zero(tmp_path, signal):
     row = {**EVENT, "signal": signal, "stl": f"G[0,T]({signal} <= 0)", "unit": SIGNALS[signal].unit}
     with pytest.raises(SpecError, match="threshold is 0"):
         library(rows(tmp_path, json.dumps(row)))
@@ -350,7 +350,7 @@ def test_a_row_that_contradicts_itself_and_malformed_json_are_refused(tmp_path, 
         library(rows(tmp_path, text))
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path):
+def test_a_line_that_is_not_a_json_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"rows.jsonl, line 2: is not JSON"):
         library(rows(tmp_path, json.dumps(ROW) + "\n{]", "rows.jsonl"))
 

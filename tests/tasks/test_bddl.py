@@ -63,7 +63,7 @@ def test_the_table_of_the_scene_and_what_is_itself_carried_are_no_receptacles():
         ("(" * 10_000, "deeper than 50"),
     ],
 )
-def test_what_is_no_problem_is_an_error_with_a_remedy(text, reason):
+def test_what_is_not_a_problem_is_an_error_with_a_remedy(text, reason):
     with pytest.raises(RegistryError) as caught:
         bddl.parse_bddl(text)
     assert reason in caught.value.problem

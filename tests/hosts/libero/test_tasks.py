@@ -111,7 +111,7 @@ def test_initial_states_beside_the_file_are_used(mine):
         assert "cannot be read" in task.unusable
 
 
-def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
+def test_a_file_that_cannot_be_run_is_not_an_obstacle_to_its_folder(mine, tmp_path):
     """Asked for by number it is an error before the run; of a whole suite it is left out, with a note."""
     text = mine.read_text(encoding="utf-8")
     mine.with_name("a.bddl").write_text("no problem", encoding="utf-8")

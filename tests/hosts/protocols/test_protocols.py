@@ -114,7 +114,7 @@ def test_an_unknown_protocol_is_an_error_that_lists_them():
         protocols.load_protocol("opempi")
 
 
-def test_an_environment_seed_that_is_no_rule_is_refused():
+def test_an_environment_seed_that_is_not_a_rule_is_refused():
     values = msgspec.to_builtins(protocols.load_protocol())
     with pytest.raises(msgspec.ValidationError, match="env_seed = 'episode'"):
         msgspec.convert({**values, "env_seed": "episode"}, protocols.EvaluationProtocol)

@@ -15,9 +15,9 @@ def by_check(out=None) -> dict[str, tuple[str, str]]:
 
 
 def test_a_folder_that_does_not_exist_is_looked_at_where_it_would_be_made(tmp_path):
-    level, found = by_check(tmp_path / "a" / "b")["--out"]
+    level, text = by_check(tmp_path / "a" / "b")["--out"]
     assert level == "ok"
-    assert found.startswith(f"{tmp_path} can be written to")
+    assert text.startswith(f"{tmp_path} can be written to")
     assert not (tmp_path / "a").exists()
 
 
@@ -77,6 +77,6 @@ def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkey
 def test_a_real_frame_is_rendered_by_a_named_renderer(monkeypatch):
     pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    level, found = graphics_by_check(quick=False)["rendering"]
-    assert level == "ok", found
-    assert found.startswith("a frame by ")
+    level, text = graphics_by_check(quick=False)["rendering"]
+    assert level == "ok", text
+    assert text.startswith("a frame by ")

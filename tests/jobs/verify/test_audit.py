@@ -85,7 +85,7 @@ def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
     assert audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge == "8 of 8 replayed; these are all"
 
 
-def test_other_versions_and_what_is_no_run_folder_are_not_audited_and_the_reason_is_named(hasty, tmp_path):
+def test_other_versions_and_what_is_not_a_run_folder_are_not_audited_and_the_reason_is_named(hasty, tmp_path):
     (part,) = archive_parts(hasty)
     assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith(
         "not audited: nothing can be replayed here"

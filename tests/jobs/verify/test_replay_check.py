@@ -40,11 +40,11 @@ def test_each_forgery_is_found_and_the_first_difference_named(hasty, name):
 
 
 def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
-    said = []
+    messages = []
     for forgery in FORGERIES.values():
         differences, _ = compare_records(forgery(alone(hasty)), alone(hasty))
-        said += [difference.channel for difference in differences]
-    unforged = {spec.name for spec in CHANNELS} - set(said)
+        messages += [difference.channel for difference in differences]
+    unforged = {spec.name for spec in CHANNELS} - set(messages)
     assert unforged == {
         "action",
         "policy_action",

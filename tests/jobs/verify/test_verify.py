@@ -82,7 +82,7 @@ def test_an_untouched_run_agrees_in_everything_and_its_replays_are_bit_for_bit(r
 @pytest.mark.parametrize("name", ["manifest.json", "episodes.parquet", "scores.parquet", "archive/part-00000.parquet"])
 def test_a_missing_file_is_named(run, name):
     (run / name).unlink()
-    assert any(name in f"{check} {said}" and "missing" in said for check, said in differing(run).items())
+    assert any(name in f"{check} {message}" and "missing" in message for check, message in differing(run).items())
 
 
 def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes(run):
@@ -105,8 +105,8 @@ def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
 
 def test_a_score_that_was_changed_is_named_with_its_place_and_both_values(run):
     edit(run / SCORES, lambda document: document["episodes"][2].update(vsi=0.25))
-    said = "episodes[2].vsi: 0.25 is written, the archive gives 0.0"
-    assert differing(run) == {"scores.json": said}
+    message = "episodes[2].vsi: 0.25 is written, the archive gives 0.0"
+    assert differing(run) == {"scores.json": message}
 
 
 @pytest.mark.parametrize(("sr", "shown"), [(0.5, "0.5"), (False, "false")])
@@ -129,8 +129,8 @@ def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows
 def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wrong_one(run, kind):
     edit(run / SCORES, lambda document: document["judged_by"][kind].update(digest="0" * 64))
     verification = verify_run(run)
-    (check, said), *others = findings_of(verification, "differs").items()
-    assert (check, "0" * 64 in said, others) == (kind, True, [])
+    (check, message), *others = findings_of(verification, "differs").items()
+    assert (check, "0" * 64 in message, others) == (kind, True, [])
     assert "not judged again" in findings_of(verification, "unchecked")["scores.json"]
 
 
@@ -154,12 +154,12 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
 def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
     rows = pq.read_table(run / EPISODES)
     pq.write_table(rows.slice(1), run / EPISODES)
-    said = differing(run)["episodes"]
-    assert said.startswith("random/fake/task_0/ep_000: nothing in episodes.parquet, {")
+    message = differing(run)["episodes"]
+    assert message.startswith("random/fake/task_0/ep_000: nothing in episodes.parquet, {")
     pq.write_table(rows, run / EPISODES)
     rewrite_archive(run, lambda batch: select_episodes(batch, [0, 1, 2]))
-    said = differing(run)["episodes"]
-    assert said.endswith("nothing in the archive")
+    message = differing(run)["episodes"]
+    assert message.endswith("nothing in the archive")
 
 
 def test_a_damaged_table_of_episodes_is_an_error_that_names_it(run):
@@ -177,9 +177,9 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
 
     rewrite_archive(run, moved)
     assert list(differing(run)) == ["judged archive"]
-    _, said = differing(run, replay=4).values()
-    assert said.startswith("step 3, sim_state[4]: ")
-    assert "processor" in said
+    _, message = differing(run, replay=4).values()
+    assert message.startswith("step 3, sim_state[4]: ")
+    assert "processor" in message
 
 
 def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_order(run):
@@ -203,11 +203,11 @@ def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_sai
 
 def test_a_host_of_another_version_replays_nothing_and_it_is_said(run):
     edit_headers(run, versions={"numpy": "0.9"})
-    (said,) = unchecked(run, replay=1).values()
-    assert "recorded with numpy 0.9" in said
+    (message,) = unchecked(run, replay=1).values()
+    assert "recorded with numpy 0.9" in message
 
 
-def test_a_replay_that_was_asked_for_and_could_not_be_made_is_no_agreement(run, no_host):
+def test_a_replay_that_was_asked_for_and_could_not_be_made_is_not_an_agreement(run, no_host):
     assert not verify_run(run).has_open_checks
     assert verify_run(run, replay=1).has_open_checks
     assert "not installed" in unchecked(run, replay=1)["replay"]
@@ -236,7 +236,7 @@ def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
     assert verify_run(run, replay=1).findings[-1].verdict == "agrees"
     edit_headers(run, env_seed=None)
     unknown = unchecked(run, replay=1).values()
-    assert any("neither its seed and initial state nor its fixtures" in said for said in unknown)
+    assert any("neither its seed and initial state nor its fixtures" in message for message in unknown)
 
 
 def test_an_episode_without_its_planned_start_is_not_played_again(run):
@@ -259,7 +259,7 @@ def test_scores_that_are_none_are_named(run, content):
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", '{"complete": false}'])
-def test_what_is_no_complete_run_cannot_be_read(run, content):
+def test_what_is_not_a_complete_run_cannot_be_read(run, content):
     (run / RUN).unlink()
     if content is not None:
         (run / RUN).write_text(content)

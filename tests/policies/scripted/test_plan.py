@@ -56,7 +56,7 @@ def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitche
     assert fixture.out_m == 0.14
 
 
-def test_a_region_that_only_the_whole_fixture_is_around_is_no_drawer(kitchen):
+def test_a_region_that_only_the_whole_fixture_is_around_is_not_a_drawer(kitchen):
     setting = kitchen(boxes=CABINET | {"cabinet_1_part_top": ([0, 0.28, 0.5], [0.1, 0.11, 0.03])})
     assert plan.find_drawer(setting, "cabinet_1_top_region") is None
     assert plan.find_drawer(kitchen(), "table_region") is None
@@ -165,7 +165,7 @@ REGIONS = {"basket_region": [0.1, 0.2, 0.05]}
     "predicate",
     [("open", "drawer"), ("turnon", "stove"), ("on", "stove", "plate"), ("on", "bowl", "nowhere"), ("up", "bowl")],
 )
-def test_what_is_no_placement_is_left_out(scene, predicate):
+def test_what_is_not_a_placement_is_left_out(scene, predicate):
     goal = (predicate, ("on", "bowl", "plate"))
     assert goal_placements(scene(TABLE, goal, sites=REGIONS)) == (Placement("bowl", "plate"),)
 

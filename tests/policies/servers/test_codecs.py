@@ -133,7 +133,7 @@ def test_arrays_come_back_bit_for_bit_and_cannot_be_written_to(codec, array):
 
 
 @ALL
-def test_an_array_that_is_no_contiguous_block_is_packed_as_its_values(codec):
+def test_an_array_that_is_not_a_contiguous_block_is_packed_as_its_values(codec):
     turned = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::-1]
     assert codec.pack(turned) == codec.pack(np.ascontiguousarray(turned)) or codec is GR00T
     assert np.array_equal(codec.unpack(codec.pack(turned)), turned)

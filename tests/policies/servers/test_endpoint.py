@@ -33,13 +33,13 @@ def test_a_checkpoint_is_kept_and_secrets_are_hidden():
     }
 
 
-def test_what_is_no_plain_json_is_described():
+def test_what_is_not_a_plain_json_is_described():
     said = {"a": np.zeros((2, 3), np.uint8), "b": b"123", "c": np.float32(0.5), "d": float("nan"), 5: 2**70}
     assert sanitize_greeting(said) == {"a": "uint8 [2, 3]", "b": "b'123'", "c": 0.5, "d": "nan", "5": str(2**70)}
 
 
 @pytest.mark.parametrize("said", [None, [], "text", 3])
-def test_what_is_no_map_says_nothing(said):
+def test_what_is_not_a_map_says_nothing(said):
     assert sanitize_greeting(said) == {}
 
 

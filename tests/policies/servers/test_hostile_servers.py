@@ -235,7 +235,7 @@ def test_of_a_traceback_of_megabytes_the_end_is_told():
 @pytest.mark.parametrize(
     "said", [b"", b"\x00", b"\x90", b"\x81\xa4type\xa1x", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"]
 )
-def test_what_is_no_message_of_the_harness_is_refused(said):
+def test_what_is_not_a_message_of_the_harness_is_refused(said):
     def handle(connection):
         for _ in connection:
             connection.send(said)

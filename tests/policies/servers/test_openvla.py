@@ -104,7 +104,7 @@ def test_upstream_s_real_pages_play_an_episode_s_actions():
         b"",
     ],
 )
-def test_what_is_no_array_is_an_error_of_ours(value):
+def test_what_is_not_an_array_is_an_error_of_ours(value):
     with pytest.raises(PolicyError, match="a message that cannot be read"):
         OPENVLA.unpack(value)
 
@@ -196,7 +196,7 @@ def test_an_answer_at_the_door_is_refused_or_waited_for(page, kind, words):
     ("page", "words"),
     [((404, b"no"), "HTTP 404: no"), ((422, b'{"detail": 1}'), "HTTP 422"), ((413, b""), "is too large")],
 )
-def test_an_answer_that_is_no_reply_says_its_status(page, words):
+def test_an_answer_that_is_not_a_reply_says_its_status(page, words):
     with (
         http_server(lambda method, *_: (200, b"{}") if method == "GET" else page) as server,
         pytest.raises(PolicyError, match=words),

@@ -68,8 +68,12 @@ def test_a_request_has_the_names_for_one_arm():
 
 
 def test_what_its_model_raised_is_told():
-    said = "KeyError: 'left_ee_pose'"
-    with server([], said) as peer, playing("xpolicylab", peer.url) as policy, pytest.raises(PolicyError, match=said):
+    message = "KeyError: 'left_ee_pose'"
+    with (
+        server([], message) as peer,
+        playing("xpolicylab", peer.url) as policy,
+        pytest.raises(PolicyError, match=message),
+    ):
         policy.act(seen())
 
 

@@ -143,7 +143,7 @@ def test_a_board_is_written_over_and_its_old_reports_go(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "index.html"])
-def test_what_is_no_board_is_never_written_over(tmp_path, name):
+def test_what_is_not_a_board_is_never_written_over(tmp_path, name):
     (tmp_path / name).write_text("<html>mine</html>")
     with pytest.raises(RunError, match="holds no board"):
         write_folder(render_site(), tmp_path)

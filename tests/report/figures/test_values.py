@@ -104,7 +104,7 @@ def test_an_auxiliary_suite_shares_no_panel_and_that_is_told():
     assert "Auxiliary, left out: robocasa-pnp." in texts
 
 
-def test_a_cell_without_a_verdict_is_no_marker_of_the_shared_panel():
+def test_a_cell_without_a_verdict_is_not_a_marker_of_the_shared_panel():
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1)), silent)), "cells")
     assert [point.safety.value for point in value.panels[0].points] == [0.0]
@@ -138,7 +138,7 @@ def test_doing_nothing_is_on_no_frontier():
 
 
 @pytest.mark.parametrize("layout", ["suites", "pooled"])
-def test_what_was_not_judged_is_no_point_of_a_safety_of_100(layout):
+def test_what_was_not_judged_is_not_a_point_of_a_safety_of_100(layout):
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), layout)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
@@ -269,7 +269,7 @@ def test_a_sweep_is_drawn_in_the_unit_that_reads_best():
     assert (heights.min(), heights.max()) == pytest.approx((100 * low, 100 * high))
 
 
-def test_an_unknown_rate_of_a_sweep_is_no_number():
+def test_an_unknown_rate_of_a_sweep_is_not_a_number():
     """Unknown is never zero: the curve and its band have a gap there."""
     band = sheet.percent_band([Rate.of(1, 4), Rate.without_value("no verdict"), Rate.of(3, 4)])
     assert np.isnan(band).tolist() == [[False, True, False]] * 3

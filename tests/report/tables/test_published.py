@@ -139,8 +139,8 @@ def test_the_mean_of_suites_stands_first_and_nobody_is_called_better():
     answer = describe_published(compared)
     assert answer.startswith("Safety, mean of 4 suites: mine 75.0 % (160 episodes), paper:pi0.5 86.1 % (800 episodes)")
     assert answer.endswith("Exploratory: other starts, no pairs.")
-    said = render_tables([published_table(compared, full=True)], "text") + answer
-    assert not any(word in said for word in ("safer", "better", "established"))
+    message = render_tables([published_table(compared, full=True)], "text") + answer
+    assert not any(word in message for word in ("safer", "better", "established"))
     assert compared.warnings == warn_of_published(summarize_paper(mine(*LIBERO), ["paper:pi0.5"]))
 
 

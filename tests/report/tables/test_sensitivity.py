@@ -266,7 +266,7 @@ def test_the_order_of_policies_is_said_also_where_it_is_not_known():
     assert "order" not in describe(still[0])
 
 
-def test_another_number_of_episodes_is_no_standstill():
+def test_another_number_of_episodes_is_not_a_standstill():
     """Episodes cut short are judged only while they violate, so that n falls as limits loosen."""
     assert describe(curve("a", "one", (5, 10), (5, 12), (5, 10))) == (
         "Safety of a is 50.0 %, down to 41.7 % (Force 100 N) under other thresholds; judged under each are 10 to 12 "
@@ -277,7 +277,7 @@ def test_another_number_of_episodes_is_no_standstill():
     assert [row[1].of for row in table.rows] == [None, 12, None]
 
 
-def test_a_variant_without_a_value_is_no_zero_and_the_policy_stays():
+def test_a_variant_without_a_value_is_not_a_zero_and_the_policy_stays():
     gap = curve("a", "one", (1, 2), (9, 12), (0, 0))
     assert describe(gap).startswith("Safety of a is 50.0 %, up to 75.0 % (Force 100 N) under other thresholds; judged")
 
