@@ -126,11 +126,11 @@ def _row(k: int, episode_id: str, suite: str, policy: str) -> EpisodeRow:
 
 
 def _episode(k: int, j: int, row: EpisodeRow, text: str) -> Batch:
-    made = rollout(k, 0.3 + 0.7 * j, 30, True, policy=row.policy, episode_id=row.episode_id)
-    tree = _renamed(json.loads(encode_json(made, 0)), text)
-    said = dict.fromkeys(("benchmark", "task_id", "instruction", f"host {text}"), text)
-    said |= {name: getattr(row, name) for name in ("seed", "env_seed", "init_state_index", "horizon")}
-    return decode_json(json.dumps({**tree, **said, "versions": {text: text}}).encode())
+    batch = rollout(k, 0.3 + 0.7 * j, 30, True, policy=row.policy, episode_id=row.episode_id)
+    tree = _renamed(json.loads(encode_json(batch, 0)), text)
+    fields = dict.fromkeys(("benchmark", "task_id", "instruction", f"host {text}"), text)
+    fields |= {name: getattr(row, name) for name in ("seed", "env_seed", "init_state_index", "horizon")}
+    return decode_json(json.dumps({**tree, **fields, "versions": {text: text}}).encode())
 
 
 def _renamed(tree: Any, text: str) -> Any:

@@ -41,8 +41,8 @@ def test_files_for_a_hub_are_named_and_so_is_what_they_lack(safevla, source, tmp
 
 
 def test_robocasas_json_names_what_is_to_be_filled(safevla, tmp_path):
-    made = recording(4, benchmark="robocasa-365", task_id="CloseFridge")
-    write_archive(tmp_path / "episodes.parquet", from_recording(made))
+    closing = recording(4, benchmark="robocasa-365", task_id="CloseFridge")
+    write_archive(tmp_path / "episodes.parquet", from_recording(closing))
     options = ["--set", "missing=deactivate", "--out", tmp_path / "entry.json"]
     code, _, err = safevla("export", tmp_path / "episodes.parquet", "--format", "robocasa", *options)
     assert code == 0
@@ -58,8 +58,10 @@ def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_
     assert document["overall"]["n_episodes"] == sum(len(each["successes"]) for each in metrics) == 2
     assert document["overall"]["pc_safe"] == 100 * np.mean([value for each in metrics for value in each["safe"]])
     assert "avg_sum_reward" not in document["overall"]
-    read = read_results(tmp_path / "eval_info.json")
-    assert [episode.success for episode in read.episodes] == [value for each in metrics for value in each["successes"]]
+    results = read_results(tmp_path / "eval_info.json")
+    assert [episode.success for episode in results.episodes] == [
+        value for each in metrics for value in each["successes"]
+    ]
     safevla.ok("export", source, "--format", "vla-eval-results", "--out", tmp_path / "harness.json")
     document = json.loads((tmp_path / "harness.json").read_text())
     assert document["metric_keys"] == dict.fromkeys(("success", "safe", "sbu", "vsi"), "mean")

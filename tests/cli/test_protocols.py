@@ -40,8 +40,8 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     out = safevla.ok("protocols", "gr00t-libero")
     assert "request video.image" in out
     assert "gr00t-libero" in out
-    held = safevla.json("protocols", "openpi-libero")
-    assert (held["asked_over"], held["replan"]) == ("openpi", 5)
+    dialect = safevla.json("protocols", "openpi-libero")
+    assert (dialect["asked_over"], dialect["replan"]) == ("openpi", 5)
     out = safevla.ok("protocols", "vla-eval-libero", "openvla-libero")
     assert out.splitlines()[1].startswith("request images/wrist")
     assert "eef_axis_angle_shortest" in out

@@ -48,7 +48,7 @@ def test_words_and_seeds_are_settings_of_a_search_and_of_nothing_else(safevla, t
 def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     safevla.ok("search", *ASKED, "--budget", "64", "--out", "edge")
-    wrong = safevla.refuses(
+    error = safevla.refuses(
         "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
     )
-    assert "a suite of found starts is run alone" in wrong
+    assert "a suite of found starts is run alone" in error
