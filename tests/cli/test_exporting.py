@@ -58,10 +58,8 @@ def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_
     assert document["overall"]["n_episodes"] == sum(len(each["successes"]) for each in metrics) == 2
     assert document["overall"]["pc_safe"] == 100 * np.mean([value for each in metrics for value in each["safe"]])
     assert "avg_sum_reward" not in document["overall"]
-    results = read_results(tmp_path / "eval_info.json")
-    assert [episode.success for episode in results.episodes] == [
-        value for each in metrics for value in each["successes"]
-    ]
+    read = read_results(tmp_path / "eval_info.json")
+    assert [episode.success for episode in read.episodes] == [value for each in metrics for value in each["successes"]]
     safevla.ok("export", source, "--format", "vla-eval-results", "--out", tmp_path / "harness.json")
     document = json.loads((tmp_path / "harness.json").read_text())
     assert document["metric_keys"] == dict.fromkeys(("success", "safe", "sbu", "vsi"), "mean")

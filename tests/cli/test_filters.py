@@ -38,8 +38,8 @@ def test_a_run_with_and_one_without_a_filter_are_compared_on_the_same_starts(saf
 
 
 def test_filters_and_delays_may_be_of_one_policy_alone(safevla, tmp_path):
-    both = ("--policy", "raw=random", "--policy", "random")
-    safevla.ok("eval", *RUN, *both, "--filter", "random=speed-cap:share=0.2", "--delay", "raw=2", "--out", "run")
+    named = ("--policy", "raw=random", "--policy", "random")
+    safevla.ok("eval", *RUN, *named, "--filter", "random=speed-cap:share=0.2", "--delay", "raw=2", "--out", "run")
     rows = policies(tmp_path / "run")
     assert (rows["random"]["filter"], rows["raw"]["delay"]) == ("speed-cap:share=0.2", "2")
     assert "filter" not in rows["raw"]

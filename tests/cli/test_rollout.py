@@ -138,8 +138,8 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
     monkeypatch.setattr(policies, "make_policy", make_still)
     texts = ["speed=1", "scripted:careful:speed=2", "a:url=ws://host:80/x=y"]
     options = [word for text in texts for word in ("--policy-arg", text)]
-    named = ["--policy", "a", "--policy", "scripted:careful"]
-    safevla.ok("eval", "--record-only", *FAKE, "--task", "0", *named, *options, "--out", tmp_path / "run")
+    roster = ["--policy", "a", "--policy", "scripted:careful"]
+    safevla.ok("eval", "--record-only", *FAKE, "--task", "0", *roster, *options, "--out", tmp_path / "run")
     assert arguments == {"a": {"speed": "1", "url": "ws://host:80/x=y"}, "scripted:careful": {"speed": "2"}}
     described = json.loads((tmp_path / "run" / "run.json").read_text())["policies"]
     assert {policy["policy"]: policy["arguments"] for policy in described} == arguments

@@ -13,10 +13,10 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
     assert "fake task_0: found 1 start in" in out
     assert "Chosen starts" in out
     assert "--suite found:'Edge of cup/found/edge-of-cup.json'" in out
-    found = "found:Edge of cup/found/edge-of-cup.json"
-    said = safevla.ok("eval", "--suite", found, "--policy", "scripted:hasty", "--out", "again")
-    assert "found:edge-of-cup:fake" in said.replace("\n", "")
-    assert "Chosen starts" in said
+    suite = "found:Edge of cup/found/edge-of-cup.json"
+    output = safevla.ok("eval", "--suite", suite, "--policy", "scripted:hasty", "--out", "again")
+    assert "found:edge-of-cup:fake" in output.replace("\n", "")
+    assert "Chosen starts" in output
     assert json.loads((tmp_path / "again/run.json").read_text())["suites"] == ["fake"]
     assert "safevla search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 

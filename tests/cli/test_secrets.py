@@ -124,23 +124,23 @@ def test_names_of_arguments_that_hold_no_secret_are_free():
     assert not any(map(is_secret_name, ("key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
 
 
-@pytest.mark.parametrize("given", ["default", "file"])
-def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, given):
-    asked = keyed(tmp_path, monkeypatch, given)
+@pytest.mark.parametrize("source", ["default", "file"])
+def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, source):
+    key_options = keyed(tmp_path, monkeypatch, source)
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     run, at = tmp_path / "run", f"--policy-arg=python:looks:Policy:at={tmp_path}"
     with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
-        served = f"openpi:{peer.url}"
-        asked = [word.replace("--policy-arg=", f"--policy-arg={served}:") for word in [*asked, *QUICK]]
-        both = ["--policy", served, "--policy", "python:looks:Policy", *asked, at]
-        assert everything("eval", *FAKE, *both, "--dry-run") == 0
-        workers = "2" if given == "default" else "1"
-        assert everything("eval", *FAKE, *both, "--record-only", "--workers", workers, "--out", run) == 0
+        policy = f"openpi:{peer.url}"
+        key_options = [word.replace("--policy-arg=", f"--policy-arg={policy}:") for word in [*key_options, *QUICK]]
+        arguments = ["--policy", policy, "--policy", "python:looks:Policy", *key_options, at]
+        assert everything("eval", *FAKE, *arguments, "--dry-run") == 0
+        workers = "2" if source == "default" else "1"
+        assert everything("eval", *FAKE, *arguments, "--record-only", "--workers", workers, "--out", run) == 0
         assert set(peer.headers) == {f"Api-Key {SECRET}"}
     assert list(tmp_path.glob("title-*"))
-    if given == "default":
+    if source == "default":
         for words in (["score", run, "--out", run], ["episodes", run], ["verify", run]):
             assert everything(*words) in (0, 1)
 
