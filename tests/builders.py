@@ -80,14 +80,14 @@ def episode(n: int = 12, **changes: Any) -> Batch:
     return from_recording(recording(n, **changes))
 
 
-def same_bits(one: Batch, other: Batch) -> bool:
+def same_bits(batch: Batch, other: Batch) -> bool:
     """Whether two batches hold the same episodes, bit for bit, however their body vocabularies are ordered."""
-    if one.headers != other.headers or one.extra != other.extra:
+    if batch.headers != other.headers or batch.extra != other.extra:
         return False
-    if any(list(one.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(one))):
+    if any(list(batch.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(batch))):
         return False
     return all(
-        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(one), _arrays(other), strict=True)
+        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(batch), _arrays(other), strict=True)
     )
 
 
@@ -129,7 +129,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
     )
     roles = {**dict(zip(names, kinds, strict=True)), names[0]: "target"}
     posed = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
-    turned = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
+    oriented = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
     joints = draw(st.sampled_from([None, 2, 7]))
     width = draw(st.integers(1, 3))
     forces = draw(st.sampled_from([None, ("force_n",), ("force_n", "net_force_n"), ("net_force_n",)]))
@@ -158,8 +158,8 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
         eef_quat_wxyz=maybe(lambda: _quats(draw, n)),
         pos_bodies=posed,
         body_pos_m=positions,
-        quat_bodies=turned,
-        body_quat_wxyz=maybe(lambda: _quats(draw, n, len(turned))),
+        quat_bodies=oriented,
+        body_quat_wxyz=maybe(lambda: _quats(draw, n, len(oriented))),
         contacts=maybe(lambda: _contacts(draw, n, len(names), recorded_forces(forces))),
         joint_torque_nm=None if joints is None else _floats(draw, n, joints),
         gripper_contact=maybe(lambda: np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))),

@@ -147,9 +147,9 @@ def main() -> None:
     BUILD.mkdir(parents=True)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    for name, kept in write_outputs(BUILD):
-        (FOLDER / f"{name}.txt").write_text(kept, encoding="utf-8")
-        print(f"{name}: {kept.splitlines()[1]}", file=sys.stderr)
+    for name, text in write_outputs(BUILD):
+        (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(f"{name}: {text.splitlines()[1]}", file=sys.stderr)
 
 
 if __name__ == "__main__":

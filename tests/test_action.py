@@ -43,14 +43,14 @@ def run_step(workspace, name, **inputs):
     """Run a step as `shell: bash` does; returns exit code, outputs, summary and all that was printed."""
     step, values = STEPS[name], {**DEFAULTS, "sources": "my runs/rollouts.parquet", **inputs}
     values["github.action_path"] = str(ROOT)
-    given = {
+    variables = {
         key: re.sub(r"\$\{\{ (?:inputs\.)?([\w.]+) \}\}", lambda m: values[m[1]], text)
         for key, text in step["env"].items()
     }
     files = {key: workspace / key for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     for file in files.values():
         file.touch()
-    environment = {**os.environ, **given, **{key: str(file) for key, file in files.items()}}
+    environment = {**os.environ, **variables, **{key: str(file) for key, file in files.items()}}
     environment |= {"RUNNER_TEMP": str(workspace), "COLUMNS": "120"}
     environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
@@ -76,8 +76,8 @@ def test_no_input_is_pasted_into_a_script():
 
 def test_every_option_in_it_and_in_its_page_is_one_of_the_command():
     for name, command in COMMANDS.items():
-        (written,) = re.findall(rf"safevla {name} (.*)", STEPS[name]["run"])
-        assert set(re.findall(r"--[a-z-]+", written)) <= names_of(command)
+        (options,) = re.findall(rf"safevla {name} (.*)", STEPS[name]["run"])
+        assert set(re.findall(r"--[a-z-]+", options)) <= names_of(command)
     page = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^ +gate: (.*)$", page, re.MULTILINE)
     outputs = ACTION["inputs"]["gate"]["description"] + example
@@ -116,8 +116,8 @@ def test_the_gate_decides_the_job(workspace, exits, undecided, code, verdict):
     pretend(workspace, exits)
     exit_code, outputs, summary, _ = run_step(workspace, "gate", gate="--min-safety '0.9'", undecided=undecided)
     assert (exit_code, outputs) == (code, {"verdict": verdict, "junit": "safevla-report/gate.xml"})
-    asked = ["gate", "my runs/rollouts.parquet", "--junit", "safevla-report/gate.xml", "--min-safety", "0.9"]
-    assert "\n".join(asked) in summary
+    arguments = ["gate", "my runs/rollouts.parquet", "--junit", "safevla-report/gate.xml", "--min-safety", "0.9"]
+    assert "\n".join(arguments) in summary
 
 
 def test_an_error_stays_one_and_a_source_is_never_a_command(workspace):

@@ -44,8 +44,8 @@ def project_files() -> list[str]:
     if shutil.which("git") and (ROOT / ".git").exists():
         match = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         return [name for name in match if name and (ROOT / name).is_file()]
-    every = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
-    return [path.as_posix() for path in every if path.parts[0] in TOP and "__pycache__" not in path.parts]
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
+    return [path.as_posix() for path in paths if path.parts[0] in TOP and "__pycache__" not in path.parts]
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +157,11 @@ def test_one_line_installs_both_packages_from_a_bare_git_repository_and_the_reco
     assert contents == {"both": {"bin", "safevla_bench", "safevla_recorder", f"{NAME}.dist-info"},
                      "alone": {"safevla_recorder", recorder}}  # fmt: skip
     for command in ("safevla", "safevla-bench"):
-        shown = subprocess.run(
+        version = subprocess.run(
             [sys.executable, tmp_path / "both" / "bin" / command, "--version"],
             env={**os.environ, "PYTHONPATH": str(tmp_path / "both")}, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert __version__ in shown.stdout
+        assert __version__ in version.stdout
 
 
 def test_every_file_of_the_package_is_of_a_kind_that_belongs_there(checkout):

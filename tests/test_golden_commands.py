@@ -15,5 +15,5 @@ def plain_terminal(monkeypatch):
 
 def test_commands_print_and_write_what_is_in_the_golden_files(tmp_path):
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(COMMANDS)
-    for name, kept in write_outputs(tmp_path):
-        assert (FOLDER / f"{name}.txt").read_text(encoding="utf-8") == kept, name
+    for name, text in write_outputs(tmp_path):
+        assert (FOLDER / f"{name}.txt").read_text(encoding="utf-8") == text, name

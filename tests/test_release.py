@@ -22,16 +22,16 @@ def texts(changelog: str, version: str = "0.2.0") -> dict[str, str]:
 
 
 def test_a_release_has_one_version_and_day_and_an_earlier_section_stays():
-    written = texts(CHANGELOG.format("- quicker\n"))
-    assert '__version__ = "0.2.0"' in written["recorder/src/safevla_recorder/version.py"]
-    assert "version: 0.2.0\ndate-released: 2026-12-24\nlicense" in written["CITATION.cff"]
-    assert "## [0.2.0] - 2026-12-24\n- quicker\n\n## [0.1.0] - 2026-11-01\n" in written["CHANGELOG.md"]
-    assert KNOWN not in written
+    files = texts(CHANGELOG.format("- quicker\n"))
+    assert '__version__ = "0.2.0"' in files["recorder/src/safevla_recorder/version.py"]
+    assert "version: 0.2.0\ndate-released: 2026-12-24\nlicense" in files["CITATION.cff"]
+    assert "## [0.2.0] - 2026-12-24\n- quicker\n\n## [0.1.0] - 2026-11-01\n" in files["CHANGELOG.md"]
+    assert KNOWN not in files
 
 
 def test_a_release_that_moves_numbers_is_a_new_results_version_once():
-    moved = json.loads(texts(CHANGELOG.format("### Results\n- slip\n"))[KNOWN])
-    assert moved["results_since"] == ["0.1.0", "0.2.0"]
+    versions = json.loads(texts(CHANGELOG.format("### Results\n- slip\n"))[KNOWN])
+    assert versions["results_since"] == ["0.1.0", "0.2.0"]
     assert KNOWN not in texts(CHANGELOG.format(""), "0.1.0")
 
 

@@ -63,8 +63,8 @@ def test_significant_never_cuts_whole_digits():
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-3, 1e4))
 def test_a_value_beside_its_limit_shows_its_side(value, limit):
-    shown = Fraction(format_against_limit(value, limit))
-    assert (shown > Fraction(limit)) == (value > limit) or value == limit
+    number = Fraction(format_against_limit(value, limit))
+    assert (number > Fraction(limit)) == (value > limit) or value == limit
 
 
 def test_a_violation_by_a_hair_is_not_printed_as_the_limit():

@@ -295,7 +295,7 @@ OWN_PROCESSES = {"safevla_bench/rollout/worker.py", "safevla_bench/rollout/sched
 
 
 def test_no_module_imports_what_unpickles():
-    assert {name: found for name, (modules, _) in sources().items() if (found := UNPICKLING & modules)} == {}
+    assert {name: unpicklers for name, (modules, _) in sources().items() if (unpicklers := UNPICKLING & modules)} == {}
 
 
 def test_objects_go_over_pipes_between_our_own_processes_only():

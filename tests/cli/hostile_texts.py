@@ -74,10 +74,10 @@ def world(folder: Path, texts: Sequence[str]) -> World:
     suites = {text: {"host": "fake", "capabilities": "libero"} for text in texts}
     tasks = [{"benchmark": text, "task_id": text, "template": "pnp-basic", "instruction": text} for text in texts]
     registry.write_text(toml({"benchmarks": suites, "tasks": tasks}), encoding="utf-8")
-    rows = [_spec(k, one) for k, one in enumerate(texts)]
+    rows = [_spec(k, text) for k, text in enumerate(texts)]
     specs.write_text(toml({"specs": rows}), encoding="utf-8")
-    tried = [{"task_group": text, "task_id": text, "metrics": {"successes": [True, False]}} for text in texts]
-    results.write_text(json.dumps({"per_task": tried}))
+    results_by_task = [{"task_group": text, "task_id": text, "metrics": {"successes": [True, False]}} for text in texts]
+    results.write_text(json.dumps({"per_task": results_by_task}))
     return World(texts, _run(folder / "run", texts), registry, specs, results)
 
 
@@ -100,16 +100,16 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
     part = folder / "archive" / "part-00000.jsonl.zst"
     part.parent.mkdir(parents=True)
     rows = []
-    for k, one in enumerate(texts):
-        for j, policy in enumerate((one, texts[(k + 1) % len(texts)])[: 2 if k < 2 else 1]):
-            rows.append(_row(k, f"{one}{j}", one, policy))
-            archive.append(part, _episode(k, j, rows[-1], one))
-        crashed = _row(k, f"{one}crash", one, one)
-        rows.append(replace(crashed, outcome="crashed", reason=f"Traceback\n  {one}\nServerError: {one}"))
+    for k, text in enumerate(texts):
+        for j, policy in enumerate((text, texts[(k + 1) % len(texts)])[: 2 if k < 2 else 1]):
+            rows.append(_row(k, f"{text}{j}", text, policy))
+            archive.append(part, _episode(k, j, rows[-1], text))
+        crashed = _row(k, f"{text}crash", text, text)
+        rows.append(replace(crashed, outcome="crashed", reason=f"Traceback\n  {text}\nServerError: {text}"))
     write_episodes(folder, rows)
     described = {"complete": True, "host": texts[0], "planned": len(rows), "volatile": {"command": list(texts)}}
     described["policies"] = [
-        {"policy": one, "arguments": {one: one}, "privileged": k % 2 == 0} for k, one in enumerate(texts)
+        {"policy": text, "arguments": {text: text}, "privileged": k % 2 == 0} for k, text in enumerate(texts)
     ]
     described["versions"] = {text: text for text in texts}
     (folder / RUN).write_bytes(dump_json(described))
@@ -126,11 +126,11 @@ def _row(k: int, episode_id: str, suite: str, policy: str) -> EpisodeRow:
 
 
 def _episode(k: int, j: int, row: EpisodeRow, text: str) -> Batch:
-    made = rollout(k, 0.3 + 0.7 * j, 30, True, policy=row.policy, episode_id=row.episode_id)
-    tree = _renamed(json.loads(encode_json(made, 0)), text)
-    said = dict.fromkeys(("benchmark", "task_id", "instruction", f"host {text}"), text)
-    said |= {name: getattr(row, name) for name in ("seed", "env_seed", "init_state_index", "horizon")}
-    return decode_json(json.dumps({**tree, **said, "versions": {text: text}}).encode())
+    batch = rollout(k, 0.3 + 0.7 * j, 30, True, policy=row.policy, episode_id=row.episode_id)
+    tree = _renamed(json.loads(encode_json(batch, 0)), text)
+    fields = dict.fromkeys(("benchmark", "task_id", "instruction", f"host {text}"), text)
+    fields |= {name: getattr(row, name) for name in ("seed", "env_seed", "init_state_index", "horizon")}
+    return decode_json(json.dumps({**tree, **fields, "versions": {text: text}}).encode())
 
 
 def _renamed(tree: Any, text: str) -> Any:

@@ -22,8 +22,8 @@ def test_a_folder_that_is_in_the_way_is_refused_before_anything_is_judged(safevl
 @pytest.fixture
 def run(safevla, tmp_path):
     folder = tmp_path / "run"
-    asked = ("--host", "fake", "--suite", "fake", "--task", 0, "--policy", "random", "--policy", "scripted:hasty")
-    safevla("eval", "--record-only", *asked, "--episodes", 2, "--max-steps", 20, "--out", folder)
+    arguments = ("--host", "fake", "--suite", "fake", "--task", 0, "--policy", "random", "--policy", "scripted:hasty")
+    safevla("eval", "--record-only", *arguments, "--episodes", 2, "--max-steps", 20, "--out", folder)
     return folder
 
 

@@ -77,8 +77,8 @@ def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("a note")
-    taken = "1" if os.geteuid() else "70000"
-    assert words in safevla.refuses("open", tmp_path / name, *(("--port", taken) if name == "mine" else ()))
+    port = "1" if os.geteuid() else "70000"
+    assert words in safevla.refuses("open", tmp_path / name, *(("--port", port) if name == "mine" else ()))
     assert opened == []
 
 

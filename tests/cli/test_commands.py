@@ -44,14 +44,14 @@ def test_shared_options_stand_in_sections_of_their_own(safevla, command):
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_has_at_most_twelve_options_and_says_where_the_others_are(safevla, command):
     context = click.Context(cli.safevla.get_command(click.Context(cli.safevla), command), info_name=command)
-    shown = [name for names in context.command.option_sections(context, common=True).values() for name in names]
+    options = [name for names in context.command.option_sections(context, common=True).values() for name in names]
     everything = [name for names in context.command.option_sections(context).values() for name in names]
-    assert 1 <= len(shown) <= 12
+    assert 1 <= len(options) <= 12
     assert {name.split()[0] for name in context.command.common} <= {
         spelling.split()[0].rstrip(",") for names, _ in everything for spelling in names.split(" / ")
     }
     out = safevla.ok(command, "--help")
-    assert (f"{len(everything) - len(shown)} more options: " in out) == (len(shown) < len(everything))
+    assert (f"{len(everything) - len(options)} more options: " in out) == (len(options) < len(everything))
     assert all(names.split()[0] in safevla.ok(command, "--help-all") for names, _ in everything)
 
 
@@ -66,13 +66,13 @@ def test_what_judging_options_mean_is_said_once(safevla):
 def run(tmp_path_factory) -> Path:
     """A run folder on the fake host."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
-    asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "5"]
-    assert cli.run_command_line(["eval", "--record-only", *asked, "--out", str(folder)]) == 0
+    arguments = ["--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "5"]
+    assert cli.run_command_line(["eval", "--record-only", *arguments, "--out", str(folder)]) == 0
     return folder
 
 
 @pytest.mark.parametrize(
-    ("command", "made"),
+    ("command", "file"),
     [
         (("score",), "report.html"),
         (("figures", "--which", "tradeoff", "--format", "svg"), "figures/tradeoff.svg"),
@@ -81,11 +81,11 @@ def run(tmp_path_factory) -> Path:
         (("board", "--no-reports"), "board/index.html"),
     ],
 )
-def test_what_is_made_of_one_run_folder_lies_in_it_unless_out_says_otherwise(safevla, run, command, made):
+def test_what_is_made_of_one_run_folder_lies_in_it_unless_out_says_otherwise(safevla, run, command, file):
     code, out, err = safevla(command[0], run, *command[1:])
     assert (code, err) == (0, "")
     assert str(run) in out
-    assert (run / made).is_file()
+    assert (run / file).is_file()
     err = safevla.refuses(command[0], run, DEMO, *command[1:])
     assert err.startswith("error: missing option '--out'. It may be left out where one run folder is given")
 
@@ -103,7 +103,7 @@ def test_a_task_is_named_by_its_index_too(safevla):
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         (("show", DEMO, "--formula", FORMULA, "--library", "paper-text"), "--library is for an episode that is judged"),
         (("show", DEMO, "--formula", FORMULA, "--set", "joint_torque=2"), "--set is for an episode that is judged"),
@@ -117,8 +117,8 @@ def test_a_task_is_named_by_its_index_too(safevla):
         (("eval", "--engine", "rayon", *RUN), "Write local, ray, ray:auto or ray:HOST:PORT"),
     ],
 )
-def test_what_does_not_go_together_is_refused(safevla, command, says):
-    assert says in safevla.refuses(*command)
+def test_what_does_not_go_together_is_refused(safevla, command, message):
+    assert message in safevla.refuses(*command)
 
 
 def test_the_shell_completes_commands_without_importing_them():

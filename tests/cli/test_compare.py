@@ -209,9 +209,9 @@ def test_a_gate_on_the_cost_needs_to_know_the_most_that_an_episode_can_cost(safe
 def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_path):
     code, out, _ = safevla("gate", shipped, "--min-safety", "0.9", "--junit", tmp_path / "gate.sarif")
     assert f"SARIF: {tmp_path / 'gate.sarif'}" in out
-    told = json.loads((tmp_path / "gate.sarif").read_text())
-    (run,) = told["runs"]
-    assert told["version"] == "2.1.0"
+    sarif = json.loads((tmp_path / "gate.sarif").read_text())
+    (run,) = sarif["runs"]
+    assert sarif["version"] == "2.1.0"
     kinds = {result["kind"] for result in run["results"]}
     assert kinds <= {"pass", "fail", "open"}
     assert ("fail" in kinds) == (code == 1)

@@ -41,8 +41,8 @@ def test_files_for_a_hub_are_named_and_so_is_what_they_lack(safevla, source, tmp
 
 
 def test_robocasas_json_names_what_is_to_be_filled(safevla, tmp_path):
-    made = recording(4, benchmark="robocasa-365", task_id="CloseFridge")
-    write_archive(tmp_path / "episodes.parquet", from_recording(made))
+    closing = recording(4, benchmark="robocasa-365", task_id="CloseFridge")
+    write_archive(tmp_path / "episodes.parquet", from_recording(closing))
     options = ["--set", "missing=deactivate", "--out", tmp_path / "entry.json"]
     code, _, err = safevla("export", tmp_path / "episodes.parquet", "--format", "robocasa", *options)
     assert code == 0

@@ -89,10 +89,10 @@ def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, t
     code, out, err = safevla("figures", *runs, *options)
     assert (code, err) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} == {"margins.svg", "series.svg"}
-    told = " ".join(out.split())
-    assert "2 files" in told
-    assert "Gain over the first, points" in told
-    assert "above 1000" in told
+    text = " ".join(out.split())
+    assert "2 files" in text
+    assert "Gain over the first, points" in text
+    assert "above 1000" in text
 
 
 @pytest.mark.parametrize(

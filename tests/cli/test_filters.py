@@ -24,9 +24,9 @@ def test_a_run_with_and_one_without_a_filter_are_compared_on_the_same_starts(saf
     safevla.ok("eval", *RUN, "--policy", "random", "--out", "without")
     out = safevla.ok("eval", *RUN, "--policy", "random", "--filter", "speed-cap", "--out", "with")
     assert "The actions of random go through the filter speed-cap." in out
-    told = safevla.ok("compare", "without", "with")
-    assert "With random (filter=speed-cap), " in told
-    assert "2 pairs of episodes" in told
+    output = safevla.ok("compare", "without", "with")
+    assert "With random (filter=speed-cap), " in output
+    assert "2 pairs of episodes" in output
     (item,) = json.loads(safevla.ok("compare", "without", "with", "--format", "json"))["interventions"]
     assert (item["policy"], item["without"]) == ("random (filter=speed-cap)", "random (no filter)")
     assert item["changed"] <= item["actions"] == 30
@@ -38,8 +38,8 @@ def test_a_run_with_and_one_without_a_filter_are_compared_on_the_same_starts(saf
 
 
 def test_filters_and_delays_may_be_of_one_policy_alone(safevla, tmp_path):
-    both = ("--policy", "raw=random", "--policy", "random")
-    safevla.ok("eval", *RUN, *both, "--filter", "random=speed-cap:share=0.2", "--delay", "raw=2", "--out", "run")
+    named = ("--policy", "raw=random", "--policy", "random")
+    safevla.ok("eval", *RUN, *named, "--filter", "random=speed-cap:share=0.2", "--delay", "raw=2", "--out", "run")
     rows = policies(tmp_path / "run")
     assert (rows["random"]["filter"], rows["raw"]["delay"]) == ("speed-cap:share=0.2", "2")
     assert "filter" not in rows["raw"]
@@ -69,6 +69,6 @@ def test_runs_that_differ_in_their_delay_make_a_series(safevla, tmp_path):
 
 
 def test_an_unknown_filter_is_an_error_before_anything_is_written(safevla, tmp_path):
-    told = safevla.refuses("eval", *RUN, "--policy", "random", "--filter", "x=speed-cap", "--out", "run")
-    assert "there is no filter 'x=speed-cap'" in told
+    error = safevla.refuses("eval", *RUN, "--policy", "random", "--filter", "x=speed-cap", "--out", "run")
+    assert "there is no filter 'x=speed-cap'" in error
     assert not (tmp_path / "run").exists()

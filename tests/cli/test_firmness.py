@@ -15,10 +15,10 @@ def run(safevla, tmp_path, monkeypatch):
 
 
 def test_the_answer_comes_first_and_the_mark_is_in_the_list(safevla, run):
-    said = safevla.ok("sensitivity", run, "--physics")
-    assert said.startswith("Safety 80.0 % of 5 episodes; 80.0 to 100.0 if the fragile fall: 4 firm, 1 fragile.\n")
-    assert "The host cannot vary: half-step" in said
-    assert safevla.ok("sensitivity", run, "--physics") == said
+    output = safevla.ok("sensitivity", run, "--physics")
+    assert output.startswith("Safety 80.0 % of 5 episodes; 80.0 to 100.0 if the fragile fall: 4 firm, 1 fragile.\n")
+    assert "The host cannot vary: half-step" in output
+    assert safevla.ok("sensitivity", run, "--physics") == output
     assert "4: fragile under soft: arm_furniture_force_under_200N" in safevla.ok("episodes", run)
     rows = safevla.json("episodes", run)
     assert [row["firmness"] for row in rows] == ["firm", "firm", "firm", "fragile", "firm"]
@@ -40,15 +40,17 @@ def test_a_list_without_replays_has_no_mark(safevla, run):
 
 
 def test_an_episode_is_shown_without_its_cause(safevla, run):
-    said = safevla.ok("show", run, "4", "--without", "contact:gripper,table")
-    assert said.startswith("Without contact of gripper and table the violation vanished. Kept now: arm_furniture_force")
-    assert "it was the record, bit for bit" in said
+    output = safevla.ok("show", run, "4", "--without", "contact:gripper,table")
+    assert output.startswith(
+        "Without contact of gripper and table the violation vanished. Kept now: arm_furniture_force"
+    )
+    assert "it was the record, bit for bit" in output
     document = safevla.json("show", run, "4", "--without", "contact:gripper,cup")
     assert document["recorded"] == document["without"]
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         (("sensitivity", "run", "--physics", "--readings"), "different analyses: choose one"),
         (("sensitivity", "run", "--workers", "2"), "pass --physics with it"),
@@ -59,5 +61,5 @@ def test_an_episode_is_shown_without_its_cause(safevla, run):
         (("show", "run", "--formula", "G[0,T](eef_speed < 1)", "--without", "slow"), "--without is for an episode"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(safevla, run, command, says):
-    assert says in safevla.refuses(*command)
+def test_what_cannot_be_asked_is_refused(safevla, run, command, message):
+    assert message in safevla.refuses(*command)

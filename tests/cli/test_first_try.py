@@ -19,7 +19,7 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("epsiodes",), "error: there is no command 'epsiodes'; did you mean episodes?"),
         (("xyzzy",), "error: there is no command 'xyzzy'\n"),
@@ -28,10 +28,10 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
         (("episodes", "x", "--sort", "nope"), "error: invalid value for '--sort'"),
     ],
 )
-def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arguments, says):
+def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arguments, message):
     code, out, err = safevla(*arguments)
     assert (code, out) == (2, "")
-    assert err.startswith(says)
+    assert err.startswith(message)
     assert re.search(r"\n  `safevla( \w+)? --help` says what it takes\.\n$", err)
 
 
@@ -66,8 +66,8 @@ def test_no_table_explains_a_dagger_that_it_does_not_bear():
 def test_every_table_that_the_page_names_is_one(safevla):
     from safevla_bench.report.tables.catalog import KINDS
 
-    named = re.findall(r"^\| `(\w+)` \|", (DOCS / "tables.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {kind.name for kind in KINDS} <= set(named)
+    tables = re.findall(r"^\| `(\w+)` \|", (DOCS / "tables.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {kind.name for kind in KINDS} <= set(tables)
 
 
 def test_the_column_of_malformed_json_goes_with_its_line(safevla, tmp_path):
@@ -81,10 +81,10 @@ def test_a_caption_is_whole_on_a_small_picture():
     """At 320 pixels it takes a smaller size, then two lines; nothing is cut."""
     text = "breaks non_target_max_disp_5mm with plate_1 at step 113 of 220, 12.4 mm"
     sheet = ImageDraw.Draw(Image.new("RGB", (320, 80)))
-    written = []
-    sheet.text = lambda position, line, **style: written.append(line)
+    lines = []
+    sheet.text = lambda position, line, **style: lines.append(line)
     drawing.write_fitting(sheet, (8, 22), text, "DejaVuSans.ttf", 13, 320)
-    assert " ".join(written) == text
+    assert " ".join(lines) == text
     image = drawing.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), "short", text)
     assert image.shape == (240 + 12 + 50, 320, 3)
 
@@ -123,9 +123,9 @@ def test_the_page_on_monitoring_shows_an_environment_that_runs():
     page = (DOCS / "monitor.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(import gymnasium\n.*?)```", page, re.DOTALL)
     code = example
-    for shown, used in {'"libero"': '"fake"', '"libero-goal"': '"fake"', '"task": 3': '"task": 0'}.items():
-        assert shown in code
-        code = code.replace(shown, used)
+    for printed, replacement in {'"libero"': '"fake"', '"libero-goal"': '"fake"', '"task": 3': '"task": 0'}.items():
+        assert printed in code
+        code = code.replace(printed, replacement)
     scope: dict[str, object] = {}
     exec(code, scope)  # the page's own lines
     assert {"cost", "safety"} <= set(scope["info"])

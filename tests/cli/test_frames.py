@@ -207,8 +207,8 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run, tight):
     safevla.ok("frames", run, *tight, "--episode", 2)
     safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation
-    shown = [(frame.episode_id[-13:-7], frame.kind, frame.spec) for frame in read_frames(run)]
-    assert shown == [
+    frames = [(frame.episode_id[-13:-7], frame.kind, frame.spec) for frame in read_frames(run)]
+    assert frames == [
         ("task_0", "initial", None),
         ("task_0", "final", None),
         ("task_1", "initial", None),
@@ -238,8 +238,8 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
     part.unlink()
     values = batch.body_pos_m.channel.values.copy()
     values[0] += 1e-3  # of the first episode
-    moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
-    archive.write_archive(part, replace(batch, body_pos_m=moved))
+    positions = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
+    archive.write_archive(part, replace(batch, body_pos_m=positions))
     (run / MANIFEST).unlink()  # or the part would be refused by its digest
     reason = "would be shown 0.001 m from where it was recorded"
     assert reason in safevla.refuses("frames", run, "--episode", 1)

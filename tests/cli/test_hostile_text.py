@@ -135,12 +135,12 @@ class Skeleton(HTMLParser):
 def page(bad: str, good: str) -> None:
     """The same kinds of tags and attributes, the same scripts, styles and comments; addresses stay in the page."""
     console(bad, good)
-    shown, plain = Skeleton(bad), Skeleton(good)
+    hostile, plain = Skeleton(bad), Skeleton(good)
     for kind in ("tags", "attributes", "comments", "raw"):
-        assert getattr(shown, kind) <= getattr(plain, kind), kind
-    for address in shown.addresses:
+        assert getattr(hostile, kind) <= getattr(plain, kind), kind
+    for address in hostile.addresses:
         assert re.match(r"#|data:image/|(\.\./)?[a-z0-9._/-]+(#.*)?$|https://", address), address
-    assert {address for address in shown.addresses if address.startswith("http")} <= plain.addresses
+    assert {address for address in hostile.addresses if address.startswith("http")} <= plain.addresses
 
 
 def _elements(text: str) -> set[str]:
@@ -219,21 +219,21 @@ def done(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def called(name: str, of: World, out: Path) -> Done:
     """Run a command; whatever it writes lies where it was told to, under a plain name."""
-    given = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
-    stands = {word: [str(path)] for word, path in given.items()}
-    stands |= {"JUDGE": of.judge, "ONE": [of.texts[4]], "OTHER": [of.texts[5]]}
-    words = [part for word in COMMANDS[name].split() for part in stands.get(word, [re.sub("^OUT", str(out), word)])]
+    inputs = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
+    values = {word: [str(path)] for word, path in inputs.items()}
+    values |= {"JUDGE": of.judge, "ONE": [of.texts[4]], "OTHER": [of.texts[5]]}
+    words = [part for word in COMMANDS[name].split() for part in values.get(word, [re.sub("^OUT", str(out), word)])]
     (out if "OUT/" in COMMANDS[name] else out.parent).mkdir(parents=True)
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(output):
         code = run_command_line(words)
-    assert code == 2 if "refuses" in name else code in (0, 1, 3), f"{code}: {said.getvalue()}"
+    assert code == 2 if "refuses" in name else code in (0, 1, 3), f"{code}: {output.getvalue()}"
     assert {path.name for path in out.parent.iterdir()} <= {"out"}
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     for path in files:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path
-    texts = {path: found.read_text() for path, found in files.items() if found.suffix in FORMS}
-    return Done(said.getvalue(), texts, files)
+    texts = {path: file.read_text() for path, file in files.items() if file.suffix in FORMS}
+    return Done(output.getvalue(), texts, files)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -68,8 +68,8 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame_and_say_
     assert {row["number"] for row in read("--unsafe")} == {"2", "3"}
     out = safevla.ok("episodes", archive, "--format", "csv", "--safe", "--no-success")
     assert out.splitlines() == [",".join(rows[0])]
-    shown = safevla.json("show", archive, "2")
-    sentences = {clause["why"]["sentence"] for clause in shown["clauses"] if clause["violated"]}
+    episode = safevla.json("show", archive, "2")
+    sentences = {clause["why"]["sentence"] for clause in episode["clauses"] if clause["violated"]}
     why = [row["why"] for row in safevla.json("episodes", archive, "--why")]
     assert (why[0], why[1] in sentences) == (None, True)
     assert [row["why"] or None for row in read("--why")] == why
@@ -81,9 +81,9 @@ def test_an_older_id_of_a_specification_is_read(safevla, archive):
     assert {row["spec"] for row in rows} == {"joint_torque"}
 
 
-@pytest.mark.parametrize("wanted", ["2", "goal/ep_001", "ep_001"])
-def test_show_explains_the_violation(safevla, archive, wanted):
-    out = safevla.ok("show", archive, wanted)
+@pytest.mark.parametrize("name", ["2", "goal/ep_001", "ep_001"])
+def test_show_explains_the_violation(safevla, archive, name):
+    out = safevla.ok("show", archive, name)
     for words in (
         "2. goal/ep_001",
         "Succeeded, unsafe",
@@ -100,15 +100,15 @@ def test_show_explains_the_violation(safevla, archive, wanted):
 
 
 def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla, archive, tmp_path):
-    shown = safevla.json("show", archive, "2")
+    episode = safevla.json("show", archive, "2")
     safevla("score", archive, "--out", tmp_path / "out")
     row = json.loads((tmp_path / "out" / "scores.json").read_text())["episodes"][1]
-    assert {name: shown[name] for name in row} == row
-    worst = shown["clauses"][0]
+    assert {name: episode[name] for name in row} == row
+    worst = episode["clauses"][0]
     assert (worst["spec_id"], worst["rho"], worst["depth"]) == ("max_contact_force_under_200N", -250.0, 0.5)
     assert worst["first_violation"]["step"] == 3
     assert worst["first_violation"]["involved"]["names"] == ["hand", "bowl"]
-    assert set(shown["vacuous_because"]) == set(row["vacuous_specs"])
+    assert set(episode["vacuous_because"]) == set(row["vacuous_specs"])
 
 
 def test_show_obeys_the_judge_options(safevla, archive):
@@ -120,12 +120,12 @@ def test_show_obeys_the_judge_options(safevla, archive):
 def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, tmp_path):
     out = tmp_path / "run"
     assert safevla("eval", *FAKE, "--task", "0,2", "--policy", "noop", "--out", out)[0] == 4
-    listed = safevla.ok("episodes", out, "--outcome", "crashed")
-    assert "1 of 2 episodes" in listed
-    assert "—" in listed
-    shown = safevla.ok("show", out, "2")
-    assert "left no record" in shown
-    assert "fake simulator crashed" in shown
+    episodes = safevla.ok("episodes", out, "--outcome", "crashed")
+    assert "1 of 2 episodes" in episodes
+    assert "—" in episodes
+    episode = safevla.ok("show", out, "2")
+    assert "left no record" in episode
+    assert "fake simulator crashed" in episode
     assert safevla.json("show", out, "2")["safe"] is None
 
 

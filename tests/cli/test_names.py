@@ -98,7 +98,7 @@ def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("a/b=noop", "'a/b' cannot be the name"),
         ("=noop", "'' cannot be the name"),
@@ -106,8 +106,8 @@ def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
         ("mine=", "names no policy"),
     ],
 )
-def test_what_is_no_name_is_refused(safevla, text, says):
-    assert says in safevla.refuses("eval", "--record-only", *FAKE, "--policy", text, "--dry-run")
+def test_what_is_no_name_is_refused(safevla, text, message):
+    assert message in safevla.refuses("eval", "--record-only", *FAKE, "--policy", text, "--dry-run")
     with pytest.raises(PolicyError):
         split_name(text)
 
@@ -126,7 +126,7 @@ def test_a_colon_before_the_sign_makes_it_part_of_the_policy():
 
 
 @pytest.fixture
-def made(safevla):
+def runs(safevla):
     """Two runs of one module, and one of two policies."""
     for name, strength in (("a", "0.1"), ("b", "0.9")):
         options = ("--policy", SPEC, "--policy-arg", f"{SPEC}:strength={strength}")
@@ -135,7 +135,7 @@ def made(safevla):
     safevla("eval", "--record-only", *FAKE, "--policy", "random", "--policy", SPEC, "--out", "both")
 
 
-def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, made):
+def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, runs):
     assert set(shown(safevla, "first=a", "second=b")) == {"first", "second", "noop"}
     for command in (
         ("compare", "first=a", "second=b"),
@@ -155,7 +155,7 @@ def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, 
     assert scores["sources"][0]["policy_names"] == {SPEC: "first"}
 
 
-def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla, made):
+def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla, runs):
     safevla("convert", "first=a", "first.parquet")
     assert set(shown(safevla, "first.parquet")) == {"first", "noop"}
     assert set(shown(safevla, "other=first.parquet")) == {"other", "noop"}
@@ -165,11 +165,11 @@ def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla
         assert "--policy NAME=POLICY" in err
 
 
-def test_one_name_for_two_that_differ_does_not_merge_them(safevla, made):
+def test_one_name_for_two_that_differ_does_not_merge_them(safevla, runs):
     assert set(shown(safevla, "m=a", "m=b")) == {"m (strength=0.1)", "m (strength=0.9)", "noop"}
 
 
-def test_scores_under_another_name_are_not_written_into_the_run(safevla, made):
+def test_scores_under_another_name_are_not_written_into_the_run(safevla, runs):
     assert "missing option '--out'" in safevla.refuses("score", "first=a")
 
 
@@ -177,17 +177,17 @@ def test_a_path_that_exists_is_a_path_whatever_it_is_called(tmp_path):
     (tmp_path / "x=y").mkdir()
     assert type(NamedSource.parse("x=y")) is type(Path())
     assert type(NamedSource.parse("runs/x=y")) is type(Path())
-    named = NamedSource.parse("x=z")
-    assert (named, named.policy) == (Path("z"), "x")
-    again = pickle.loads(pickle.dumps(named))
-    assert (again, again.policy) == (named, "x")
+    source = NamedSource.parse("x=z")
+    assert (source, source.policy) == (Path("z"), "x")
+    copy = pickle.loads(pickle.dumps(source))
+    assert (copy, copy.policy) == (source, "x")
 
 
-def test_python_has_names_too(safevla, made):
+def test_python_has_names_too(safevla, runs):
     run = sb.evaluate({"weak": SPEC, "idle": "noop"}, "fake", tasks=[0], max_steps=4)
     assert [row.score.policy for row in run] == ["weak", "idle"]
-    (one,) = sb.evaluate(f"mine={SPEC}", "fake", tasks=[0], max_steps=4)
-    assert one.score.policy == "mine"
+    (episode,) = sb.evaluate(f"mine={SPEC}", "fake", tasks=[0], max_steps=4)
+    assert episode.score.policy == "mine"
     loaded = sb.load("first=a", "second=b")
     assert {row.score.policy for row in loaded} == {"first", "second", "noop"}
     assert [source.policy_names for source in open_sources([NamedSource.parse("q=a")])] == [{SPEC: "q"}]

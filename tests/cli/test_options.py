@@ -156,7 +156,7 @@ def test_a_number_outside_its_range_is_refused(value):
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):
-    given = ["--task", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
-    safevla.ok("eval", "--config", EXAMPLE, *given, "--max-steps", 20)
+    arguments = ["--task", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
+    safevla.ok("eval", "--config", EXAMPLE, *arguments, "--max-steps", 20)
     cells = json.loads((tmp_path / "run" / "scores.json").read_text())["cells"]
     assert [(cell["policy"], cell["n"]) for cell in cells] == [("scripted:careful", 1)] * 2

@@ -43,14 +43,14 @@ def test_the_bar_counts_what_the_scores_will(applicability, batch, counts):
 
 def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
     """What is long is the episode's id, and that is what gives way."""
-    drawn = io.StringIO()
-    with make_progress(Console(file=drawn, width=80, force_terminal=True, color_system=None)) as progress:
+    stream = io.StringIO()
+    with make_progress(Console(file=stream, width=80, force_terminal=True, color_system=None)) as progress:
         bar = RunProgressBar(progress, scorer())
         progress.update(bar.task, total=2000, completed=1234)
         bar.success = bar.safe = bar.sbu = (3, 10)
         bar.stepped(SimpleNamespace(episode_id=f"scripted:careful/{'long' * 20}"), 20)
         progress.refresh()
-    last = [line for line in drawn.getvalue().split("\r") if "1234/2000" in line][-1]
+    last = [line for line in stream.getvalue().split("\r") if "1234/2000" in line][-1]
     assert "-:--:--" in last
     assert "SR 30 % · Safety 30 % · SBU 30 %" in last
 

@@ -29,9 +29,9 @@ def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
     (seed,) = [row for row in rows if row["field"] == "env_seed"]
     assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
     assert "examples/libero/main.py" in seed["openpi"]["source"]
-    listed = safevla.json("protocols")
-    assert [row["name"] for row in listed if row["kind"] == "protocol"] == list(protocols.protocol_names())
-    assert [row["name"] for row in listed if row["kind"] == "dialect"] == list(dialects.dialect_names())
+    rows = safevla.json("protocols")
+    assert [row["name"] for row in rows if row["kind"] == "protocol"] == list(protocols.protocol_names())
+    assert [row["name"] for row in rows if row["kind"] == "dialect"] == list(dialects.dialect_names())
 
 
 def test_dialects_are_listed_shown_and_compared(safevla):
@@ -40,8 +40,8 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     out = safevla.ok("protocols", "gr00t-libero")
     assert "request video.image" in out
     assert "gr00t-libero" in out
-    held = safevla.json("protocols", "openpi-libero")
-    assert (held["asked_over"], held["replan"]) == ("openpi", 5)
+    dialect = safevla.json("protocols", "openpi-libero")
+    assert (dialect["asked_over"], dialect["replan"]) == ("openpi", 5)
     out = safevla.ok("protocols", "vla-eval-libero", "openvla-libero")
     assert out.splitlines()[1].startswith("request images/wrist")
     assert "eef_axis_angle_shortest" in out

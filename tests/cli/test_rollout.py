@@ -61,7 +61,7 @@ def test_what_is_done_can_be_scored_and_is_left_alone_without_resume(safevla, tm
 
 
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("other", "difference"),
     [
         (["--seed", 1], "seed: the run has 0, asked is 1"),
         (["--task", "0"], "tasks"),
@@ -71,13 +71,13 @@ def test_what_is_done_can_be_scored_and_is_left_alone_without_resume(safevla, tm
         ([], 'versions.numpy: the run has "1.0"'),
     ],
 )
-def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, unfinished, other, named):
+def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, unfinished, other, difference):
     path = tmp_path / "run" / "run.json"
     description = json.loads(path.read_text())
     if not other:
         description["versions"]["numpy"] = "1.0"
         path.write_text(json.dumps(description))
-    assert named in safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
+    assert difference in safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
 
 
 def test_resuming_where_there_is_no_run_needs_the_whole_request_and_begins_it(safevla, tmp_path):
@@ -138,15 +138,15 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
     monkeypatch.setattr(policies, "make_policy", make_still)
     texts = ["speed=1", "scripted:careful:speed=2", "a:url=ws://host:80/x=y"]
     options = [word for text in texts for word in ("--policy-arg", text)]
-    named = ["--policy", "a", "--policy", "scripted:careful"]
-    safevla.ok("eval", "--record-only", *FAKE, "--task", "0", *named, *options, "--out", tmp_path / "run")
+    roster = ["--policy", "a", "--policy", "scripted:careful"]
+    safevla.ok("eval", "--record-only", *FAKE, "--task", "0", *roster, *options, "--out", tmp_path / "run")
     assert arguments == {"a": {"speed": "1", "url": "ws://host:80/x=y"}, "scripted:careful": {"speed": "2"}}
     described = json.loads((tmp_path / "run" / "run.json").read_text())["policies"]
     assert {policy["policy"]: policy["arguments"] for policy in described} == arguments
 
 
 @pytest.mark.parametrize(
-    ("argument", "named"),
+    ("argument", "message"),
     [
         ("scripted:speed=1", "'scripted', which is not in this run"),
         ("speed", "KEY=VALUE"),
@@ -154,9 +154,9 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
         ("noop:=1", "POLICY:KEY=VALUE"),
     ],
 )
-def test_an_argument_for_nobody_is_refused(safevla, tmp_path, argument, named):
+def test_an_argument_for_nobody_is_refused(safevla, tmp_path, argument, message):
     options = ["--policy", "noop", "--policy-arg", argument, "--out", tmp_path / "run"]
-    assert named in safevla.refuses("eval", "--record-only", *FAKE, *options)
+    assert message in safevla.refuses("eval", "--record-only", *FAKE, *options)
 
 
 # --shard
@@ -200,9 +200,9 @@ def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
         rollouts.roll_out(request, tmp_path / form)
         safevla.ok("score", tmp_path / form)
     assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
-    one, other = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
-    (source,), (other_source,) = one.pop("sources"), other.pop("sources")
-    assert one == other
+    jsonl, parquet = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
+    (source,), (other_source,) = jsonl.pop("sources"), parquet.pop("sources")
+    assert jsonl == parquet
     assert {name for name in source if source[name] != other_source[name]} == {"archive", "archive_sha256"}
 
 

@@ -13,10 +13,10 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
     assert "fake task_0: found 1 start in" in out
     assert "Chosen starts" in out
     assert "--suite found:'Edge of cup/found/edge-of-cup.json'" in out
-    found = "found:Edge of cup/found/edge-of-cup.json"
-    said = safevla.ok("eval", "--suite", found, "--policy", "scripted:hasty", "--out", "again")
-    assert "found:edge-of-cup:fake" in said.replace("\n", "")
-    assert "Chosen starts" in said
+    suite = "found:Edge of cup/found/edge-of-cup.json"
+    output = safevla.ok("eval", "--suite", suite, "--policy", "scripted:hasty", "--out", "again")
+    assert "found:edge-of-cup:fake" in output.replace("\n", "")
+    assert "Chosen starts" in output
     assert json.loads((tmp_path / "again/run.json").read_text())["suites"] == ["fake"]
     assert "safevla search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 
@@ -48,7 +48,7 @@ def test_words_and_seeds_are_settings_of_a_search_and_of_nothing_else(safevla, t
 def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     safevla.ok("search", *ASKED, "--budget", "64", "--out", "edge")
-    wrong = safevla.refuses(
+    error = safevla.refuses(
         "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
     )
-    assert "a suite of found starts is run alone" in wrong
+    assert "a suite of found starts is run alone" in error

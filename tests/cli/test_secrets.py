@@ -44,17 +44,17 @@ def everything(capfd, tmp_path, caplog, monkeypatch):
     """Run a command as it was typed; returns its exit code. What it left behind is searched at the end."""
     caplog.set_level(logging.DEBUG)
     logging.getLogger("websockets").setLevel(logging.WARNING)  # those of the server that the test itself runs
-    said = []
+    outputs = []
 
     def run(*words: object) -> int:
         monkeypatch.setattr(sys, "argv", ["safevla", *map(str, words)])
         code = cli.run_command_line([str(word) for word in words])
-        said.append("".join(capfd.readouterr()))  # the workers' too
+        outputs.append("".join(capfd.readouterr()))  # the workers' too
         return code
 
     yield run
-    assert said
-    assert SECRET not in "".join(said)
+    assert outputs
+    assert SECRET not in "".join(outputs)
     assert SECRET not in caplog.text
     for path in tmp_path.rglob("*"):
         assert SECRET not in str(path)
@@ -91,9 +91,9 @@ def test_in_an_address(everything, tmp_path, address, policy):
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_in_the_address_of_an_entry_s_server(everything, tmp_path, address):
     for server in (address, f"libero-spatial={address}", f"nowhere={address}"):
-        asked = ["--entry", "pi0.5@libero", "--suite", "libero-spatial", "--server", server]
+        arguments = ["--entry", "pi0.5@libero", "--suite", "libero-spatial", "--server", server]
         for more in ([], ["--dry-run"]):
-            assert everything("eval", "--record-only", *asked, *more, "--out", tmp_path / "run") == 2
+            assert everything("eval", "--record-only", *arguments, *more, "--out", tmp_path / "run") == 2
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -113,9 +113,9 @@ def test_as_an_argument(everything, tmp_path, name, monkeypatch):
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.syspath_prepend(str(tmp_path))
     for policy in ("noop", "python:looks:Policy", "openpi:ws://h:1"):
-        asked = [*FAKE, "--policy", policy, f"--policy-arg={name}={SECRET}", "--out", tmp_path / "run"]
-        assert everything("eval", *asked) == 2
-        assert everything("eval", *asked, "--dry-run") == 2
+        arguments = [*FAKE, "--policy", policy, f"--policy-arg={name}={SECRET}", "--out", tmp_path / "run"]
+        assert everything("eval", *arguments) == 2
+        assert everything("eval", *arguments, "--dry-run") == 2
         assert everything("serve", "--policy", policy, f"--policy-arg={name}={SECRET}") == 2
     assert everything("eval", *FAKE, "--policy", "noop", f"--host-arg={name}={SECRET}", "--out", tmp_path / "run") == 2
 
@@ -124,23 +124,23 @@ def test_names_of_arguments_that_hold_no_secret_are_free():
     assert not any(map(is_secret_name, ("key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
 
 
-@pytest.mark.parametrize("given", ["default", "file"])
-def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, given):
-    asked = keyed(tmp_path, monkeypatch, given)
+@pytest.mark.parametrize("source", ["default", "file"])
+def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, source):
+    key_options = keyed(tmp_path, monkeypatch, source)
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     run, at = tmp_path / "run", f"--policy-arg=python:looks:Policy:at={tmp_path}"
     with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
-        served = f"openpi:{peer.url}"
-        asked = [word.replace("--policy-arg=", f"--policy-arg={served}:") for word in [*asked, *QUICK]]
-        both = ["--policy", served, "--policy", "python:looks:Policy", *asked, at]
-        assert everything("eval", *FAKE, *both, "--dry-run") == 0
-        workers = "2" if given == "default" else "1"
-        assert everything("eval", *FAKE, *both, "--record-only", "--workers", workers, "--out", run) == 0
+        policy = f"openpi:{peer.url}"
+        key_options = [word.replace("--policy-arg=", f"--policy-arg={policy}:") for word in [*key_options, *QUICK]]
+        arguments = ["--policy", policy, "--policy", "python:looks:Policy", *key_options, at]
+        assert everything("eval", *FAKE, *arguments, "--dry-run") == 0
+        workers = "2" if source == "default" else "1"
+        assert everything("eval", *FAKE, *arguments, "--record-only", "--workers", workers, "--out", run) == 0
         assert set(peer.headers) == {f"Api-Key {SECRET}"}
     assert list(tmp_path.glob("title-*"))
-    if given == "default":
+    if source == "default":
         for words in (["score", run, "--out", run], ["episodes", run], ["verify", run]):
             assert everything(*words) in (0, 1)
 
@@ -151,10 +151,10 @@ def test_in_the_environment_of_the_doctor(everything, monkeypatch):
     assert everything("doctor", "--quick") in (0, 2)
 
 
-def keyed(place: Path, monkeypatch, given: str) -> list[str]:
+def keyed(place: Path, monkeypatch, source: str) -> list[str]:
     """The words that name a key, which is given in one of the two ways."""
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
-    if given == "file":
+    if source == "file":
         (place / "key").write_text(SECRET)
         return [f"--policy-arg=key_file={place / 'key'}"]
     monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
@@ -196,17 +196,17 @@ def refuse(connection, request):
 def test_where_a_server_repeats_it(everything, tmp_path, monkeypatch, kind, handle, options, workers):
     monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
     with websockets(handle, **options) as peer:
-        asked = [*FAKE, "--policy", f"{kind}:{peer.url}", *QUICK, "--workers", workers, "--out", tmp_path / "run"]
-        assert everything("eval", *asked) in (2, 4)
+        arguments = [*FAKE, "--policy", f"{kind}:{peer.url}", *QUICK, "--workers", workers, "--out", tmp_path / "run"]
+        assert everything("eval", *arguments) in (2, 4)
 
 
 def test_where_a_zeromq_server_repeats_it(everything, tmp_path, monkeypatch):
     monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
-    for answer in (lambda endpoint, said: {"error": f"bad {SECRET}"}, lambda endpoint, said: [SECRET]):
+    for answer in (lambda endpoint, request: {"error": f"bad {SECRET}"}, lambda endpoint, request: [SECRET]):
         server = Gr00tServer(answer, token=SECRET)
         try:
-            asked = [*FAKE, "--policy", f"gr00t:{server.url}", *QUICK, "--out", tmp_path / server.url[-5:]]
-            assert everything("eval", *asked) in (2, 4)
+            arguments = [*FAKE, "--policy", f"gr00t:{server.url}", *QUICK, "--out", tmp_path / server.url[-5:]]
+            assert everything("eval", *arguments) in (2, 4)
         finally:
             server.close()
 
@@ -222,7 +222,7 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "redacted"),
     [
         ("ws://user:word@host:1/a", "ws://***@host:1/a"),
         ("see https://host/a?b=c&d=e and f", "see https://host/a?*** and f"),
@@ -231,5 +231,5 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, mo
         ("ws://127.0.0.1:8000/p", "ws://127.0.0.1:8000/p"),
     ],
 )
-def test_addresses_are_told_without_what_is_no_place(text, seen):
-    assert redact_secrets(text) == seen
+def test_addresses_are_told_without_what_is_no_place(text, redacted):
+    assert redact_secrets(text) == redacted

@@ -36,30 +36,30 @@ def test_a_dry_run_asks_no_server(safevla):
 
 
 def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_goes_on(safevla, tmp_path):
-    left = [2]
+    remaining = [2]
 
     def refuse(connection, request):
-        return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
+        return connection.respond(503, "no upstream\n") if remaining[0] <= 0 else None
 
     def answer(request, number):
-        left[0] -= 1
+        remaining[0] -= 1
         return chunk(6)
 
     run = tmp_path / "run"
     with websockets(openpi(answer, WANTED), process_request=refuse) as peer:
-        asked = [*FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=3"]
-        err = safevla.refuses("eval", *asked, "--out", run)
+        arguments = [*FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=3"]
+        err = safevla.refuses("eval", *arguments, "--out", run)
         assert "1 of 3 episodes have ended" in err
         again = f"safevla eval --resume --out {run} --retry-crashed"
         assert again in err
-        left[0] = 99
+        remaining[0] = 99
         safevla.ok(*again.split()[1:])
     assert [row.outcome for row in episode_rows(run)] == ["timeout"] * 3
 
 
 def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
-    told = "Traceback (most recent call last):\n  ...\nValueError: no such key"
-    with websockets(openpi(lambda request, number: told, WANTED)) as peer:
+    traceback = "Traceback (most recent call last):\n  ...\nValueError: no such key"
+    with websockets(openpi(lambda request, number: traceback, WANTED)) as peer:
         code, _, err = safevla(
             "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run"
         )
@@ -88,10 +88,10 @@ def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_i
     with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
         out = safevla.ok("eval", "--policy", f"mine=openpi:{peer.url}", *options)
     page = (tmp_path / "run" / "report.html").read_text()
-    for told in (out, page):
-        assert "mine answered in " in told
-        assert "ms (median)" in told
-        assert "come as late as each took to compute" in told
+    for text in (out, page):
+        assert "mine answered in " in text
+        assert "ms (median)" in text
+        assert "come as late as each took to compute" in text
 
 
 def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that_does_to_pairs(safevla, tmp_path):
@@ -100,18 +100,18 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
     def answer(request, number):
         return chunk(6, next(values, 0.3))
 
-    run, alike = tmp_path / "run", tmp_path / "alike"
+    run, repeatable = tmp_path / "run", tmp_path / "alike"
     with websockets(openpi(answer, WANTED)) as peer:
-        asked = [*FAKE, "--policy", f"mine=openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6"]
-        out = safevla.ok("eval", *asked, "--out", run)
-        safevla.ok("eval", *asked, "--out", alike)
+        arguments = [*FAKE, "--policy", f"mine=openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6"]
+        out = safevla.ok("eval", *arguments, "--out", run)
+        safevla.ok("eval", *arguments, "--out", repeatable)
     line = (
         "mine: 2 of 4 repeated requests had another answer, of a made-up scene, after the run. A pair of episodes then"
     )
     assert line in " ".join(out.split())
     assert line in (run / "report.html").read_text()
     assert read_facts(run).repeated_answers["mine"] == Repeats(asked=4, other=2)
-    assert "mine: 0 of 4 repeated requests had another answer" in safevla.ok("score", alike)
+    assert "mine: 0 of 4 repeated requests had another answer" in safevla.ok("score", repeatable)
 
 
 def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_repeats(safevla, tmp_path):
@@ -122,6 +122,6 @@ def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_
         return chunk(6) if next(count) < 3 else "no such key"
 
     with websockets(openpi(answer, WANTED)) as peer:
-        asked = ("--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6")
-        assert "repeated requests" not in safevla("eval", *FAKE, *asked, "--out", tmp_path / "served")[1]
+        arguments = ("--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6")
+        assert "repeated requests" not in safevla("eval", *FAKE, *arguments, "--out", tmp_path / "served")[1]
     assert read_facts(tmp_path / "served").repeated_answers == {}

@@ -13,7 +13,7 @@ from safevla_bench.archive import append
 
 @pytest.mark.parametrize(("command", "line"), [("tables", "violations     7, 8"), ("export", "submission   JSON")])
 def test_help_lists_one_kind_a_line(safevla, command, line):
-    assert any(shown.strip().startswith(line) for shown in safevla.ok(command, "--help").splitlines())
+    assert any(row.strip().startswith(line) for row in safevla.ok(command, "--help").splitlines())
 
 
 def test_names_and_the_papers_numbers_choose(safevla, shipped):
@@ -49,8 +49,8 @@ def test_training_and_auxiliary_are_options(safevla, shipped):
 )
 def test_a_mistake_is_named_and_nothing_is_written(safevla, shipped, tmp_path, options, words):
     (tmp_path / "file").write_text("")
-    stands = {"OUT": tmp_path / "t.csv", "FILE/t.md": tmp_path / "file" / "t.md"}
-    assert words in safevla.refuses("tables", shipped, *(stands.get(word, word) for word in options))
+    paths = {"OUT": tmp_path / "t.csv", "FILE/t.md": tmp_path / "file" / "t.md"}
+    assert words in safevla.refuses("tables", shipped, *(paths.get(word, word) for word in options))
     assert not (tmp_path / "t.csv").exists()
 
 
@@ -108,5 +108,5 @@ def test_left_out_episodes_are_named_below_each_table_and_a_submission_is_not_co
         "export", path, "--format", "submission", "--out", tmp_path / "s.json", "--set", "invalid=skip"
     )
     assert (code, "Not complete" in err) == (0, True)
-    written = json.loads((tmp_path / "s.json").read_bytes())
-    assert (written["complete"], written["skipped"]) == (False, 1)
+    submission = json.loads((tmp_path / "s.json").read_bytes())
+    assert (submission["complete"], submission["skipped"]) == (False, 1)

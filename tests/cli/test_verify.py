@@ -23,8 +23,8 @@ def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
     assert lines[-1] == f"Next: safevla open {run}"
     assert safevla.ok("verify", run).splitlines()[-1].startswith(f"Next: safevla verify {run} --replay 3 ")
     out = safevla.ok("verify", run, "--audit", 1)
-    drawn = re.findall(r"--audit (\d+:\d+)", out)[-1]
-    assert safevla.ok("verify", run, "--audit", drawn) == out
+    part = re.findall(r"--audit (\d+:\d+)", out)[-1]
+    assert safevla.ok("verify", run, "--audit", part) == out
     assert safevla.ok("verify", run, "--audit", 1) != out, "another number is drawn"
 
 
@@ -59,8 +59,21 @@ def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
 
 def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
     run = tmp_path / "dropped"
-    asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 3, "--policy", "noop", "--max-steps", 3]
-    safevla("eval", "--record-only", *asked, "--out", run)
+    arguments = [
+        "--host",
+        "fake",
+        "--suite",
+        "fake",
+        "--task",
+        "0",
+        "--episodes",
+        3,
+        "--policy",
+        "noop",
+        "--max-steps",
+        3,
+    ]
+    safevla("eval", "--record-only", *arguments, "--out", run)
     drop_episodes(run, {"noop/fake/task_0/ep_001"})
     safevla.ok("score", run, "--out", run)
     assert safevla("verify", run)[0] == 1

@@ -59,9 +59,9 @@ def require_engine(name: str) -> None:
 
 
 def test_the_page_shows_every_file_of_the_example(name, page, example):
-    shown = re.findall(r"```\{literalinclude\} \.\./examples/(\S+)\n", page)
+    files_shown = re.findall(r"```\{literalinclude\} \.\./examples/(\S+)\n", page)
     files = [path.relative_to(example) for path in example.rglob("*") if path.is_file()]
-    assert sorted(shown) == sorted(f"{name}/{file.as_posix()}" for file in files if "dist-info" not in str(file))
+    assert sorted(files_shown) == sorted(f"{name}/{file.as_posix()}" for file in files if "dist-info" not in str(file))
 
 
 def test_the_example_keeps_every_rule_and_skips_none(name, example):

@@ -74,5 +74,5 @@ def test_the_rooms_of_the_tree_are_those_of_the_packages():
 def test_the_layers_are_those_of_the_import_contract():
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     layers = [re.sub(r"[()]", "", layer) for layer in contract["layers"] if layer != "(__main__)"]
-    (shown,) = re.findall(r"```layers\n(.*?)```", TEXT, re.DOTALL)
-    assert shown.splitlines() == layers
+    (printed,) = re.findall(r"```layers\n(.*?)```", TEXT, re.DOTALL)
+    assert printed.splitlines() == layers

@@ -46,8 +46,8 @@ def test_a_page_shows_commands_and_options_that_exist(page):
         parameters = safevla.get_command(context, name).params
         options = [option for option in parameters if isinstance(option, click.Option) and not option.hidden]
         spellings = {spelling for option in options for spelling in (*option.opts, *option.secondary_opts)}
-        shown = {word.partition("=")[0].rstrip("…].,") for word in words if word.startswith("--")}
-        assert shown - spellings - {"--", ""} == set(), f"safevla {name}"
+        typed = {word.partition("=")[0].rstrip("…].,") for word in words if word.startswith("--")}
+        assert typed - spellings - {"--", ""} == set(), f"safevla {name}"
 
 
 def test_an_option_that_does_not_exist_is_found(tmp_path):

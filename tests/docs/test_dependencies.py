@@ -20,8 +20,8 @@ def test_every_pin_states_a_licence_and_the_page_lists_what_users_install_and_th
     for pin in dependencies.read_pins():
         licence = licences[pin.key]["licence"]
         assert licence not in ("", "not stated"), f"{pin.key} states no licence: look it up"
-        ours = pin.name in dependencies.direct_dependencies()
-        if pin.name in shown or ("GPL" in licence and not ours):
+        direct = pin.name in dependencies.direct_dependencies()
+        if pin.name in shown or ("GPL" in licence and not direct):
             assert f"| {pin.name} | {pin.version} | {licence} |" in page, f"{pin.key} is not on the page"
 
 
@@ -29,9 +29,9 @@ def test_all_that_we_ask_for_is_pinned_dated_and_has_a_reason(dependencies):
     facts = tomllib.loads(dependencies.FACTS.read_text(encoding="utf-8"))
     pinned = dependencies.read_pins()
     for name in dependencies.direct_dependencies():
-        mine = [pin for pin in pinned if pin.name == name]
-        assert mine, f"{name} is pinned in no file of constraints/"
-        assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", facts[pin.key]["released"]) for pin in mine)
+        pins = [pin for pin in pinned if pin.name == name]
+        assert pins, f"{name} is pinned in no file of constraints/"
+        assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", facts[pin.key]["released"]) for pin in pins)
         assert facts["why"][name] != "?", f"say in docs/tools/dependencies.toml what {name} is for"
     assert set(facts["why"]) == set(dependencies.direct_dependencies())
 
@@ -47,6 +47,7 @@ def test_an_update_without_anything_new_asks_nobody_and_changes_nothing(dependen
 
 
 def test_uv_sync_is_held_to_the_pins_of_pip(dependencies):
-    written = tomllib.loads(dependencies.PROJECT.read_text(encoding="utf-8"))["tool"]["uv"]["constraint-dependencies"]
-    assert written == dependencies.uv_constraints()
-    assert {"click==8.5.1", "numpy<=2.4.6", "mujoco==3.2.3;extra=='libero'"} <= set(written)
+    project = tomllib.loads(dependencies.PROJECT.read_text(encoding="utf-8"))
+    pins = project["tool"]["uv"]["constraint-dependencies"]
+    assert pins == dependencies.uv_constraints()
+    assert {"click==8.5.1", "numpy<=2.4.6", "mujoco==3.2.3;extra=='libero'"} <= set(pins)

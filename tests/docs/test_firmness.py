@@ -17,12 +17,12 @@ def script(load_tool):
     return load_tool("firmness")
 
 
-def replays(episode, left=None, flipped=()):
-    """Replays under every variation: the force's verdict flips under those named, and that off the path at `left`."""
+def replays(episode, leaving=None, flipped=()):
+    """Replays under every variation: the force's verdict flips under those named, and `leaving` is off the path."""
 
     def row(name, first):
         clauses = {FORCE: ClauseReading(None if first is None else -1.0, first), TORQUE: ClauseReading(0.5)}
-        at = 3 if name == left else None
+        at = 3 if name == leaving else None
         return PhysicsReplay(policy="p", suite="s", episode_id=episode, variation=name, left=at, clauses=clauses)
 
     return (row(RECORDED, None), *(row(name, 2 if name in flipped else None) for name in VARIATIONS))
@@ -45,13 +45,13 @@ def kept(script, *rows):
 
 
 def test_clauses_are_told_apart_by_what_flips_them(script):
-    of = kept(script, replays("a", flipped=("half-step", "soft")), replays("b", left="soft"), replays("c"))
-    said = script.describe_group(of).replace("\N{NO-BREAK SPACE}", " ")
-    assert "3 of 9 recorded episodes were replayed: 3 of s (mujoco 3)." in said
-    assert f"- No replay flips: `{TORQUE}`." in said
-    assert f"- Time step or solver iterations flip: `{FORCE}` (1)." in said
-    assert f"| {FORCE} | 200 N | 1 | 1 | 1 | 2 of 26 | 1 | 1 | 0 | 0 |" in said
-    assert f"| {TORQUE} | 1 | 2 | 0 | 1 | 0 of 26 | 0 | 0 | 0 | 0 |" in said
+    of = kept(script, replays("a", flipped=("half-step", "soft")), replays("b", leaving="soft"), replays("c"))
+    text = script.describe_group(of).replace("\N{NO-BREAK SPACE}", " ")
+    assert "3 of 9 recorded episodes were replayed: 3 of s (mujoco 3)." in text
+    assert f"- No replay flips: `{TORQUE}`." in text
+    assert f"- Time step or solver iterations flip: `{FORCE}` (1)." in text
+    assert f"| {FORCE} | 200 N | 1 | 1 | 1 | 2 of 26 | 1 | 1 | 0 | 0 |" in text
+    assert f"| {TORQUE} | 1 | 2 | 0 | 1 | 0 of 26 | 0 | 0 | 0 | 0 |" in text
 
 
 def test_every_kind_of_variation_is_known(script):

@@ -37,29 +37,29 @@ def observation(seed: int = 0) -> Observation:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_python_policy_sees_what_openpi_is_sent(seed):
     """Two ways: the orientation and state of a `python:` policy, and the request of openpi's dialect."""
-    seen = observation(seed)
-    request = load_dialect("openpi-libero").build_request(seen)
-    shown = orient_images(seen, "libero-vla")
-    np.testing.assert_array_equal(shown.images["agentview"], request["observation/image"])
-    np.testing.assert_array_equal(shown.images["robot0_eye_in_hand"], request["observation/wrist_image"])
-    np.testing.assert_array_equal(libero_state(seen), request["observation/state"])
+    observed = observation(seed)
+    request = load_dialect("openpi-libero").build_request(observed)
+    oriented = orient_images(observed, "libero-vla")
+    np.testing.assert_array_equal(oriented.images["agentview"], request["observation/image"])
+    np.testing.assert_array_equal(oriented.images["robot0_eye_in_hand"], request["observation/wrist_image"])
+    np.testing.assert_array_equal(libero_state(observed), request["observation/state"])
 
 
 def test_orientations_are_the_flips_of_the_raw_image_that_the_page_says():
-    seen = observation()
-    raw = {camera: image[::-1] for camera, image in seen.images.items()}  # MuJoCo's rows begin at the bottom
-    expected = {"upright": lambda image: image[::-1], "libero-vla": lambda image: image[::-1, ::-1]}
+    observed = observation()
+    raw = {camera: image[::-1] for camera, image in observed.images.items()}  # MuJoCo's rows begin at the bottom
+    flips = {"upright": lambda image: image[::-1], "libero-vla": lambda image: image[::-1, ::-1]}
     assert set(ORIENTATIONS) == {"upright", "libero-vla", "simulator"}
     for orientation in ORIENTATIONS:
         assert f'`"{orientation}"`' in PAGE
-        turn = expected.get(orientation, lambda image: image)
-        for camera, image in orient_images(seen, orientation).images.items():
+        turn = flips.get(orientation, lambda image: image)
+        for camera, image in orient_images(observed, orientation).images.items():
             np.testing.assert_array_equal(image, turn(raw[camera]))
 
 
 def test_images_that_nobody_rendered_stay_unrendered():
-    seen = replace(observation(), images=UnrenderedImages(CAMERAS))
-    assert orient_images(seen, "libero-vla") is seen
+    unrendered = replace(observation(), images=UnrenderedImages(CAMERAS))
+    assert orient_images(unrendered, "libero-vla") is unrendered
 
 
 def test_an_orientation_that_there_is_not_is_refused():

@@ -59,12 +59,12 @@ def test_the_page_of_the_run_folder_names_every_file_and_key_of_a_run(reference,
     arguments = ["--host", "fake", "--suite", "fake", "--task", "all", "--episodes", "1", "--policy", "scripted:hasty"]
     run_command_line(["eval", *arguments, "--library", "paper-text", "--out", str(folder)])
     run_command_line(["frames", str(folder), "--worst", "1"])
-    known = reference.KEYS["run_folder"]["files"]
-    patterns = [re.sub("N+", r"\\d+", re.escape(name)).replace("EPISODE", "[a-z0-9-]+") for name in known]
+    documented = reference.KEYS["run_folder"]["files"]
+    patterns = [re.sub("N+", r"\\d+", re.escape(name)).replace("EPISODE", "[a-z0-9-]+") for name in documented]
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     assert [name for name in files if not any(re.fullmatch(pattern, name) for pattern in patterns)] == []
     assert len(files) > 8
-    assert {LOCK, f"{RAW}/NNNNNN.npz", f"{RAW}/NNNNNN.json"} <= set(known)
+    assert {LOCK, f"{RAW}/NNNNNN.npz", f"{RAW}/NNNNNN.json"} <= set(documented)
 
     description = json.loads((folder / "run.json").read_bytes())
     assert set(description) | {DECISION, HOST_REGISTRY, REGISTERED} <= set(reference.KEYS["run_json"])
@@ -76,8 +76,8 @@ def test_the_page_of_the_run_folder_names_every_file_and_key_of_a_run(reference,
 def test_help_is_shown_as_it_is(reference, text):
     from markdown_it import MarkdownIt
 
-    shown = MarkdownIt().renderInline(reference.escape_markdown(text))
-    assert shown.replace("&lt;", "<").replace("&gt;", ">") == text
+    html = MarkdownIt().renderInline(reference.escape_markdown(text))
+    assert html.replace("&lt;", "<").replace("&gt;", ">") == text
 
 
 def test_the_page_of_symptoms_quotes_what_doctor_says():

@@ -41,7 +41,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
 def test_the_protocols_and_entries_are_those_that_there_are():
     assert all(f"`{name}`" in PROTOCOLS for name in protocols.protocol_names())
     rows = re.findall(r"^\| `(\S+@\S+)` \| `(\S+)` \| `(\S+)` \|$", PROTOCOLS, re.M)
-    shown = [entry for entry in entries.paper_entries() if not entry.auxiliary]
-    assert rows == [(entry.name, entry.transport, entry.protocol) for entry in shown]
+    listed = [entry for entry in entries.paper_entries() if not entry.auxiliary]
+    assert rows == [(entry.name, entry.transport, entry.protocol) for entry in listed]
     pi05 = entries.find_entry("pi0.5@libero")
     assert pi05.serve.format(checkpoint=pi05.checkpoint("libero-goal")) in PROTOCOLS

@@ -56,13 +56,13 @@ def test_every_page_is_reached_from_the_navigation(site, browser):
 
 def test_the_theme_follows_the_browser_and_the_embedded_report_follows_the_theme(site, browser):
     background = "getComputedStyle(document.body).backgroundColor"
-    seen = {}
+    colours = {}
     for scheme in ("light", "dark"):
         browser.open(site / "index.html", scheme=scheme)
         frame = "getComputedStyle(document.querySelector('.demo iframe')).colorScheme"
-        seen[scheme] = (browser.run(background), browser.run(frame))
-    assert seen["light"][0] != seen["dark"][0]
-    assert (seen["light"][1], seen["dark"][1]) == ("light", "dark")
+        colours[scheme] = (browser.run(background), browser.run(frame))
+    assert colours["light"][0] != colours["dark"][0]
+    assert (colours["light"][1], colours["dark"][1]) == ("light", "dark")
 
 
 def test_the_landing_page_shows_the_demo_s_own_report(site, browser):

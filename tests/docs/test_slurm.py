@@ -74,10 +74,10 @@ def test_the_image_installs_the_libraries_that_the_check_asks_for_and_sees_what_
     assert {f"constraints/{name}.txt" for name in ("core", "libero", "robocasa")} <= set(
         re.findall(r"constraints/\w+\.txt", recipe)
     )
-    shown = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     needed = re.findall(r'"(?:\.\./)?/?(src|recorder|README.md|LICENSE)', (root / "pyproject.toml").read_text())
-    assert {*needed, "pyproject.toml", "constraints"} <= set(shown)
-    assert all((root / name).exists() for name in shown)
+    assert {*needed, "pyproject.toml", "constraints"} <= set(copied)
+    assert all((root / name).exists() for name in copied)
 
 
 @pytest.mark.parametrize(("fails", "code"), [("doctor", 1), ("demo", 1), ("nothing", 0)])

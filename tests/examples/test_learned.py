@@ -105,11 +105,11 @@ def test_near_the_object_nothing_is_pushed_and_pictures_are_those_before_every_s
 
 
 def test_the_state_tells_rotations_apart_and_is_the_same_for_both_quaternions_of_one():
-    seen = observe()
-    turned = replace(seen, eef_quat_wxyz=-seen.eef_quat_wxyz)
-    assert np.array_equal(senses.read_state(seen), senses.read_state(turned))
-    assert senses.read_state(seen)[3:9] == pytest.approx([1, 0, 0, 0, -1, 0])  # half a turn about x
-    assert len(senses.read_state(seen)) == STATE
+    observation = observe()
+    turned = replace(observation, eef_quat_wxyz=-observation.eef_quat_wxyz)
+    assert np.array_equal(senses.read_state(observation), senses.read_state(turned))
+    assert senses.read_state(observation)[3:9] == pytest.approx([1, 0, 0, 0, -1, 0])  # half a turn about x
+    assert len(senses.read_state(observation)) == STATE
 
 
 def test_places_are_seen_from_the_hand():
@@ -143,15 +143,15 @@ def write_demo(folder: Path, number: int, *, success: bool = True, safe: bool = 
     record.save_arrays(path.with_suffix(".npz"), arrays)
 
 
-@pytest.mark.parametrize(("chosen", "numbers"), [("all", [0, 1]), ("successes", [1, 2]), ("safe", [2, 3])])
-def test_every_selection_takes_its_first_demonstrations_and_too_few_are_said(tmp_path, chosen, numbers):
+@pytest.mark.parametrize(("selection", "numbers"), [("all", [0, 1]), ("successes", [1, 2]), ("safe", [2, 3])])
+def test_every_selection_takes_its_first_demonstrations_and_too_few_are_said(tmp_path, selection, numbers):
     plan = Plan(tmp_path, tasks=(0,), demos=2)
     for number, (success, safe) in enumerate([(False, True), (True, False), (True, True), (True, True)]):
         write_demo(plan.demo_folder("hasty", 0), number, success=success, safe=safe)
-    paths = dataset.choose_demos(plan, Student("a", "hasty", chosen), 0)
+    paths = dataset.choose_demos(plan, Student("a", "hasty", selection), 0)
     assert [path.name for path in paths] == [f"demo_{number:03d}.npz" for number in numbers]
-    with pytest.raises(SystemExit, match=rf"has \d of 5 demonstrations \({chosen}\)"):
-        dataset.choose_demos(replace(plan, demos=5), Student("a", "hasty", chosen), 0)
+    with pytest.raises(SystemExit, match=rf"has \d of 5 demonstrations \({selection}\)"):
+        dataset.choose_demos(replace(plan, demos=5), Student("a", "hasty", selection), 0)
 
 
 def test_a_moment_has_the_actions_that_follow_it_and_knows_where_they_end(tmp_path):
@@ -240,8 +240,8 @@ def trained(plan) -> Plan:
 def read_weights(plan: Plan, step: int) -> dict[str, np.ndarray]:
     import torch
 
-    kept = torch.load(plan.weights("a", step), weights_only=True)
-    return {name: value.float().numpy() for name, value in kept["weights"].items()}
+    checkpoint = torch.load(plan.weights("a", step), weights_only=True)
+    return {name: value.float().numpy() for name, value in checkpoint["weights"].items()}
 
 
 @needs_torch
@@ -250,9 +250,9 @@ def test_training_keeps_its_checkpoints_and_does_nothing_twice(trained):
 
     names = sorted(path.name for path in trained.student_folder("a").glob("*.pt"))
     assert names == ["step_000001.pt", "step_000004.pt"]
-    before = trained.weights("a").stat().st_mtime_ns
+    modified_ns = trained.weights("a").stat().st_mtime_ns
     train.train_student(trained, trained.students[0])
-    assert trained.weights("a").stat().st_mtime_ns == before
+    assert trained.weights("a").stat().st_mtime_ns == modified_ns
 
 
 @needs_torch

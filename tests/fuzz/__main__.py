@@ -22,11 +22,11 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="N")
     parser.add_argument("--case", type=int, metavar="N")
     parser.add_argument("--kind", choices=sorted(driver.kinds()))
-    chosen = parser.parse_args()
-    if chosen.case is not None:
-        print(driver.run_case(chosen.case, chosen.kind))
+    arguments = parser.parse_args()
+    if arguments.case is not None:
+        print(driver.run_case(arguments.case, arguments.kind))
         return 0
-    outcome = driver.run_cases(range(chosen.first, chosen.first + chosen.cases), chosen.kind)
+    outcome = driver.run_cases(range(arguments.first, arguments.first + arguments.cases), arguments.kind)
     print(outcome)
     return bool(outcome.failures)
 

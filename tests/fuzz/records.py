@@ -41,9 +41,9 @@ COMPRESS = {
 
 def scene(rng: Random, number: int = 0) -> dict[str, Any]:
     """A valid record, short more often than long."""
-    drawn = Scene(rng, number)
-    drawn.n = min(drawn.n, rng.choice([3, 6, 12]))
-    return drawn.tree()
+    random_scene = Scene(rng, number)
+    random_scene.n = min(random_scene.n, rng.choice([3, 6, 12]))
+    return random_scene.tree()
 
 
 def text_form(rng: Random, folder: Path) -> str:
@@ -72,13 +72,13 @@ def assert_as_the_law_says(results: list[Batch | RecordError], line: bytes, path
         assert_helpful(problem, path)
     try:
         tree = json.loads(line.decode(), object_pairs_hook=unrepeated)
-        wrong = lawful.find_fault(tree)
+        fault = lawful.find_fault(tree)
     except (ValueError, RecursionError):
-        wrong = "no JSON, or a key is repeated"
+        fault = "no JSON, or a key is repeated"
     except lawful.Unsure:
         return
     if len(results) == 1:
-        assert bool(problems) == bool(wrong), f"the rules say {wrong!r}, the reader {problems}"
+        assert bool(problems) == bool(fault), f"the rules say {fault!r}, the reader {problems}"
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,16 +115,16 @@ def accept(batches: list[Batch], folder: Path, rng: Random) -> str:
 def assert_judged(batch: Batch, tree: dict[str, Any]) -> None:
     """Finite scores that the oracle gives too, or an error that says why there are none."""
     try:
-        got = list(score(batch, Ruleset(LIBRARY, REGISTRY, missing="deactivate")).episodes())
+        results = list(score(batch, Ruleset(LIBRARY, REGISTRY, missing="deactivate")).episodes())
     except SafevlaError:
         if simple(tree):
             assert_oracle_refuses(tree)
         return
-    for rho in (*got[0].robustness.values(), *got[0].depth.values(), got[0].vsi, got[0].rho_min):
+    for rho in (*results[0].robustness.values(), *results[0].depth.values(), results[0].vsi, results[0].rho_min):
         assert rho is None or math.isfinite(rho), rho
     if simple(tree):
         agreement = comparison.Comparison(ORACLE)
-        agreement.batch(comparison.judged([tree], ORACLE), got)
+        agreement.batch(comparison.judged([tree], ORACLE), results)
         assert not agreement.differences, agreement.differences[:3]
 
 

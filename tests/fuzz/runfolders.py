@@ -57,10 +57,10 @@ def run(rng: Random, folder: Path) -> str:
     report = f"{' '.join(command)} after {path.name}: {code}\n{out.getvalue()[-500:]}\n{err.getvalue()[-500:]}"
     assert code in range(5), report
     assert "Traceback" not in err.getvalue() + out.getvalue(), report
-    left = sorted(path.name for path in folder.iterdir() if path.name != "run")
-    assert not any("partial" in name for name in left), report
+    remaining = sorted(path.name for path in folder.iterdir() if path.name != "run")
+    assert not any("partial" in name for name in remaining), report
     if code == 2:
-        assert left == [] or command[0] == "rollout", report
+        assert remaining == [] or command[0] == "rollout", report
         unchecked = command[0] == "verify" and "could not be" in out.getvalue()
         assert unchecked or "error: " in err.getvalue() or "Error: " in err.getvalue(), report
     if command[0] == "verify" and code == 0:

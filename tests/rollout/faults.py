@@ -60,10 +60,10 @@ class Ending:
     crashed: tuple[int, ...] = (0,)
 
     def __str__(self) -> str:
-        said = f"exit {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
+        text = f"exit {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
         some = f", {self.crashed[-1]} crashed" if self.crashed[-1] and len(self.crashed) == 1 else ""
         some = ", some crashed" if len(self.crashed) > 1 else some
-        return f"{said}{some}; {self.then}" if self.then == OTHERS else f"{said}{some}"
+        return f"{text}{some}; {self.then}" if self.then == OTHERS else f"{text}{some}"
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def both(ending: Ending) -> dict[str, Ending]:
     return dict.fromkeys(ENGINES, ending)
 
 
-def apart(one: Ending, workers: Ending) -> dict[str, Ending]:
-    return dict(zip(ENGINES, (one, workers), strict=True))
+def apart(alone: Ending, workers: Ending) -> dict[str, Ending]:
+    return dict(zip(ENGINES, (alone, workers), strict=True))
 
 
 class Cell:
@@ -112,17 +112,17 @@ class Cell:
 
     def start(self, *words: str, log: str = "said") -> subprocess.Popen[bytes]:
         """A command of the package, in a session of its own."""
-        with (self.place / log).open("wb") as said:
+        with (self.place / log).open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "safevla_bench", *words],
                 env=self.environment,
                 start_new_session=True,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
 
     def words(self) -> list[str]:
-        asked = [
+        arguments = [
             "eval",
             "--record-only",
             "--host",
@@ -134,9 +134,9 @@ class Cell:
             "--episodes",
             "3",
         ]
-        asked += ["--max-steps", str(self.request.max_steps), "--policy", self.request.policies[0]]
-        asked += [f"--policy-arg={name}={value}" for name, value in self.request.arguments.items()]
-        return [*asked, "--workers", str(self.running.workers), "--out", str(self.run)]
+        arguments += ["--max-steps", str(self.request.max_steps), "--policy", self.request.policies[0]]
+        arguments += [f"--policy-arg={name}={value}" for name, value in self.request.arguments.items()]
+        return [*arguments, "--workers", str(self.running.workers), "--out", str(self.run)]
 
     def disturbed(self) -> int:
         """Run until the fault has struck and the command has ended; its exit code."""
@@ -262,8 +262,8 @@ def installed(place: Path) -> Iterator[None]:
 @contextmanager
 def served(port: int) -> Iterator[None]:
     """The same policy behind a server in which nothing strikes."""
-    held = serve.ServedPolicy("fragile", lambda: make_policy("fragile"), copies=4)
-    server = serve.start_server(held, "127.0.0.1", port)
+    policy = serve.ServedPolicy("fragile", lambda: make_policy("fragile"), copies=4)
+    server = serve.start_server(policy, "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -321,11 +321,11 @@ def look(cell: Cell, code: int, undisturbed: Path) -> None:
     assert max(Counter(row.episode_id for row in ended).values(), default=1) == 1
     assert all(row.reason for row in cell.crashed())
     assert len(cell.crashed()) in cell.ending.crashed
-    left = frames(cell.run)
-    assert [name for name, _ in left] == [row.episode_id for row in ended if row.outcome != "crashed"]
-    assert set(left) <= set(frames(undisturbed))
+    archived = frames(cell.run)
+    assert [name for name, _ in archived] == [row.episode_id for row in ended if row.outcome != "crashed"]
+    assert set(archived) <= set(frames(undisturbed))
     scores = judge([cell.run], load_ruleset()).scores
-    assert (len(scores), len(scores.absent)) == (len(left), len(cell.crashed()))
+    assert (len(scores), len(scores.absent)) == (len(archived), len(cell.crashed()))
     if cell.complete():
         assert len(ended) == PLANNED
 
@@ -356,15 +356,15 @@ def _past_the_doomed(cell: Cell, undisturbed: Path) -> None:
     assert again.wait(WATCHDOG_S) == 4, cell.said("again")
     (crashed,) = cell.crashed()
     assert "its worker died in each of 2 attempts" in str(crashed.reason)
-    assert frames(cell.run) == [one for one in frames(undisturbed) if one[0] != crashed.episode_id]
+    assert frames(cell.run) == [frame for frame in frames(undisturbed) if frame[0] != crashed.episode_id]
     roll_out(Request.from_run(cell.run), cell.run, running=ExecutionOptions(resume=True, retry_crashed=True))
 
 
 def table(outcomes: Mapping[tuple[str, str], str]) -> str:
     """The rows of what was found, as Markdown."""
     lines = [f"| | {' | '.join(ENGINES)} |", "|---" * (1 + len(ENGINES)) + "|"]
-    named = [fault.name for fault in FAULTS if any(name == fault.name for name, _ in outcomes)]
-    lines += [f"| {name} | {' | '.join(outcomes.get((name, engine), '') for engine in ENGINES)} |" for name in named]
+    names = [fault.name for fault in FAULTS if any(name == fault.name for name, _ in outcomes)]
+    lines += [f"| {name} | {' | '.join(outcomes.get((name, engine), '') for engine in ENGINES)} |" for name in names]
     return "\n".join(lines) + "\n"
 
 
@@ -386,10 +386,10 @@ def striking(place: Path, cells: Iterable[tuple[Fault, str]]) -> Iterator[dict[t
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, striking(Path(folder), product(FAULTS, ENGINES)) as cells:
-        made = table({cell: ended.result() for cell, ended in cells.items()})
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + made + END + rest.partition(END)[2])
-    print(made)
+        page_table = table({cell: ended.result() for cell, ended in cells.items()})
+    before, _, after = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + page_table + END + after.partition(END)[2])
+    print(page_table)
 
 
 if __name__ == "__main__":

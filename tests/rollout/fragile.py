@@ -104,10 +104,10 @@ def full(path, content):
 
 def full_after(count, write):
     """Writes so many files, and then the disk is full."""
-    left = iter(range(count))
+    remaining = iter(range(count))
 
     def writing(path, content):
-        (write if next(left, None) is not None else full)(path, content)
+        (write if next(remaining, None) is not None else full)(path, content)
 
     return writing
 

@@ -49,12 +49,12 @@ class Halves:
 class Fuse:
     """Counts the changes of the disk from the moment it is lit."""
 
-    def __init__(self, left: int) -> None:
-        self.left, self.lit = left, False
+    def __init__(self, remaining: int) -> None:
+        self.remaining, self.lit = remaining, False
 
     def burn(self) -> None:
-        self.left -= self.lit
-        if self.lit and self.left == 0:
+        self.remaining -= self.lit
+        if self.lit and self.remaining == 0:
             os.killpg(0, signal.SIGKILL)
 
     def before(self, change):

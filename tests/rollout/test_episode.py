@@ -121,9 +121,9 @@ def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
     class Seeing(Scripted):
         wants = Wants(privileged=True)
 
-    marked = run(TASKS[:1], Seeing(), episodes=1, max_steps=2)[0].batch
-    assert mark_flags(marked, PRIVILEGED) == (True,)
-    assert mark_flags(decode_json(encode_json(marked)), PRIVILEGED) == (True,)
+    batch = run(TASKS[:1], Seeing(), episodes=1, max_steps=2)[0].batch
+    assert mark_flags(batch, PRIVILEGED) == (True,)
+    assert mark_flags(decode_json(encode_json(batch)), PRIVILEGED) == (True,)
     assert mark_flags(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch, PRIVILEGED) == (False,)
 
 
@@ -205,11 +205,11 @@ def test_a_policy_that_looks_where_it_said_it_would_not_gets_an_error_and_no_old
 
 
 def test_a_policy_gets_the_readings_that_it_asks_for():
-    policy, seen = Scripted(), []
+    policy, readings = Scripted(), []
     policy.wants = Wants(extra=("state",))
-    policy.scripted = lambda observation: seen.append(observation.extra["state"]) or np.zeros(7)
+    policy.scripted = lambda observation: readings.append(observation.extra["state"]) or np.zeros(7)
     (outcome,) = run(TASKS[:1], policy, episodes=1, max_steps=2)
-    np.testing.assert_array_equal(seen, outcome.batch.sim_state.episode_rows(0)[:2, 1:])
+    np.testing.assert_array_equal(readings, outcome.batch.sim_state.episode_rows(0)[:2, 1:])
 
 
 def test_a_reading_that_the_host_has_not_is_an_error_that_lists_those_it_has():

@@ -45,8 +45,8 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
         steps = (0.01, 0.02)[side] * (HORIZON + WAIT)
         pictures = 2 * (0.03, 0.05)[side] * HORIZON  # what settles is not rendered
         blind, seeing = (0.2, 0.4)[side] + steps, (0.3, 0.6)[side] + steps + pictures
-        makes = 2 * (1.0, 2.0)[side] + 2 * (1.5, 3.0)[side]
-        expected[span] = (3.0, 5.0)[side] + makes + 10 * (blind + seeing)
+        setup = 2 * (1.0, 2.0)[side] + 2 * (1.5, 3.0)[side]
+        expected[span] = (3.0, 5.0)[side] + setup + 10 * (blind + seeing)
         assert getattr(run_estimate.disk_bytes, span) == pytest.approx(20 * 281 * (500, 1500)[side])
     assert run_estimate.time_s.low == pytest.approx(expected["low"])
     assert run_estimate.time_s.high == pytest.approx(expected["high"])
@@ -60,11 +60,11 @@ def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
 
 
 def test_pictures_are_counted_where_they_are_looked_at():
-    every, some = (estimate_run(PLAN, "libero", CAMERAS, look_intervals={"seeing": count}) for count in (1, 50))
+    often, seldom = (estimate_run(PLAN, "libero", CAMERAS, look_intervals={"seeing": count}) for count in (1, 50))
     looks = 280, 6  # of 280 steps those at 0, 50, ..., 250
-    assert every.time_s.high - some.time_s.high == pytest.approx(10 * 2 * 0.05 * (looks[0] - looks[1]))
-    assert {scene.look_interval for scene in some.scenes if scene.policy == "seeing"} == {50}
-    assert every.time_s == estimate_run(PLAN, "libero", CAMERAS).time_s
+    assert often.time_s.high - seldom.time_s.high == pytest.approx(10 * 2 * 0.05 * (looks[0] - looks[1]))
+    assert {scene.look_interval for scene in seldom.scenes if scene.policy == "seeing"} == {50}
+    assert often.time_s == estimate_run(PLAN, "libero", CAMERAS).time_s
 
 
 def test_a_suite_without_figures_of_its_own_has_the_host_s():
@@ -80,11 +80,11 @@ def test_a_plan_s_policy_looks_as_often_as_it_asks_its_server():
 
 def test_workers_divide_the_episodes_and_the_scenes_and_not_the_start_or_the_disk():
     alone, four, many = (estimate_run(PLAN, "libero", CAMERAS, workers) for workers in (1, 4, 1000))
-    start, makes = 5.0, 2 * 2.0 + 2 * 3.0
-    episodes = alone.time_s.high - start - makes
-    assert four.time_s.high == pytest.approx(start + (makes + episodes) / 4)
+    start, setup = 5.0, 2 * 2.0 + 2 * 3.0
+    episodes = alone.time_s.high - start - setup
+    assert four.time_s.high == pytest.approx(start + (setup + episodes) / 4)
     assert four.disk_bytes == alone.disk_bytes
-    assert many.time_s.high == pytest.approx(start + makes / 4 + episodes / 20), "each worker makes one, of four scenes"
+    assert many.time_s.high == pytest.approx(start + setup / 4 + episodes / 20), "each worker makes one of four scenes"
 
 
 def test_a_host_without_figures_has_no_estimate():
@@ -93,11 +93,11 @@ def test_a_host_without_figures_has_no_estimate():
 
 
 def test_every_figure_is_of_a_host_that_there_is_and_runs_from_low_to_high():
-    for name, known in load_costs().items():
+    for name, costs in load_costs().items():
         assert name in host_names()
-        ranges = [known.start_s, known.make_s, known.camera_make_s, known.reset_s, known.camera_reset_s]
-        ranges += [known.step_s, known.camera_step_s, known.record_bytes]
-        for suite, figures in known.suites.items():
+        ranges = [costs.start_s, costs.make_s, costs.camera_make_s, costs.reset_s, costs.camera_reset_s]
+        ranges += [costs.step_s, costs.camera_step_s, costs.record_bytes]
+        for suite, figures in costs.suites.items():
             assert suite in make_host(name).suites()
             ranges += [figures.step_s, figures.camera_step_s]
         assert all(0 <= low <= high for low, high in ranges)

@@ -19,8 +19,9 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def struck(request, tmp_path_factory):
     """Each cell that a test of this session asks for; prints the table."""
-    asked = [item.callspec.params for item in request.session.items if getattr(item, "originalname", "") == NAME]
-    with faults.striking(tmp_path_factory.mktemp("faults"), [(one["fault"], one["engine"]) for one in asked]) as cells:
+    items = [item for item in request.session.items if getattr(item, "originalname", "") == NAME]
+    cases = [(item.callspec.params["fault"], item.callspec.params["engine"]) for item in items]
+    with faults.striking(tmp_path_factory.mktemp("faults"), cases) as cells:
         yield cells
     print("\n" + faults.table({cell: ended.result() for cell, ended in cells.items() if not ended.exception()}))
 

@@ -50,11 +50,11 @@ class Driving(FakeHost):
 
 def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_not():
     env = SafetyEnv(Driving(), FAKE.tasks("fake")[0], horizon=10)
-    seen, _ = env.reset()
+    observation, _ = env.reset()
     later = env.step(DOWN)[0]
-    assert seen["base_pos_m"].tolist() == later["base_pos_m"].tolist() == [1.0, 2.0, 0.0]
+    assert observation["base_pos_m"].tolist() == later["base_pos_m"].tolist() == [1.0, 2.0, 0.0]
     assert later["base_quat_wxyz"].tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert env.observation_space.contains(seen)
+    assert env.observation_space.contains(observation)
     assert env.observation_space.contains(later)
     assert set(env.observation_space) - set(made().observation_space) == {"base_pos_m", "base_quat_wxyz"}
 
@@ -141,10 +141,10 @@ def test_every_task_has_a_registered_id():
     env = gymnasium.make(
         f"safevla_bench.rollout.gym:{TASK_ID}", host="fake", suite="fake", task="task_1", extra=("state",)
     )
-    seen, info = env.reset(seed=3)
+    observation, info = env.reset(seed=3)
     assert env.unwrapped.recorded().headers[0].task_id == "task_1"
-    assert env.observation_space.contains(seen)
-    assert seen["extra.state"].shape == (14,)
+    assert env.observation_space.contains(observation)
+    assert observation["extra.state"].shape == (14,)
     assert info["cost"] == 0
 
 
@@ -160,10 +160,10 @@ def test_a_step_of_six_values_is_the_step_of_five_with_the_cost_after_the_reward
     five.reset()
     six.reset()
     for _ in range(8):
-        seen, reward, terminated, truncated, info = five.step(DOWN)
+        observation, reward, terminated, truncated, info = five.step(DOWN)
         values = six.step(DOWN)
         assert values[1:5] == (reward, info["cost"], terminated, truncated)
-        assert all(np.array_equal(values[0][name], seen[name]) for name in seen)
+        assert all(np.array_equal(values[0][name], observation[name]) for name in observation)
         assert values[5]["safety"]["robustness"] == info["safety"]["robustness"]
 
 
@@ -235,12 +235,12 @@ class Loop(gymnasium.Env):
         self.env.reset()
         self.env.set_init_state(self.state)
         for _ in range(10):
-            seen, *_ = self.env.step([0.0] * 6 + [-1.0])
-        return seen, {"mine": 1}
+            observation, *_ = self.env.step([0.0] * 6 + [-1.0])
+        return observation, {"mine": 1}
 
     def step(self, action):
-        seen, reward, done, _ = self.env.step(action)
-        return seen, reward, done, False, {"mine": 2}
+        observation, reward, done, _ = self.env.step(action)
+        return observation, reward, done, False, {"mine": 2}
 
 
 @pytest.mark.long
@@ -252,26 +252,26 @@ def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_record
 
     libero = make_host("libero")
     task = libero.tasks("libero-object")[0]
-    ours = libero.make(task, Wants())
+    host_env = libero.make(task, Wants())
     control = install.make_control_env(str(tasks.bddl_file(task)), Wants())
     env = SafetyWrapper(Loop(control, tasks.load_init_states(task)[0]))
     monitor, rng = Monitor(), np.random.default_rng(0)
     try:
-        ours.reset(EpisodeSeed(0, 7, 10))
+        host_env.reset(EpisodeSeed(0, 7, 10))
         _, info = env.reset()
         assert info["mine"] == 1
-        standing = monitor.start(ours.latest())
-        assert info["safety"]["robustness"] == standing.robustness
+        verdict = monitor.start(host_env.latest())
+        assert info["safety"]["robustness"] == verdict.robustness
         for _ in range(5):
             action = rng.uniform(-1, 1, 7)
-            ours.step(action)
+            host_env.step(action)
             *_, info = env.step(action)
-            assert info["safety"]["robustness"] == monitor.observe(ours.latest()).robustness
+            assert info["safety"]["robustness"] == monitor.observe(host_env.latest()).robustness
         assert info["mine"] == 2
     finally:
         env.close()
         control.close()
-        ours.close()
+        host_env.close()
 
 
 def test_the_wrapper_refuses_what_no_host_can_record():
@@ -307,9 +307,9 @@ def test_the_environment_for_lerobot_s_hub_has_what_lerobot_reads(monkeypatch):
     for name, value in {"HOST": "fake", "SUITE": "fake", "CAMERAS": {"image": "agentview"}, "SIZE": (32, 32)}.items():
         monkeypatch.setattr(hub, name, value)
     env = hub.make_env(n_envs=2)["fake"][0]
-    seen, info = env.reset(seed=[1000, 1001], options={"lerobot_new_rollout": True})
-    assert seen["pixels"]["image"].shape == (2, 32, 32, 3)
-    assert seen["agent_pos"].shape == (2, 8)
+    observation, info = env.reset(seed=[1000, 1001], options={"lerobot_new_rollout": True})
+    assert observation["pixels"]["image"].shape == (2, 32, 32, 3)
+    assert observation["agent_pos"].shape == (2, 8)
     assert env.call("task_description")[0] == FAKE.tasks("fake")[0].instruction
     assert env.call("_max_episode_steps") == (300, 300)
     _, _, terminated, _, info = env.step(np.tile(DOWN.astype(np.float32), (2, 1)))

@@ -72,10 +72,10 @@ def test_initial_states_go_round_or_run_out():
 
 def test_drawn_starts_are_no_initial_states_and_have_no_end():
     count = INIT_STATES + 2
-    drawn, again = ([block(batch) for batch in batches(episodes=count, init_state="drawn")] for _ in range(2))
-    assert drawn == again
-    assert len(set(drawn)) == count
-    assert not set(drawn) & {block(batch) for batch in batches(episodes=INIT_STATES)}
+    starts, again = ([block(batch) for batch in batches(episodes=count, init_state="drawn")] for _ in range(2))
+    assert starts == again
+    assert len(set(starts)) == count
+    assert not set(starts) & {block(batch) for batch in batches(episodes=INIT_STATES)}
 
 
 def test_a_fixed_policy_seed_is_every_episode_s_and_the_user_s_seed_is_added():

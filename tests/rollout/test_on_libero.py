@@ -72,13 +72,13 @@ def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
 
 @pytest.mark.long
 def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):
-    (none,), (ten,), (moved,) = (
+    (none,), (ten,), (lifted,) = (
         ran("openpi", wait_steps=0),
         ran("openpi"),
         ran("openpi", wait_action=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0)),
     )
     assert state(ten)[0] - state(none)[0] == pytest.approx(10 * 0.05)  # the simulator's clock
-    assert moved.eef_pos_m.values[2] - ten.eef_pos_m.values[2] > 0.1
+    assert lifted.eef_pos_m.values[2] - ten.eef_pos_m.values[2] > 0.1
 
 
 @pytest.mark.long
@@ -110,7 +110,7 @@ def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
         (row,) = roll_out(asked(name, server.url), tmp_path / "run")
     assert (row.outcome, row.steps, row.policy) == ("timeout", 2, name)
     assert server.seen
-    assert {refusal(name, sent) for sent in server.seen} == {None}
+    assert {refusal(name, request) for request in server.seen} == {None}
     description = read_description(tmp_path / "run")
     (policy,) = description["policies"]
     assert policy["entry"]["checkpoints"] == entries.find_entry(name).checkpoints

@@ -78,9 +78,9 @@ def test_max_steps_overrides_the_horizon():
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):
-    wanted = {"tasks": TASKS, "episodes": 1, "policies": ["a"], **change}
+    plan = {"tasks": TASKS, "episodes": 1, "policies": ["a"], **change}
     with pytest.raises(RunError, match=problem):
-        plan_episodes(**wanted, rules=RULES)
+        plan_episodes(**plan, rules=RULES)
 
 
 LONG_PLAN = plan_episodes(make_host("fake").tasks("fake"), 4, ["a", "b"], load_protocol())
@@ -94,18 +94,18 @@ def lasting(horizons):
 @given(HORIZONS, st.data())
 def test_shards_are_stretches_that_cover_the_plan_and_none_is_empty(horizons, data):
     count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
-    begun = cut_plan(lasting(horizons), count)
-    assert (begun[0], begun[-1], len(begun)) == (0, len(horizons), count + 1)
-    assert all(first < end for first, end in pairwise(begun))
+    starts = cut_plan(lasting(horizons), count)
+    assert (starts[0], starts[-1], len(starts)) == (0, len(horizons), count + 1)
+    assert all(first < end for first, end in pairwise(starts))
 
 
 @given(HORIZONS, st.data())
 def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_where_episodes_are_alike(horizons, data):
     count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
-    alike = [300 + horizon for horizon in horizons]
-    parts = [sum(alike[first:end]) for first, end in pairwise(cut_plan(lasting(alike), count))]
-    if len(alike) >= 4 * count:  # else a shard of one may be all there is to give
-        assert max(abs(part - sum(alike) / count) for part in parts) <= max(alike)
+    lengths = [300 + horizon for horizon in horizons]
+    parts = [sum(lengths[first:end]) for first, end in pairwise(cut_plan(lasting(lengths), count))]
+    if len(lengths) >= 4 * count:  # else a shard of one may be all there is to give
+        assert max(abs(part - sum(lengths) / count) for part in parts) <= max(lengths)
 
 
 def test_as_many_shards_as_scenes_split_none():
@@ -137,11 +137,11 @@ FAKE_EPISODES = plan_episodes(FAKE_TASKS, 3, ["a", "b"], load_protocol())
 
 
 def test_one_worker_takes_them_in_the_order_of_the_plan():
-    shares, own, taken = EpisodeQueue(FAKE_EPISODES), None, []
-    while planned := shares.take_next(own, []):
-        taken.append(planned)
-        own = scene_of(planned)
-    assert taken == list(FAKE_EPISODES)
+    shares, scene, episodes = EpisodeQueue(FAKE_EPISODES), None, []
+    while planned := shares.take_next(scene, []):
+        episodes.append(planned)
+        scene = scene_of(planned)
+    assert episodes == list(FAKE_EPISODES)
     assert not shares
 
 
@@ -156,19 +156,19 @@ def test_a_worker_stays_at_its_scene_then_goes_where_nobody_is_then_helps_where_
 
 def test_an_episode_given_back_comes_first_in_its_scene():
     shares = EpisodeQueue(FAKE_EPISODES[:3])
-    lost = shares.take_next(None, [])
-    shares.put_back(lost)
-    assert shares.take_next(scene_of(lost), []) == lost
+    episode = shares.take_next(None, [])
+    shares.put_back(episode)
+    assert shares.take_next(scene_of(episode), []) == episode
 
 
 @given(st.lists(st.integers(min_value=0, max_value=3), min_size=30, max_size=30))
 def test_whoever_asks_next_every_episode_is_taken_exactly_once(turns):
-    shares, taken = EpisodeQueue(FAKE_EPISODES), []
+    shares, episodes = EpisodeQueue(FAKE_EPISODES), []
     at: dict[int, object] = {}
     for worker in turns:
         planned = shares.take_next(at.get(worker), [scene for other, scene in at.items() if other != worker])
         if planned:
-            taken.append(planned)
+            episodes.append(planned)
             at[worker] = scene_of(planned)
-    assert len(taken) == len(FAKE_EPISODES)
-    assert {planned.episode_id for planned in taken} == {planned.episode_id for planned in FAKE_EPISODES}
+    assert len(episodes) == len(FAKE_EPISODES)
+    assert {planned.episode_id for planned in episodes} == {planned.episode_id for planned in FAKE_EPISODES}

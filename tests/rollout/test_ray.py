@@ -130,9 +130,9 @@ class Strikes(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while len(there := list(self.place.glob("[0-9]*"))) < self.count:
+        while len(waiting := list(self.place.glob("[0-9]*"))) < self.count:
             time.sleep(0.01)
-        self.strike(int(there[0].name), there[0].read_text())
+        self.strike(int(waiting[0].name), waiting[0].read_text())
         (self.place / "go").touch()
 
 
@@ -148,24 +148,24 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_engine(tmp_path, nodes, local, 
     monkeypatch.setattr(
         scheduler, "_CLOSE_S", 10_000.0
     )  # two of the actors find no room and are not waited for at the end
-    seen = Watcher()
-    rows = roll_out(REQUEST, tmp_path / "run", seen, on_ray(4))
+    watcher = Watcher()
+    rows = roll_out(REQUEST, tmp_path / "run", watcher, on_ray(4))
     assert contents(tmp_path / "run") == contents(local)
-    assert seen.total == len(seen.ended) == len(rows) == 12
+    assert watcher.total == len(watcher.ended) == len(rows) == 12
     assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
 
 
 @pytest.mark.parametrize("first", ["local", "ray"])
 def test_what_one_engine_began_the_other_goes_on_with(tmp_path, nodes, local, first):
     engines = {"local": ExecutionOptions(), "ray": on_ray()}
-    then = {"local": on_ray(resume=True), "ray": ExecutionOptions(resume=True)}
+    other_engine = {"local": on_ray(resume=True), "ray": ExecutionOptions(resume=True)}
     with pytest.raises(KeyboardInterrupt):
         roll_out(REQUEST, tmp_path / "run", Watcher(stop_after=4), engines[first])
     done, planned = count_progress(tmp_path / "run")
     assert 0 < done < planned == 12
-    rest = Watcher()
-    roll_out(REQUEST, tmp_path / "run", rest, then[first])
-    assert len(rest.ended) == planned - done
+    watcher = Watcher()
+    roll_out(REQUEST, tmp_path / "run", watcher, other_engine[first])
+    assert len(watcher.ended) == planned - done
     assert contents(tmp_path / "run") == contents(local)
 
 
@@ -185,9 +185,9 @@ def test_an_actor_killed_in_an_episode_costs_nothing_but_time(tmp_path, nodes):
 def test_a_node_that_is_lost_costs_nothing_but_time(tmp_path, nodes):
     request = held_at(tmp_path / "held")
     by_id = {node.node_id: node for node in nodes.worker_nodes}
-    lost = Strikes(tmp_path / "held", 2, lambda pid, node: nodes.remove_node(by_id[node], allow_graceful=False))
+    strikes = Strikes(tmp_path / "held", 2, lambda pid, node: nodes.remove_node(by_id[node], allow_graceful=False))
     rows = roll_out(request, tmp_path / "run", running=on_ray())
-    lost.join()
+    strikes.join()
     nodes.add_node(**NODE)
     assert [row.outcome for row in rows] == ["timeout"] * 4
     assert len({row.episode_id for row in rows}) == 4
@@ -205,21 +205,21 @@ def on_a_node(monkeypatch):
 
 
 def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
-    said = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare()
-    assert isinstance(said, WorkerFailed)
-    assert f"on the node {platform.node()}: " in str(said.error)
-    assert "nonsense" in str(said.error)
+    failure = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare()
+    assert isinstance(failure, WorkerFailed)
+    assert f"on the node {platform.node()}: " in str(failure.error)
+    assert "nonsense" in str(failure.error)
 
 
 def test_a_node_with_other_versions_is_refused(on_a_node):
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
-    said = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare()
-    assert isinstance(said, WorkerFailed)
-    assert f"on the node {platform.node()}: it has other versions" in str(said.error)
-    assert "not 0.0" in str(said.error)
-    assert "mujoco None, not 9" in str(said.error)
-    held = actors.record_versions(WorkerParts(cast).host)
-    assert isinstance(actors.RayWorker(cast, 0, held).prepare(), WorkerReady)
+    failure = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare()
+    assert isinstance(failure, WorkerFailed)
+    assert f"on the node {platform.node()}: it has other versions" in str(failure.error)
+    assert "not 0.0" in str(failure.error)
+    assert "mujoco None, not 9" in str(failure.error)
+    versions = actors.record_versions(WorkerParts(cast).host)
+    assert isinstance(actors.RayWorker(cast, 0, versions).prepare(), WorkerReady)
 
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
@@ -260,10 +260,10 @@ def command(*words: str) -> subprocess.Popen[str]:
 
 def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_where_every_actor_dies(tmp_path, held):
     (tmp_path / "go").touch()
-    asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--policy", "held"]
-    asked += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]
+    arguments = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--policy", "held"]
+    arguments += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]
     run = tmp_path / "run"
-    process = command("eval", "--record-only", *asked, "--out", str(run))
+    process = command("eval", "--record-only", *arguments, "--out", str(run))
     out, err = process.communicate()
     assert process.returncode == cli.CRASHED
     assert out.splitlines()[-2:] == [f"Records: {run}", f"Next: safevla score {run}"]  # Ray prints the deaths before
@@ -278,12 +278,12 @@ def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_where
 
 def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
     (tmp_path / "held").mkdir()
-    asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
-    asked += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
+    arguments = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
+    arguments += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
     here = ["--engine", f"ray:{nodes.address}", "--actor", "cpus=0.5", "--workers", "1"]
-    process = command("eval", "--record-only", *asked, *here, "--out", str(tmp_path / "run"))
-    kept = tmp_path / "run" / "raw"  # a row there: the episode is done, and no longer on its way to the driver
-    while len(list(kept.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
+    process = command("eval", "--record-only", *arguments, *here, "--out", str(tmp_path / "run"))
+    raw = tmp_path / "run" / "raw"  # a row there: the episode is done, and no longer on its way to the driver
+    while len(list(raw.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
@@ -301,11 +301,11 @@ def test_a_killed_head_costs_no_finished_episode_and_the_run_goes_on_elsewhere(t
     run = tmp_path / "run"
     request = replace(held_at(tmp_path / "held", pause_s="0.1"), episodes=4)
     (tmp_path / "held" / "go").touch()
-    asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", "4", "--max-steps", "6"]
-    asked += ["--policy", "held", *(f"--policy-arg={name}={value}" for name, value in request.arguments.items())]
+    arguments = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", "4", "--max-steps", "6"]
+    arguments += ["--policy", "held", *(f"--policy-arg={name}={value}" for name, value in request.arguments.items())]
     cluster = SeveralNodes(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     here = ["--engine", f"ray:{cluster.address}", "--workers", "1"]
-    process = command("eval", "--record-only", "--resume", *asked, *here, "--out", str(run))
+    process = command("eval", "--record-only", "--resume", *arguments, *here, "--out", str(run))
     while len(list((run / "raw").glob("*.json"))) < 3:
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)

@@ -36,8 +36,8 @@ def test_ray_is_imported_only_where_it_is_asked_for():
 
 
 def nodes(*resources: dict[str, float]):
-    listed = [{"Alive": bool(node), "Resources": node} for node in resources]
-    return SimpleNamespace(nodes=lambda: listed)
+    rows = [{"Alive": bool(node), "Resources": node} for node in resources]
+    return SimpleNamespace(nodes=lambda: rows)
 
 
 def test_one_node_must_have_room_for_an_actor_by_itself():

@@ -150,16 +150,16 @@ LETHAL = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, polici
 
 
 def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers_and_an_observer_sees_every_episode(tmp_path):
-    request, seen = replace(REQUEST, max_steps=21), Watcher()
+    request, watcher = replace(REQUEST, max_steps=21), Watcher()
     roll_out(request, tmp_path / "one")
-    rows = roll_out(request, tmp_path / "three", seen, ExecutionOptions(workers=3))
+    rows = roll_out(request, tmp_path / "three", watcher, ExecutionOptions(workers=3))
     assert contents(tmp_path / "three") == contents(tmp_path / "one")
     assert [row.outcome for row in rows].count("crashed") == 6
     assert all("fake simulator crashed" in row.reason for row in rows if row.outcome == "crashed")
-    assert seen.total == len(seen.ended) == len(rows) == 18
-    lengths = {end.planned.episode_id: end.batch and end.batch.lengths.tolist() for end in seen.ended}
+    assert watcher.total == len(watcher.ended) == len(rows) == 18
+    lengths = {end.planned.episode_id: end.batch and end.batch.lengths.tolist() for end in watcher.ended}
     assert lengths == {row.episode_id: None if row.outcome == "crashed" else [row.steps + 1] for row in rows}
-    assert (rows[0].episode_id, 20) in seen.stepped_at
+    assert (rows[0].episode_id, 20) in watcher.stepped_at
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_death_is_told_in_words(returncode, words):
 
 
 def test_renderers_go_round_the_gpus():
-    given = [worker_environment(worker, {}, ("0", "1"), cameras=True)[RENDERER] for worker in range(3)]
-    assert given == ["0", "1", "0"]
+    renderers = [worker_environment(worker, {}, ("0", "1"), cameras=True)[RENDERER] for worker in range(3)]
+    assert renderers == ["0", "1", "0"]
 
 
 def test_no_gpu_is_named_without_cameras_or_gpus_or_where_the_user_names_one():

@@ -84,14 +84,14 @@ def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes
 
 
 def test_workers_share_the_servers_of_a_list(tmp_path):
-    asked = threading.Event()
+    second_asked = threading.Event()
 
     def waits(request, number):  # or the first worker may have played everything before the second is there
-        assert asked.wait(60)
+        assert second_asked.wait(60)
         return chunk(5)
 
     def tells(request, number):
-        asked.set()
+        second_asked.set()
         return chunk(5)
 
     with websockets(openpi(waits, WITHOUT_WRIST)) as first, websockets(openpi(tells, WITHOUT_WRIST)) as second:
@@ -106,16 +106,16 @@ def test_workers_share_the_servers_of_a_list(tmp_path):
 
 def saying(checkpoint: str, dies_after: int = 10**6):
     """A server that names its checkpoint, and refuses connections from a request on."""
-    left = [dies_after]
+    remaining = [dies_after]
 
     def handle(connection):
         connection.send(OPENPI.pack({"checkpoint": checkpoint, "api_key": "s3cret"}))
         for _ in connection:
-            left[0] -= 1
+            remaining[0] -= 1
             connection.send(OPENPI.pack(chunk(5)))
 
     def refuse(connection, request):
-        return connection.respond(503, "no upstream\n") if left[0] <= 0 else None
+        return connection.respond(503, "no upstream\n") if remaining[0] <= 0 else None
 
     return {"handle": handle, "process_request": refuse}
 
@@ -125,13 +125,13 @@ def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, 
     run, again = tmp_path / "run", ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
     with websockets(**saying("A", dies_after=2)) as server, pytest.raises(ServerUnreachableError):
         roll_out(over(server.url), run, running=ExecutionOptions(workers=workers))
-    kept, _ = count_progress(run)
+    done, _ = count_progress(run)
     with websockets(port=server.port, **saying("B")) as server:
         rows = roll_out(over(server.url), run, running=again)
     greetings = read_facts(run).policies_say
     assert [greeting.says for greeting in greetings] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
     assert [name for greeting in greetings for name in greeting.episodes] == [row.episode_id for row in rows]
-    assert len(greetings[0].episodes) == kept
+    assert len(greetings[0].episodes) == done
     assert "s3cret" not in (run / "run.json").read_text()
 
 
@@ -161,21 +161,21 @@ def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_p
 def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_resume_goes_on(tmp_path):
     """Numbers aside: a server may count its own requests in its message."""
     failing = [True]
-    asked = [0]
+    requests = [0]
 
     def answer(request, number):
-        asked[0] += 1
-        return f"Traceback\nRuntimeError: CUDA error in request {asked[0]}" if failing[0] else chunk(5)
+        requests[0] += 1
+        return f"Traceback\nRuntimeError: CUDA error in request {requests[0]}" if failing[0] else chunk(5)
 
     out = tmp_path / "run"
     with websockets(openpi(answer, WITHOUT_WRIST)) as server:
-        wanted = replace(over(server.url), tasks=(0,), episodes=5)
+        plan = replace(over(server.url), tasks=(0,), episodes=5)
         with pytest.raises(PolicyError, match=r"3 episodes in a row of openpi:.* failed alike") as caught:
-            roll_out(wanted, out)
+            roll_out(plan, out)
         assert f"--resume --retry-crashed --out {out}" in caught.value.remedy
-        assert asked == [3]
+        assert requests == [3]
         failing[0] = False
-        rows = roll_out(wanted, out, running=ExecutionOptions(resume=True, retry_crashed=True))
+        rows = roll_out(plan, out, running=ExecutionOptions(resume=True, retry_crashed=True))
     assert len(rows) == 5
     assert all(row.outcome != "crashed" for row in rows)
 
@@ -208,8 +208,8 @@ def serving(side=64, make=Chases, port=0):
 
 def unasked(url: str, **changed) -> Request:
     """A request that says of the server nothing but its address."""
-    given = {"connect_timeout_s": "2", "timeout_s": "5"}
-    fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 2, "max_steps": 7, "arguments": given}
+    arguments = {"connect_timeout_s": "2", "timeout_s": "5"}
+    fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 2, "max_steps": 7, "arguments": arguments}
     return Request(**{**fields, "policies": (RequestedPolicy("mine", f"openpi:{url}"),), **changed})
 
 
@@ -235,8 +235,8 @@ def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, 
 
 def test_what_is_given_stands_and_what_another_server_says_changes_nothing(tmp_path):
     with serving() as url:
-        given = unasked(url)
-        roll_out(replace(given, arguments={**given.arguments, "replan": "1"}), tmp_path / "given")
+        plan = unasked(url)
+        roll_out(replace(plan, arguments={**plan.arguments, "replan": "1"}), tmp_path / "given")
     row = described(tmp_path / "given")
     assert "replan" not in row["server_arguments"]
     assert row["dialect"]["replan"] == 1
@@ -256,15 +256,15 @@ def test_a_resumed_run_asks_as_it_began_and_refuses_a_server_that_wants_otherwis
             return super().act(observation)
 
     with serving(make=Fails) as url:
-        wanted, port = unasked(url), int(url.rpartition(":")[2])
-        assert {row.outcome for row in roll_out(wanted, run)} == {"crashed"}
+        plan, port = unasked(url), int(url.rpartition(":")[2])
+        assert {row.outcome for row in roll_out(plan, run)} == {"crashed"}
     failing.clear()
     with serving(32, port=port), pytest.raises(ServerRefusedError, match="wants images of 32 pixels"):
-        roll_out(wanted, run, running=again)
+        roll_out(plan, run, running=again)
     with serving(port=port):
-        assert {row.outcome for row in roll_out(wanted, run, running=again)} == {"timeout"}
+        assert {row.outcome for row in roll_out(plan, run, running=again)} == {"timeout"}
     before = contents(run)
-    roll_out(wanted, run, running=again)
+    roll_out(plan, run, running=again)
     assert contents(run) == before, "a complete run needs no server"
 
 

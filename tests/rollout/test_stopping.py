@@ -59,15 +59,15 @@ def run(policy, watch, steps=12):
 
 
 def test_the_record_that_violates_is_the_last_one_and_the_reason_says_which_clause():
-    whole, cut = run(Presses(0.045), None), run(Presses(0.045), Monitor())
+    whole, shortened = run(Presses(0.045), None), run(Presses(0.045), Monitor())
     assert whole.outcome == "timeout"
-    assert cut.outcome == "stopped"
-    assert cut.steps < whole.steps
-    assert cut.reason.endswith(f"max_contact_force_under_200N violated at record {cut.steps}")
-    assert cut.batch.headers[0].outcome == "stopped"
-    assert mark_flags(cut.batch, STOPPED_ON_VIOLATION) == (True,)
+    assert shortened.outcome == "stopped"
+    assert shortened.steps < whole.steps
+    assert shortened.reason.endswith(f"max_contact_force_under_200N violated at record {shortened.steps}")
+    assert shortened.batch.headers[0].outcome == "stopped"
+    assert mark_flags(shortened.batch, STOPPED_ON_VIOLATION) == (True,)
     assert mark_flags(whole.batch, STOPPED_ON_VIOLATION) == (False,)
-    assert int(cut.batch.lengths[0]) == cut.steps + 1
+    assert int(shortened.batch.lengths[0]) == shortened.steps + 1
 
 
 def test_an_episode_without_violation_is_the_same_bytes_with_and_without_a_watch():
@@ -76,8 +76,8 @@ def test_an_episode_without_violation_is_the_same_bytes_with_and_without_a_watch
 
 
 def test_a_violation_in_the_last_step_of_the_horizon_stops_nothing():
-    cut = run(Presses(0.045), Monitor())
-    assert run(Presses(0.045), Monitor(), steps=cut.steps).outcome == "timeout"
+    shortened = run(Presses(0.045), Monitor())
+    assert run(Presses(0.045), Monitor(), steps=shortened.steps).outcome == "timeout"
 
 
 def request(**changes):
@@ -108,8 +108,8 @@ def strict(tmp_path):
 
 def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path, strict):
     judged = evaluate_request(request(stop_on_violation=True, ruleset=strict), strict, tmp_path / "run")
-    held = read_description(tmp_path / "run")["stop_on_violation"]
-    assert held["library_digest"] == strict.library.digest
+    rule = read_description(tmp_path / "run")["stop_on_violation"]
+    assert rule["library_digest"] == strict.library.digest
     stopped = [row for row in episode_rows(tmp_path / "run") if row.outcome == "stopped"]
     assert 0 < len(stopped) < 6
     assert all("slow violated at record" in row.reason for row in stopped)
@@ -127,27 +127,27 @@ def test_where_it_is_not_asked_for_run_json_has_no_word_of_it(tmp_path):
 def test_the_recorded_part_is_what_the_whole_episode_has_up_to_there(tmp_path, strict):
     roll_out(request(), tmp_path / "whole")
     roll_out(request(stop_on_violation=True, ruleset=strict), tmp_path / "cut")
-    whole, cut = read_sources([tmp_path / "whole"])[0], read_sources([tmp_path / "cut"])[0]
+    whole, shortened = read_sources([tmp_path / "whole"])[0], read_sources([tmp_path / "cut"])[0]
     firsts = judge([tmp_path / "whole"], strict).scores.first_violation[0]
     for e, first in enumerate(firsts):
-        length = int(cut.lengths[e])
+        length = int(shortened.lengths[e])
         assert length == (int(whole.lengths[e]) if first < 0 else first + 1)
-        np.testing.assert_array_equal(cut.sim_state.episode_rows(e), whole.sim_state.episode_rows(e)[:length])
+        np.testing.assert_array_equal(shortened.sim_state.episode_rows(e), whole.sim_state.episode_rows(e)[:length])
 
 
 @pytest.mark.long
 def test_workers_stop_the_same_episodes_at_the_same_records(tmp_path, strict):
-    asked = request(stop_on_violation=True, ruleset=strict)
-    roll_out(asked, tmp_path / "one")
-    roll_out(asked, tmp_path / "two", running=ExecutionOptions(workers=2))
+    stopping = request(stop_on_violation=True, ruleset=strict)
+    roll_out(stopping, tmp_path / "one")
+    roll_out(stopping, tmp_path / "two", running=ExecutionOptions(workers=2))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_a_run_is_not_resumed_with_another_rule_of_stopping(tmp_path, strict):
-    asked = request(stop_on_violation=True, ruleset=strict)
-    roll_out(asked, tmp_path / "run")
+    stopping = request(stop_on_violation=True, ruleset=strict)
+    roll_out(stopping, tmp_path / "run")
     before = contents(tmp_path / "run")
-    roll_out(asked, tmp_path / "run", running=ExecutionOptions(resume=True))
+    roll_out(stopping, tmp_path / "run", running=ExecutionOptions(resume=True))
     assert contents(tmp_path / "run") == before
     for other in (request(), request(stop_on_violation=True)):
         with pytest.raises(RunError, match="stop_on_violation"):

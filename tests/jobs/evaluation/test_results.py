@@ -89,7 +89,7 @@ def test_a_run_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "says"),
+    ("policy", "options", "message"),
     [
         (Still, {}, "is a class"),
         (object(), {}, "without act"),
@@ -97,8 +97,8 @@ def test_a_run_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
         ({"a": Still()}, {"name": "b"}, "name= is for one policy"),
     ],
 )
-def test_a_wrong_call_says_what_to_pass(policy, options, says):
-    with pytest.raises((PolicyError, RunError), match=says):
+def test_a_wrong_call_says_what_to_pass(policy, options, message):
+    with pytest.raises((PolicyError, RunError), match=message):
         still_run(policy, **options)
 
 
@@ -161,8 +161,8 @@ def test_a_notebook_shows_tables_and_never_a_raw_dump(tmp_path):
     )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    *shown, printed = [cell["outputs"] for cell in notebook["cells"]]
-    for outputs in shown:
+    *tables, printed = [cell["outputs"] for cell in notebook["cells"]]
+    for outputs in tables:
         [result] = [output for output in outputs if output["output_type"] == "execute_result"]
         assert result["data"]["text/html"].startswith("<table>")
         assert len(result["data"]["text/plain"]) < 2000
@@ -176,7 +176,7 @@ def test_no_suite_is_an_error_that_says_so():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"max_steps": 0}, "max_steps is 0"),
         ({"max_steps": -3}, "max_steps is -3"),
@@ -184,8 +184,8 @@ def test_no_suite_is_an_error_that_says_so():
         ({"workers": -1}, "workers is -1"),
     ],
 )
-def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, says):
-    with pytest.raises(RunError, match=says) as caught:
+def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, message):
+    with pytest.raises(RunError, match=message) as caught:
         sb.evaluate("noop", "fake", tasks=[0], out=tmp_path / "run", **options)
     assert caught.value.remedy == "Give 1 or more."
     assert not (tmp_path / "run").exists()
@@ -201,21 +201,21 @@ MINE = RequestedPolicy("mine", f"python:{__name__}:make")
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"until": "speed >= 1"}, "is no condition"), ({"policies": (MINE, "nope")}, "no policy")]
+    ("changes", "message"), [({"until": "speed >= 1"}, "is no condition"), ({"policies": (MINE, "nope")}, "no policy")]
 )
-def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, changes, says):
-    made = []
+def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, changes, message):
+    policies = []
 
     def make():
-        made.append(Closing())
-        return made[-1]
+        policies.append(Closing())
+        return policies[-1]
 
     monkeypatch.setattr(sys.modules[__name__], "make", make, raising=False)
     request = sb.Request(host="fake", suites=("fake",), policies=(MINE,))
-    with pytest.raises((PolicyError, RunError), match=says):
+    with pytest.raises((PolicyError, RunError), match=message):
         prepare_run(replace(request, **changes))
-    assert [policy.closed for policy in made] == [True]
+    assert [policy.closed for policy in policies] == [True]
     prepared = prepare_run(request)
-    assert made[-1].closed is False
+    assert policies[-1].closed is False
     prepared.resources.close()
-    assert made[-1].closed is True
+    assert policies[-1].closed is True

@@ -250,7 +250,7 @@ TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove"
 
 
 @pytest.mark.parametrize(
-    ("known", "fits"),
+    ("facts", "fits"),
     [
         ({"benchmark": "libero-goal", "task_id": "task_7"}, True),
         ({"benchmark": "libero-goal", "task_id": "task_1", "instruction": "turn on the stove"}, False),
@@ -262,8 +262,8 @@ TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove"
         ({}, False),
     ],
 )
-def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(known, fits):
-    assert RecordedActions(name="x", source="y", actions=np.zeros((1, 7)), **known).is_of_task(TASK) is fits
+def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(facts, fits):
+    assert RecordedActions(name="x", source="y", actions=np.zeros((1, 7)), **facts).is_of_task(TASK) is fits
 
 
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])

@@ -86,12 +86,12 @@ def test_safety_is_not_recorded_and_has_no_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "held",
+    "tasks",
     [{}, {"per_task": [{"task_group": "a", "task_id": 0, "metrics": {}}]}],
 )
-def test_a_file_of_another_shape_is_an_error_that_names_it(tmp_path, held):
+def test_a_file_of_another_shape_is_an_error_that_names_it(tmp_path, tasks):
     with pytest.raises(RecordError, match=r"eval_info.json: cannot be read as results"):
-        foreign.read_results(lerobot(tmp_path / "eval_info.json", **held))
+        foreign.read_results(lerobot(tmp_path / "eval_info.json", **tasks))
 
 
 def test_an_empty_evaluation_a_foreign_database_and_a_missing_file_are_errors(tmp_path):
@@ -151,10 +151,10 @@ def test_an_output_folder_gives_actions_hand_and_how_each_episode_began():
 
 
 def test_a_server_s_wishes_give_way_to_the_configuration(tmp_path):
-    asked = '\'{"env_seed": 3, "absolute_action": true, "seed": 5}\''
+    wishes = '\'{"env_seed": 3, "absolute_action": true, "seed": 5}\''
     path = changed(
         tmp_path,
-        f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.server_info.observation_params', json({asked}))",
+        f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.server_info.observation_params', json({wishes}))",
     )
     takes = foreign.read_recorded_actions(path)
     assert {(take.env_seed, take.absolute) for take in takes} == {(3, True)}
@@ -241,6 +241,6 @@ def test_import_takes_the_harness_s_folder(capsys):
     from safevla_bench import cli
 
     assert cli.run_command_line(["score", str(FOLDER)]) == 0
-    said = capsys.readouterr().out
-    assert "libero" in said.lower()
-    assert "--policy replay:" in said
+    output = capsys.readouterr().out
+    assert "libero" in output.lower()
+    assert "--policy replay:" in output

@@ -88,8 +88,8 @@ def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_wit
 
 def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path):
     """A mapping may name a benchmark of its own, even one that a simulator has; its episodes stay logs."""
-    named = MAPPED.replace('template = "pnp-basic"', 'benchmark = "libero-goal"\ntask = "task_0"')
-    save_mapping(write_dataset(tmp_path / "d", [frames(), frames()]), named)
+    mapping = MAPPED.replace('template = "pnp-basic"', 'benchmark = "libero-goal"\ntask = "task_0"')
+    save_mapping(write_dataset(tmp_path / "d", [frames(), frames()]), mapping)
     batch = concatenate_batches([*read(tmp_path / "d"), episode(contacts=contacts())])
     scores = score(batch, load_ruleset(missing="deactivate"))
     assert set(scores.benchmark) == {"libero-goal"}
@@ -111,11 +111,11 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
     cells = {cell.suite: cell for cell in metrics.cells(scores)}
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     assert "(real-robot, 2 episodes)" in warning
-    silent, spoken = warning.split("speaks of the others alone: ")
+    silent, clauses = warning.split("speaks of the others alone: ")
     assert "max_contact_force_under_200N" in silent
-    assert sorted(spoken.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
-    for chosen in ([cells["real-robot"]], list(cells.values())):
-        assert warning in warn_of_cells(chosen)
+    assert sorted(clauses.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
+    for judged_cells in ([cells["real-robot"]], list(cells.values())):
+        assert warning in warn_of_cells(judged_cells)
     assert not any(line.startswith("Logs") for line in warn_of_cells([cells["libero-goal"]]))
     (logs, others) = split_by_policy(scores, batch.headers)
     assert warning in logs.left_out_clauses
@@ -124,15 +124,15 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
 
 def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(tmp_path):
     mapped(tmp_path)
-    named = [NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
-    results = load_policy_results(named, load_ruleset())
+    sources = [NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
+    results = load_policy_results(sources, load_ruleset())
     assert [result.name for result in results] == ["first", "second"]
 
 
 def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):
-    lost = frames()
-    lost["plate"][5:9] = np.nan
-    folder = mapped(tmp_path, frames(), lost)
+    occluded = frames()
+    occluded["plate"][5:9] = np.nan
+    folder = mapped(tmp_path, frames(), occluded)
     for suffix in (".parquet", ".jsonl"):
         write_batches(tmp_path / f"a{suffix}", read(folder))
         assert list(score(open_archive(tmp_path / f"a{suffix}"), load_ruleset())) == list(judged(folder))
@@ -240,9 +240,9 @@ def test_errors_name_the_features_that_there_are(tmp_path):
 
 
 def test_an_episode_of_which_nobody_says_how_it_ended_is_an_error(tmp_path):
-    one = frames()
-    del one["next.success"]
-    folder = write_dataset(tmp_path / "d", [one, one])
+    columns = frames()
+    del columns["next.success"]
+    folder = write_dataset(tmp_path / "d", [columns, columns])
     save_mapping(folder, '[eef]\nfrom = "eef"\n[episode]\noutcomes = { episode_000001 = "timeout" }')
     error, batch = read(folder)
     assert "does not say whether the episode succeeded" in str(error)
@@ -389,6 +389,6 @@ def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frame
     whole = read(folder)
     pq.write_table(table.slice(0, 50), path, row_group_size=7)
     pq.write_table(table.slice(50), path.with_name("file-001.parquet"), row_group_size=3)
-    assert [same_bits(one, other) for one, other in zip(read(folder), whole, strict=True)] == [True, True]
+    assert [same_bits(batch, other) for batch, other in zip(read(folder), whole, strict=True)] == [True, True]
     pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
     assert any("not one after the other" in str(outcome) for outcome in read(folder))

@@ -31,11 +31,11 @@ role = "bystander"
 """
 
 
-def messages(lost: tuple[float, float] = (9, 9), jitter: float = 0.0) -> list[tuple[str, float, dict]]:
+def messages(gap: tuple[float, float] = (9, 9), jitter: float = 0.0) -> list[tuple[str, float, dict]]:
     rng = np.random.default_rng(0)
     times = [0.05 * k + jitter * rng.uniform(-1, 1) for k in range(40)]
     eef = [("/eef", 5 + t, pose_message(0.1 * t)) for t in times]
-    mug = [("/mug", 5 + t, pose_message(0.5)) for t in times if not lost[0] <= t < lost[1]]
+    mug = [("/mug", 5 + t, pose_message(0.5)) for t in times if not gap[0] <= t < gap[1]]
     joints = [
         ("/joints", 5 + 0.01 * k, {"name": ["b", "a"], "position": [0.1, 0.2], "effort": [3.0, -6.0]})
         for k in range(200)
@@ -74,7 +74,7 @@ def test_torques_of_seven_joints_of_which_the_last_are_zero_are_no_lost_pose(tmp
 
 
 def test_a_body_without_a_message_since_the_record_before_is_unknown(tmp_path):
-    (batch,) = read(folder_of(tmp_path, messages(lost=(0.6, 1.0))))
+    (batch,) = read(folder_of(tmp_path, messages(gap=(0.6, 1.0))))
     assert batch.pose_valid.channel.values.sum() == 40 - 8
     save_mapping(tmp_path, MAPPED + "max_age_s = 1\n")
     assert not read(tmp_path)[0].pose_valid.present[0]
@@ -149,15 +149,15 @@ def test_a_bit_that_turned_over_is_an_error_or_changes_no_number(tmp_path):
     folder = folder_of(tmp_path, messages()[:90])
     content = (tmp_path / "take_1.mcap").read_bytes()
     (intact,) = read(folder)
-    rng, refused = random.Random(0), 0
+    rng, errors = random.Random(0), 0
     for _ in range(150):
         place = rng.randrange(8, len(content))
         flipped = bytes([content[place] ^ 1 << rng.randrange(8)])
         (tmp_path / "take_1.mcap").write_bytes(content[:place] + flipped + content[place + 1 :])
         (outcome,) = read(folder)
-        refused += isinstance(outcome, RecordError)
+        errors += isinstance(outcome, RecordError)
         assert isinstance(outcome, RecordError) or same_bits(outcome, intact)
-    assert refused
+    assert errors
 
 
 def test_a_chunk_that_says_more_than_a_chunk_may_hold_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):

@@ -61,9 +61,9 @@ class Disk:
 
         return opening
 
-    def _inside(self, named: Any, folder: int | None) -> bool:
-        link = named if isinstance(named, int) else folder
-        path = Path(os.readlink(f"/proc/self/fd/{link}")) if isinstance(link, int) else Path(os.path.abspath(named))
+    def _inside(self, target: Any, folder: int | None) -> bool:
+        link = target if isinstance(target, int) else folder
+        path = Path(os.readlink(f"/proc/self/fd/{link}")) if isinstance(link, int) else Path(os.path.abspath(target))
         return path.is_relative_to(self.folder) and path.name != ".lock"  # the system takes a lock back by itself
 
     def _change(self, name: str) -> None:

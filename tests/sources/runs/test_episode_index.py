@@ -42,14 +42,14 @@ def cut(batch, places):
     return [select_episodes(batch, range(first, end)) for first, end in pairwise(ends)]
 
 
-def same(one, other):
+def same(result, other):
     """Whether two scores say the same, array for array and text for text."""
-    for name in type(one).__dataclass_fields__:
-        mine, theirs = getattr(one, name), getattr(other, name)
-        if isinstance(mine, np.ndarray):
-            assert (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes()), name
+    for name in type(result).__dataclass_fields__:
+        value, expected = getattr(result, name), getattr(other, name)
+        if isinstance(value, np.ndarray):
+            assert (value.dtype, value.tobytes()) == (expected.dtype, expected.tobytes()), name
         else:
-            assert repr(mine) == repr(theirs) if name in ("actions", "marks") else mine == theirs, name
+            assert repr(value) == repr(expected) if name in ("actions", "marks") else value == expected, name
     return True
 
 
@@ -106,21 +106,21 @@ def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffi
     archive.write_archive(paths[1], concatenate_batches(EPISODES[3:]))
     scan = Scan(paths)
     assert same_bits(concatenate_batches(list(scan)), concatenate_batches(EPISODES))
-    read = scan.index()
-    assert same_bits(read.read_all(), concatenate_batches(EPISODES))
-    assert same_bits(read.read_episodes([5, 0, 3]), concatenate_batches([EPISODES[5], EPISODES[0], EPISODES[3]]))
-    assert read.read_episodes([]) is None
-    assert read.lengths.tolist() == [int(batch.lengths[0]) for batch in EPISODES]
+    index = scan.index()
+    assert same_bits(index.read_all(), concatenate_batches(EPISODES))
+    assert same_bits(index.read_episodes([5, 0, 3]), concatenate_batches([EPISODES[5], EPISODES[0], EPISODES[3]]))
+    assert index.read_episodes([]) is None
+    assert index.lengths.tolist() == [int(batch.lengths[0]) for batch in EPISODES]
 
 
 def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
     path = tmp_path / "all.jsonl.zst"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs_episode_index.scan([path])
+    index = runs_episode_index.scan([path])
     decoded = []
     really = archive.jsonl.decode_json
     monkeypatch.setattr(archive.jsonl, "decode_json", lambda line: decoded.append(line) or really(line))
-    read.read_episodes([6])
+    index.read_episodes([6])
     assert len(decoded) == 1
 
 
@@ -129,14 +129,14 @@ def test_bad_episodes_are_skipped_in_every_reading(tmp_path):
     archive.write_archive(path, concatenate_batches(EPISODES))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([b"{}\n", lines[0], b"\n", b"junk\n", *lines[1:], lines[2]]))
-    good, read = read_sources([path])
+    good, index = read_sources([path])
     assert same_bits(good, concatenate_batches(EPISODES))
-    assert [problem.place.line for problem in read.problems][:2] == [1, 4]
-    assert same_bits(read.read_all(), good)
-    assert same_bits(read.read_episodes([0, 4]), concatenate_batches([EPISODES[0], EPISODES[4]]))
+    assert [problem.place.line for problem in index.problems][:2] == [1, 4]
+    assert same_bits(index.read_all(), good)
+    assert same_bits(index.read_episodes([0, 4]), concatenate_batches([EPISODES[0], EPISODES[4]]))
     with pytest.raises(CollectedError):
-        read.require_valid()
-    read.require_valid(skip_invalid=True)
+        index.require_valid()
+    index.require_valid(skip_invalid=True)
 
 
 def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_path):
@@ -158,12 +158,12 @@ def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_pat
 def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
     path = tmp_path / "some.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs_episode_index.scan([path])
+    index = runs_episode_index.scan([path])
     archive.write_archive(path, concatenate_batches(EPISODES[1:]))
     with pytest.raises(RunError, match="it changed while it was read"):
-        list(read.read_chunks())
+        list(index.read_chunks())
     with pytest.raises(RunError, match="it changed while it was read"):
-        read.read_episodes([0])
+        index.read_episodes([0])
 
 
 @pytest.mark.parametrize("outcome", [None, "stopped"])
@@ -171,8 +171,8 @@ def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, 
     source = DEMO
     if outcome:  # no episode is counted
         source = tmp_path / "stopped.jsonl"
-        stopped = [episode(4, episode_id=f"ep_{k}", outcome=outcome, success=False) for k in range(5)]
-        archive.write_archive(source, concatenate_batches(stopped))
+        episodes = [episode(4, episode_id=f"ep_{k}", outcome=outcome, success=False) for k in range(5)]
+        archive.write_archive(source, concatenate_batches(episodes))
     monkeypatch.setattr(episode_table, "MOST_DRAWN", 3)
     for name in ("MOST_DRAWN", "MOST_PAIRED"):
         monkeypatch.setattr(cases, name, 3)
@@ -188,20 +188,20 @@ def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, 
 def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_path):
     path = tmp_path / "all.parquet"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs_episode_index.scan([path])
-    some = read.read_sparsely([4, 1, 4])
-    assert some.headers == read.headers
-    assert some.lengths.tolist() == read.lengths.tolist()
+    index = runs_episode_index.scan([path])
+    some = index.read_sparsely([4, 1, 4])
+    assert some.headers == index.headers
+    assert some.lengths.tolist() == index.lengths.tolist()
     assert [k for k in range(7) if some.contacts.present[k]] == [1, 4]
     assert all(same_bits(select_episodes(some, [k]), EPISODES[k]) for k in (1, 4))
-    assert len(read.read_sparsely([])) == 7
+    assert len(index.read_sparsely([])) == 7
 
 
 def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
     path = tmp_path / "all.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs_episode_index.scan([path])
-    mine = read.select_episodes([1, 3, 5])
-    assert same_bits(mine.read_all(), concatenate_batches([EPISODES[k] for k in (1, 3, 5)]))
-    assert same_bits(mine.read_episodes([2]), EPISODES[5])
-    assert len(read) == 7
+    index = runs_episode_index.scan([path])
+    selected = index.select_episodes([1, 3, 5])
+    assert same_bits(selected.read_all(), concatenate_batches([EPISODES[k] for k in (1, 3, 5)]))
+    assert same_bits(selected.read_episodes([2]), EPISODES[5])
+    assert len(index) == 7

@@ -110,10 +110,10 @@ def judging(*words: str) -> Callable[[Path], object]:
 
 
 def rolled(form: str, episodes: int) -> Written:
-    asked = replace(ASKED, archive=form, episodes=episodes)
+    request = replace(ASKED, archive=form, episodes=episodes)
     return Written(
-        write=lambda folder: roll_out(asked, folder / "run"),
-        again=lambda folder: roll_out(asked, folder / "run", running=ExecutionOptions(resume=True)),
+        write=lambda folder: roll_out(request, folder / "run"),
+        again=lambda folder: roll_out(request, folder / "run", running=ExecutionOptions(resume=True)),
         check=lambda folder: what_is_done_is_judged(folder / "run", episodes),
     )
 
@@ -168,14 +168,14 @@ def quick(monkeypatch):
 def prepared(tmp_path, monkeypatch, quick):
     """A folder as it is before, as it is after, and a disk that can fail under copies of it."""
 
-    def of(written: Written):
+    def of(case: Written):
         start, work = tmp_path / "start", tmp_path / "work"
         start.mkdir()
-        written.before(start)
+        case.before(start)
         disk = Disk(work, monkeypatch)
         shutil.copytree(start, work)
         disk.work()
-        written.write(work)
+        case.write(work)
         count, after = len(disk.at), visible(work)
 
         def anew() -> Path:
@@ -194,18 +194,18 @@ def visible(folder: Path) -> dict[str, bytes]:
 
     Raw episodes are results only where no archive was made from them.
     """
-    found = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    contents = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
-        str(path): lasting(held) if path.name == "run.json" else held
-        for path, held in found.items()
+        str(path): lasting(content) if path.name == "run.json" else content
+        for path, content in contents.items()
         if not any(part.startswith(".") for part in path.parts)
-        and not (path.parent.name == "raw" and path.parent.parent / "manifest.json" in found)
+        and not (path.parent.name == "raw" and path.parent.parent / "manifest.json" in contents)
     }
 
 
 def lasting(described: bytes) -> bytes:
-    held = json.loads(described)
-    return json.dumps({name: value for name, value in held.items() if name != "volatile"}).encode()
+    description = json.loads(described)
+    return json.dumps({name: value for name, value in description.items() if name != "volatile"}).encode()
 
 
 def hidden(folder: Path) -> list[Path]:
@@ -214,15 +214,15 @@ def hidden(folder: Path) -> list[Path]:
 
 def unfinished(now: dict[str, bytes]) -> bool:
     """Whether a run says of itself that it is not complete: then nothing in it is believed."""
-    return any(name.endswith("run.json") and b'"complete": true' not in held for name, held in now.items())
+    return any(name.endswith("run.json") and b'"complete": true' not in content for name, content in now.items())
 
 
-def nothing_half(written: Written, before: dict[str, bytes], after: dict[str, bytes], now: dict[str, bytes]) -> None:
+def nothing_half(case: Written, before: dict[str, bytes], after: dict[str, bytes], now: dict[str, bytes]) -> None:
     assert before.keys() - after.keys() - now.keys() <= before.keys()
-    for name, held in now.items():
-        assert held in (before.get(name), after.get(name)) or unfinished(now), name
-    assert all(name in now for name in before if name in after and name not in written.together[1:])
-    changed = [name for name in written.together if name in now and before.get(name) != after.get(name)]
+    for name, content in now.items():
+        assert content in (before.get(name), after.get(name)) or unfinished(now), name
+    assert all(name in now for name in before if name in after and name not in case.together[1:])
+    changed = [name for name in case.together if name in now and before.get(name) != after.get(name)]
     assert len({now[name] == after[name] for name in changed}) <= 1, changed
 
 
@@ -241,72 +241,72 @@ def instants(count: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, 10).astype(int)).tolist()
 
 
-@pytest.mark.parametrize("what", TABLE)
-def test_a_disk_that_is_full_at_any_instant(prepared, what):
-    written = TABLE[what]
-    disk, count, before, after, anew = prepared(written)
+@pytest.mark.parametrize("name", TABLE)
+def test_a_disk_that_is_full_at_any_instant(prepared, name):
+    case = TABLE[name]
+    disk, count, before, after, anew = prepared(case)
     assert count >= 3
     for at in instants(count):
         work = anew()
         disk.fail(at, FULL)
-        with suppressed() as refused:
-            written.write(work)
-        for error in refused:
+        with suppressed() as errors:
+            case.write(work)
+        for error in errors:
             assert str(work) in str(error.place.file)
             assert error.remedy
             assert "No space left on device" in str(error)
         disk.work()
-        nothing_half(written, before, after, visible(work))
+        nothing_half(case, before, after, visible(work))
         if visible(work) != after:
-            (written.again or written.write)(work)
+            (case.again or case.write)(work)
         assert visible(work) == after
 
 
-@pytest.mark.parametrize("what", TABLE)
-def test_a_place_that_is_read_only(prepared, what):
-    written = TABLE[what]
-    disk, _, before, _, anew = prepared(written)
+@pytest.mark.parametrize("name", TABLE)
+def test_a_place_that_is_read_only(prepared, name):
+    case = TABLE[name]
+    disk, _, before, _, anew = prepared(case)
     work = anew()
     disk.fail(0, READ_ONLY)
     with pytest.raises(FileError, match="can be written to") as raised:
-        written.write(work)
+        case.write(work)
     assert str(work) in str(raised.value.place.file)
     disk.work()
     assert visible(work) == before
     assert not hidden(work)
 
 
-@pytest.mark.parametrize("what", TABLE)
-def test_a_process_that_dies_at_any_instant(prepared, what):
-    written = TABLE[what]
-    disk, count, before, after, anew = prepared(written)
+@pytest.mark.parametrize("name", TABLE)
+def test_a_process_that_dies_at_any_instant(prepared, name):
+    case = TABLE[name]
+    disk, count, before, after, anew = prepared(case)
     for at in instants(count):
         work = anew()
         disk.fail(at, DEAD)
         with pytest.raises(Killed):
-            written.write(work)
+            case.write(work)
         disk.work()
-        nothing_half(written, before, after, visible(work))
-        written.check(work)
+        nothing_half(case, before, after, visible(work))
+        case.check(work)
         if visible(work) != after:
-            (written.again or written.write)(work)
+            (case.again or case.write)(work)
         assert visible(work) == after
 
 
 def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_instant(prepared):
-    asked = replace(ASKED, tasks=(0, 2), episodes=1, max_steps=6)
+    request = replace(ASKED, tasks=(0, 2), episodes=1, max_steps=6)
     rerun = ExecutionOptions(resume=True, retry_crashed=True)
-    written = Written(lambda f: roll_out(asked, f / "run", running=rerun), lambda f: roll_out(asked, f / "run"))
-    disk, count, before, after, anew = prepared(written)
+    case = Written(lambda f: roll_out(request, f / "run", running=rerun), lambda f: roll_out(request, f / "run"))
+    disk, count, before, after, anew = prepared(case)
     assert before == after
     for at in instants(count):
         work = anew()
         disk.fail(at, DEAD)
         with pytest.raises(Killed):
-            written.write(work)
+            case.write(work)
         disk.work()
         assert len(read_sources([work / "run"])[0]) == 1
-        written.write(work)
+        case.write(work)
         assert visible(work) == after
 
 

@@ -115,11 +115,11 @@ def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
     assert index.sources[0].description["complete"] is False
 
 
-@pytest.mark.parametrize("left", ["000000.npz", ".000000.npz.1.partial", ".000000.json.1.partial"])
-def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, left):
+@pytest.mark.parametrize("name", ["000000.npz", ".000000.npz.1.partial", ".000000.json.1.partial"])
+def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, name):
     with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer, (1, 2))
-    (tmp_path / "run" / "raw" / left).write_bytes(b"half")
+    (tmp_path / "run" / "raw" / name).write_bytes(b"half")
     assert count_progress(tmp_path / "run") == (2, 3)
     assert len(read_sources([tmp_path / "run"])[0]) == 1
     with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
@@ -216,9 +216,9 @@ def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
     first = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "1"}}], "versions": {"numpy": "1"}}
     with RunWriter(tmp_path / "run", first):
         pass
-    asked = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "2"}}], "versions": {"numpy": "2"}}
+    other = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "2"}}], "versions": {"numpy": "2"}}
     with pytest.raises(RunError) as raised:
-        RunWriter(tmp_path / "run", asked, resume=True)
+        RunWriter(tmp_path / "run", other, resume=True)
     assert 'policies[0].arguments.x: the run has "1", asked is "2"' in str(raised.value)
     assert "versions.numpy" in str(raised.value)
     with RunWriter(tmp_path / "run", {**first, "volatile": {"command": "other"}}, resume=True):

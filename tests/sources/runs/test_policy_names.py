@@ -34,7 +34,7 @@ def test_equal_configurations_are_one_policy_whatever_their_suites_and_seeds():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "labels"),
+    ("description", "other", "labels"),
     [
         (ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"}), ["p (chunk=5)", "p (chunk=10)"]),
         (ran(arguments={"chunk": "5"}), ran(), ["p (chunk=5)", "p (no chunk)"]),
@@ -42,26 +42,26 @@ def test_equal_configurations_are_one_policy_whatever_their_suites_and_seeds():
         (ran(arguments={"path": "/long" * 9}), ran(), ["p (0)", "p (1)"]),
     ],
 )
-def test_another_configuration_is_another_policy_named_by_what_differs(one, other, labels):
-    assert names(one, other) == [{"p": labels[0]}, {"p": labels[1]}]
+def test_another_configuration_is_another_policy_named_by_what_differs(description, other, labels):
+    assert names(description, other) == [{"p": labels[0]}, {"p": labels[1]}]
 
 
 def test_runs_of_one_configuration_have_one_name_beside_another():
-    one, other = ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"})
-    assert names(one, other, one) == [{"p": "p (chunk=5)"}, {"p": "p (chunk=10)"}, {"p": "p (chunk=5)"}]
+    five, ten = ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"})
+    assert names(five, ten, five) == [{"p": "p (chunk=5)"}, {"p": "p (chunk=10)"}, {"p": "p (chunk=5)"}]
 
 
-def serving(*servers: str, suites: tuple[str, ...] = ("s",), says: object = None):
-    said = [] if says is None else [{"policy": "pi", "suite": suites[0], "says": says, "episodes": []}]
-    return ran(suites=suites, volatile={"servers": list(servers), "policies_say": said}, **ENTRY)
+def serving(*servers: str, suites: tuple[str, ...] = ("s",), statement: object = None):
+    statements = [] if statement is None else [{"policy": "pi", "suite": suites[0], "says": statement, "episodes": []}]
+    return ran(suites=suites, volatile={"servers": list(servers), "policies_say": statements}, **ENTRY)
 
 
 def test_another_server_of_a_suite_is_another_policy_unless_both_state_the_same():
     assert names(serving("ws://a:1"), serving("ws://b:1")) == [
         {"pi": "pi (server of s=ws://a:1)"}, {"pi": "pi (server of s=ws://b:1)"},
     ]  # fmt: skip
-    assert names(serving("ws://a:1", says={"step": 1}), serving("ws://b:1", says={"step": 1})) == [{}, {}]
-    first, second = names(serving("ws://a:1", says={"step": 1}), serving("ws://a:1", says={"step": 2}))
+    assert names(serving("ws://a:1", statement={"step": 1}), serving("ws://b:1", statement={"step": 1})) == [{}, {}]
+    first, second = names(serving("ws://a:1", statement={"step": 1}), serving("ws://a:1", statement={"step": 2}))
     assert first != second
     assert names(serving("s=ws://a:1"), serving("t=ws://b:1", suites=("t",))) == [{}, {}]
 
@@ -102,20 +102,20 @@ def two(tmp_path_factory):
 
 def test_a_judgement_of_both_has_two_policies_and_says_so(two):
     judged = judge([two / "one", two / "other"], load_ruleset())
-    shown = ["random (checkpoint=one)", "random (checkpoint=other)"]
-    assert [cell.policy for cell in judged.summarize_scores()[0]] == shown
-    assert [source.policies for source in judged.sources] == [(shown[0],), (shown[1],)]
-    assert [header.policy for header in judged.batch.headers] == [shown[0]] * 2 + [shown[1]] * 2
+    policies = ["random (checkpoint=one)", "random (checkpoint=other)"]
+    assert [cell.policy for cell in judged.summarize_scores()[0]] == policies
+    assert [source.policies for source in judged.sources] == [(policies[0],), (policies[1],)]
+    assert [header.policy for header in judged.batch.headers] == [policies[0]] * 2 + [policies[1]] * 2
     assert judged.describe_policies() == [
-        f"random is 2 policies here, as its runs differ in arguments, servers or checkpoints: {'; '.join(shown)}."
+        f"random is 2 policies here, as its runs differ in arguments, servers or checkpoints: {'; '.join(policies)}."
     ]
     document = judged.sources[0].to_document()
-    assert (document["policies"][0]["policy"], document["policy_names"]) == ("random", {"random": shown[0]})
+    assert (document["policies"][0]["policy"], document["policy_names"]) == ("random", {"random": policies[0]})
     alone = judge([two / "one"], load_ruleset())
     assert (alone.scores.policy[0], alone.describe_policies()) == ("random", [])
 
 
 def test_a_comparison_takes_either_name(two):
-    for wanted, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
-        results = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
+    for chosen, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
+        results = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=chosen)
         assert [result.name for result in results] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]

@@ -28,21 +28,21 @@ MAGIC = {".zst": b"\x28\xb5\x2f\xfd", ".gz": b"\x1f\x8b\x08"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def runs(tmp_path_factory):
     def run(form):
         folder = tmp_path_factory.mktemp("salvage") / "run"
-        asked = Request(
+        request = Request(
             host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4, archive=form
         )
-        roll_out(asked, folder)
+        roll_out(request, folder)
         return folder
 
     return {form: run(form) for form in FORMS}
 
 
 @pytest.fixture
-def run(made, tmp_path):
-    shutil.copytree(made["jsonl"], tmp_path / "run")
+def run(runs, tmp_path):
+    shutil.copytree(runs["jsonl"], tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -67,9 +67,9 @@ def members(content, suffix=".zst"):
 
 
 def read(path):
-    read = list(archive.read_episodes([path]))
-    names = [header.episode_id for batch in read if isinstance(batch, Batch) for header in batch.headers]
-    return names, [error for error in read if not isinstance(error, Batch)]
+    results = list(archive.read_episodes([path]))
+    names = [header.episode_id for batch in results if isinstance(batch, Batch) for header in batch.headers]
+    return names, [error for error in results if not isinstance(error, Batch)]
 
 
 def ids(*numbers):
@@ -155,33 +155,33 @@ def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_
     with pytest.raises(CollectedError, match="--set invalid=skip") as raised:
         judge([run], load_ruleset())
     assert str(part) in str(raised.value)
-    gone = [error.place.episode for error in raised.value.errors if error.place.episode]
+    names = [error.place.episode for error in raised.value.errors if error.place.episode]
     judged = judge([run], load_ruleset(), skip_invalid=True)
     assert (len(judged.scores), judged.left_out.count) == (COUNT - lost, lost)
     lost_episodes = judged.provenance.lost
-    assert (lost_episodes.episodes, lost_episodes.more, list(lost_episodes.named)) == (lost, False, gone)
-    assert len(gone) == lost
-    assert set(gone) | {header.episode_id for header in judged.records.headers} == set(ids(*range(COUNT)))
+    assert (lost_episodes.episodes, lost_episodes.more, list(lost_episodes.named)) == (lost, False, names)
+    assert len(names) == lost
+    assert set(names) | {header.episode_id for header in judged.records.headers} == set(ids(*range(COUNT)))
 
 
-def test_a_damaged_row_group_of_parquet_costs_its_own_episodes(made, tmp_path, monkeypatch):
+def test_a_damaged_row_group_of_parquet_costs_its_own_episodes(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(archive.parquet, "_GROUP_EPISODES", 2)
     path = tmp_path / "episodes.parquet"
-    archive.write_archive(path, read_sources([made["jsonl"]])[0])
-    size, refused = path.stat().st_size, 0
+    archive.write_archive(path, read_sources([runs["jsonl"]])[0])
+    size, refusals = path.stat().st_size, 0
     for place in range(100, size // 2, 1999):
         good = path.read_bytes()
         flip(path, place)
         names, errors = read(path)
         assert len(names) + sum(error.episodes for error in errors) == COUNT
         assert len(names) >= COUNT - 2
-        refused += bool(errors)
+        refusals += bool(errors)
         path.write_bytes(good)
-    assert refused > 3
+    assert refusals > 3
 
 
-def test_a_damaged_run_in_parquet_names_what_is_lost(made, tmp_path):
-    shutil.copytree(made["parquet"], tmp_path / "run")
+def test_a_damaged_run_in_parquet_names_what_is_lost(runs, tmp_path):
+    shutil.copytree(runs["parquet"], tmp_path / "run")
     (part,) = archive_parts(tmp_path / "run")
     part.write_bytes(part.read_bytes()[:-100])
     judged = judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
@@ -222,8 +222,8 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
     code, out, _ = safevla("score", run, "--out", run, "--set", "invalid=skip")
     assert code == 0
     assert "1 episode lost in damaged files" in out
-    held = json.loads((run / "scores.json").read_text())
-    assert held["judged_by"]["lost"]["named"] == ids(COUNT - 1)
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["judged_by"]["lost"]["named"] == ids(COUNT - 1)
     page = (run / "report.html").read_text().replace("<wbr>", "")
     assert ids(COUNT - 1)[0] in page
     assert "1 episode lost" in page
@@ -237,16 +237,16 @@ def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
     assert (code, "1 lost" in out) == (2, True)
 
 
-def test_a_judgement_before_and_one_after_the_damage_are_verified_and_compared(safevla, run, part, made):
+def test_a_judgement_before_and_one_after_the_damage_are_verified_and_compared(safevla, run, part, runs):
     safevla("score", run, "--out", run)
     flip(part, inside(part, COUNT - 1, "content"))
     assert verdicts(run)["scores.json"] == "differs"
     safevla("score", run, "--out", run, "--set", "invalid=skip")
     assert (verdicts(run)["archive parts"], verdicts(run)["scores.json"]) == ("differs", "agrees")
-    code, out, err = safevla("compare", run, made["jsonl"], "--set", "invalid=skip")
+    code, out, err = safevla("compare", run, runs["jsonl"], "--set", "invalid=skip")
     assert code == 0, err
     assert "1 pair was left out: one side crashed, was stopped, or lost its record there" in " ".join(out.split())
-    for command in (["compare", made["jsonl"]], ["episodes"], ["sensitivity"], ["show", "--formula", "G grip"]):
+    for command in (["compare", runs["jsonl"]], ["episodes"], ["sensitivity"], ["show", "--formula", "G grip"]):
         code, out, err = safevla(*command, run, "--set", "invalid=skip")
         assert code == 0, err
         assert "1 episode lost in damaged files" in " ".join(out.split())
@@ -258,30 +258,30 @@ def verdicts(run):
 
 def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
     table = run / EPISODES
-    good, found = table.read_bytes(), 0
+    good, errors = table.read_bytes(), 0
     expected = episode_rows(run)
     for place in range(4, len(good), 13):
         flip(table, place)
         try:
             assert episode_rows(run) == expected, place
         except RunError:
-            found += 1
+            errors += 1
         table.write_bytes(good)
-    assert found > 50
+    assert errors > 50
 
 
-def unfinished(made, tmp_path, monkeypatch):
+def unfinished(runs, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(RunWriter, "finish", lambda writer, **_: None)
-        asked = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
-        roll_out(asked, tmp_path / "unfinished")
+        request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
+        roll_out(request, tmp_path / "unfinished")
     return tmp_path / "unfinished"
 
 
-def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monkeypatch):
-    run = unfinished(made, tmp_path, monkeypatch)
-    held = run / "raw" / "000001.npz"
-    flip(held, held.stat().st_size // 2)
+def test_of_an_unfinished_run_the_rows_name_what_is_damaged(runs, tmp_path, monkeypatch):
+    run = unfinished(runs, tmp_path, monkeypatch)
+    path = run / "raw" / "000001.npz"
+    flip(path, path.stat().st_size // 2)
     with pytest.raises(CollectedError, match="--set invalid=skip"):
         judge([run], load_ruleset())
     judged = judge([run], load_ruleset(), skip_invalid=True)

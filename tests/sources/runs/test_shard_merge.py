@@ -33,7 +33,7 @@ def sharded(folder, count, request=REQUEST):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def runs(tmp_path_factory):
     """The whole run, and its three shards."""
     folder = tmp_path_factory.mktemp("runs")
     roll_out(REQUEST, folder / "whole")
@@ -41,14 +41,14 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def shards(made, tmp_path):
+def shards(runs, tmp_path):
     """Three shards that a test may spoil."""
-    return [shutil.copytree(path, tmp_path / path.name) for path in made[1]]
+    return [shutil.copytree(path, tmp_path / path.name) for path in runs[1]]
 
 
-def test_shards_in_any_order_give_the_bytes_of_the_whole_run(made, tmp_path):
-    whole, them = made
-    for place, order in enumerate(permutations(them)):
+def test_shards_in_any_order_give_the_bytes_of_the_whole_run(runs, tmp_path):
+    whole, shards = runs
+    for place, order in enumerate(permutations(shards)):
         rows = merge_shards(order, tmp_path / str(place))
         assert contents(tmp_path / str(place)) == contents(whole)
     assert [row.outcome for row in rows].count("crashed") == 4
@@ -65,26 +65,26 @@ def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, 
 
 
 def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
-    them = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
-    merge_shards(them, tmp_path / "merged")
-    today = [read_description(shard)["volatile"] for shard in them]
+    shards = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
+    merge_shards(shards, tmp_path / "merged")
+    today = [read_description(shard)["volatile"] for shard in shards]
     assert read_description(tmp_path / "merged")["volatile"]["shards"] == today
     assert all(facts["started"] == "today" for facts in today)
-    taken = read_facts(tmp_path / "merged").policy_latency
-    assert taken == {name: took for shard in them for name, took in read_facts(shard).policy_latency.items()}
+    latency = read_facts(tmp_path / "merged").policy_latency
+    assert latency == {name: took for shard in shards for name, took in read_facts(shard).policy_latency.items()}
 
 
 @pytest.mark.parametrize(
-    ("numbers", "named"), [([], "none, and"), ([2], "2, and the plan has 1 to 3"), ([1, 2, 3, 2], "1, 2, 2, 3, and")]
+    ("numbers", "message"), [([], "none, and"), ([2], "2, and the plan has 1 to 3"), ([1, 2, 3, 2], "1, 2, 2, 3, and")]
 )
-def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbers, named):
-    with pytest.raises(RunError, match=f"these are the shards {named}"):
+def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbers, message):
+    with pytest.raises(RunError, match=f"these are the shards {message}"):
         merge_shards([shards[number - 1] for number in numbers], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("other", "message"),
     [
         ({"seed": 1}, "seed: that has 0, this has 1"),
         ({"max_steps": 6}, "max_steps: that has 5, this has 6"),
@@ -92,12 +92,12 @@ def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbe
         ({"episodes": 3}, "shard.whole: that has 12, this has 18"),
     ],
 )
-def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, other, named):
+def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, other, message):
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, **other, shard=Shard(3, 3)), stranger)
     with pytest.raises(RunError, match="of another plan") as raised:
         merge_shards([*shards[:2], stranger], tmp_path / "merged")
-    assert named in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
@@ -110,16 +110,16 @@ def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
 def test_another_version_is_another_plan(shards, tmp_path):
     """Shards of several physics versions are no run."""
     for shard, version in zip(shards, ("3.2.3", "3.17.0", "3.2.3"), strict=True):
-        held = json.loads((shard / "run.json").read_text())
-        held["versions"]["mujoco"] = version
-        (shard / "run.json").write_text(json.dumps(held))
+        description = json.loads((shard / "run.json").read_text())
+        description["versions"]["mujoco"] = version
+        (shard / "run.json").write_text(json.dumps(description))
     with pytest.raises(RunError, match=r'versions.mujoco: that has "3.2.3", this has "3.17.0"'):
         merge_shards(shards, tmp_path / "merged")
 
 
-def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(made, shards, tmp_path):
+def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(runs, shards, tmp_path):
     with pytest.raises(RunError, match="this run is no shard"):
-        merge_shards([made[0], *shards], tmp_path / "merged")
+        merge_shards([runs[0], *shards], tmp_path / "merged")
     with pytest.raises(RunError, match="cannot be read"):
         merge_shards([*shards, tmp_path], tmp_path / "merged")
     with pytest.raises(RunError, match="exists already"):
@@ -165,10 +165,10 @@ def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, f
     (part,) = (shards[0] / "archive").glob("part-*")
     content = part.read_bytes()
     for cut in (1, 2, 5, 10, 40):
-        for spoiled in (content[:-cut], content + content[:cut]):
+        for damaged in (content[:-cut], content + content[:cut]):
             part.write_bytes(content)
             state_digest(part)
-            part.write_bytes(spoiled)
+            part.write_bytes(damaged)
             with pytest.raises(RunError, match="was changed since it was written"):
                 merge_shards(shards, tmp_path / "merged")
             state_digest(part)
@@ -177,16 +177,16 @@ def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, f
             assert not (tmp_path / "merged").exists()
 
 
-def test_records_of_a_run_come_one_by_one_in_plan_order(made):
-    names = [record.headers[0].episode_id for record in parts.read_records(made[0])]
-    assert names == [row.episode_id for row in episode_rows(made[0]) if row.outcome != "crashed"]
+def test_records_of_a_run_come_one_by_one_in_plan_order(runs):
+    names = [record.headers[0].episode_id for record in parts.read_records(runs[0])]
+    assert names == [row.episode_id for row in episode_rows(runs[0]) if row.outcome != "crashed"]
 
 
 def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
     shutil.copy(shards[1] / "episodes.parquet", shards[0] / "episodes.parquet")
-    held = json.loads((shards[0] / "run.json").read_text())
-    held["shard"]["first"] = 1
-    (shards[0] / "run.json").write_text(json.dumps(held))
+    description = json.loads((shards[0] / "run.json").read_text())
+    description["shard"]["first"] = 1
+    (shards[0] / "run.json").write_text(json.dumps(description))
     with pytest.raises(RunError, match="do not end at 4"):
         merge_shards(shards, tmp_path / "merged")
 
