@@ -30,7 +30,7 @@ REQUESTS = {"fake": REQUEST, "libero": LIBERO}
 
 
 class Halves:
-    """A file each write of which is in two pieces, with something done between them."""
+    """A file that writes in two pieces, with something done between them."""
 
     def __init__(self, stream, between) -> None:
         self.stream, self.between = stream, between

@@ -68,9 +68,9 @@ class Held:
         if self.steps == self.at and not (self.place / "go").exists():
             import ray
 
-            told = self.place / f".{os.getpid()}"
-            told.write_text(ray.get_runtime_context().get_node_id())
-            told.rename(self.place / str(os.getpid()))
+            note = self.place / f".{os.getpid()}"
+            note.write_text(ray.get_runtime_context().get_node_id())
+            note.rename(self.place / str(os.getpid()))
             while not (self.place / "go").exists():
                 time.sleep(0.005)
         return self.generator.uniform(-1, 1, 7)

@@ -1,4 +1,4 @@
-"""A cluster to work on: what is asked of it, what is said where it is not there."""
+"""A cluster to work on: what is asked of it, what is said if it is missing."""
 
 from __future__ import annotations
 

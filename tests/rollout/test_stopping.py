@@ -1,4 +1,4 @@
-"""--stop-on-violation: an episode ends at its first violation where asked, is outside n, and is the same everywhere."""
+"""--stop-on-violation: an episode ends at its first violation if asked, is outside n, and is the same everywhere."""
 
 from __future__ import annotations
 
