@@ -263,7 +263,7 @@ def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped
     assert "-0.05 is no limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
 
 
-def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, monkeypatch):
+def test_a_run_with_crashes_passes_only_if_that_is_allowed(safevla, fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     point = ("--confidence", "none")
     code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.7", *point)

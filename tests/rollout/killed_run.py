@@ -59,9 +59,9 @@ class Fuse:
             os.killpg(0, signal.SIGKILL)
 
     def before(self, change):
-        def changing(*args, **given):
+        def changing(*args, **options):
             self.burn()
-            return change(*args, **given)
+            return change(*args, **options)
 
         return changing
 

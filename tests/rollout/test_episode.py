@@ -159,7 +159,7 @@ def test_a_server_is_reached_before_each_environment_is_made_and_not_before_each
     assert log == ["connect task_0", "make task_0", "connect task_1", "make task_1"]
 
 
-def test_the_server_s_seed_is_the_simulator_s_only_where_the_protocol_says_so():
+def test_the_server_s_seed_is_the_simulator_s_only_if_the_protocol_says_so():
     for protocol, seed in (("vla-eval", 3), ("openpi", 7)):
         planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(protocol), max_steps=2)
         (outcome,) = run_serially(EnvRunner(FAKE, {"p": Remote([])}), planned)
@@ -250,10 +250,10 @@ class Says:
         self.actions, self.clip = actions, clip
 
     def reset(self, task, seed):
-        self.left = list(self.actions)
+        self.remaining = list(self.actions)
 
     def act(self, observation):
-        action = self.left.pop(0)
+        action = self.remaining.pop(0)
         if isinstance(action, Exception):
             raise action
         return action
@@ -295,7 +295,7 @@ def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(
     assert not outcome.batch.headers[0].success
 
 
-def test_where_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
+def test_if_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
     env = Counting()
     outcome = run_episode(env, Says(GOOD, at(0, 1.5), at(6, -9.0), GOOD, GOOD, GOOD, clip=True), PLANNED)
     assert outcome.outcome == "timeout"
@@ -348,7 +348,7 @@ class Loses(Says):
             raise ServerUnreachableError("nobody answers")
 
     def act(self, observation):
-        if self.attempts <= self.losses and len(self.left) == 4:
+        if self.attempts <= self.losses and len(self.remaining) == 4:
             raise ServerLostError("it went away")
         return super().act(observation)
 

@@ -100,7 +100,7 @@ def test_shards_are_stretches_that_cover_the_plan_and_none_is_empty(horizons, da
 
 
 @given(HORIZONS, st.data())
-def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_where_episodes_are_alike(horizons, data):
+def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_if_episodes_are_alike(horizons, data):
     count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
     lengths = [300 + horizon for horizon in horizons]
     parts = [sum(lengths[first:end]) for first, end in pairwise(cut_plan(with_horizons(lengths), count))]

@@ -258,7 +258,7 @@ def command(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_where_every_actor_dies(tmp_path, held):
+def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_every_actor_dies(tmp_path, held):
     (tmp_path / "go").touch()
     arguments = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--policy", "held"]
     arguments += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]

@@ -48,19 +48,19 @@ class Dying:
     """A server that dies at its `after`-th request: it drops the connection, and a proxy answers in its place."""
 
     def __init__(self, after: int) -> None:
-        self.left = after
+        self.remaining = after
 
     def __call__(self, connection) -> None:
         def answer(request, number):
-            self.left -= 1
-            if self.left <= 0:
+            self.remaining -= 1
+            if self.remaining <= 0:
                 connection.close_socket()
             return chunk(5)
 
         openpi(answer, WITHOUT_WRIST)(connection)
 
     def refuse(self, connection, request):
-        return connection.respond(503, "no upstream\n") if self.left <= 0 else None
+        return connection.respond(503, "no upstream\n") if self.remaining <= 0 else None
 
 
 @WORKERS
@@ -277,7 +277,7 @@ def test_a_run_s_file_chooses_nothing_of_a_client_but_what_a_server_may_ask_for(
 
 def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_policies_before_it(tmp_path, monkeypatch):
     waited, find = [], endpoint.find_server
-    monkeypatch.setattr(endpoint, "find_server", lambda *given: waited.append(1) or find(*given))
+    monkeypatch.setattr(endpoint, "find_server", lambda *arguments: waited.append(1) or find(*arguments))
     alone = bare_request("ws://127.0.0.1:1", arguments={"connect_timeout_s": "0.2"})
     with pytest.raises(ServerUnreachableError):
         roll_out(alone, tmp_path / "alone")

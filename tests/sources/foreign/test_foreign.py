@@ -25,8 +25,8 @@ PER_TASK = [
 ]
 
 
-def lerobot(path, **held):
-    path.write_text(json.dumps(held))
+def lerobot(path, **fields):
+    path.write_text(json.dumps(fields))
     return path
 
 
