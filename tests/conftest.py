@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -36,6 +38,42 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     shared = Browser(tmp_path_factory.mktemp("profile"))
     yield shared
     shared.close()
+
+
+class Command:
+    """`safevla` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """Return exit code, stdout and stderr."""
+        from safevla_bench import cli
+
+        code = cli.run_command_line([str(argument) for argument in arguments])
+        return code, *self.capsys.readouterr()
+
+    def ok(self, *arguments: object) -> str:
+        """Return stdout of a command that succeeds."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out
+
+    def json(self, *arguments: object) -> Any:
+        """Return what a command prints with `--format json`, whatever its exit code."""
+        return json.loads(self(*arguments, "--format", "json")[1])
+
+    def refuses(self, *arguments: object) -> str:
+        """Return stderr of a command that a user has to mend."""
+        code, out, err = self(*arguments)
+        assert code == 2, out + err
+        assert "Traceback" not in err
+        return err
+
+
+@pytest.fixture
+def safevla(capsys):
+    return Command(capsys)
 
 
 def pytest_configure(config: pytest.Config) -> None:

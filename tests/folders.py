@@ -23,6 +23,12 @@ def contents(folder: Path) -> dict[str, object]:
     return files
 
 
+def change_description(folder: Path, **fields: object) -> None:
+    """Write these fields into a run.json."""
+    path = folder / RUN
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
 def reseal(folder: Path) -> None:
     """Make the digests of a complete run those of what is there now, as whoever forges a run can."""
     description = read_description(folder)

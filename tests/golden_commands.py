@@ -97,7 +97,7 @@ def write_outputs(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _write_log(folder: Path) -> None:
-    """Write two episodes of a robot's log, in one of which a joint's torque is beyond its limit."""
+    """Write two episodes of a robot's log; in one, a joint's torque is beyond its limit."""
     from sources.logs.log_files import save_mapping, straight_line, write_dataset
 
     plate = straight_line() * [0, 0, 1, 1, 0, 0, 0]

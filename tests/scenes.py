@@ -8,6 +8,9 @@ from pathlib import Path
 from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode
 
+WITHOUT_WRIST = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
+"""What a stub of openpi's server takes of a policy with one camera."""
+
 
 def install_plugin(folder: Path, name: str, module: str, *points: str) -> Path:
     """Put a distribution into a folder: its module `NAME_plugin`, and `group = function` for each entry point NAME."""

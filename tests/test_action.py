@@ -1,4 +1,4 @@
-"""The GitHub Action: its steps run in a shell as a runner runs them, and take only options that there are."""
+"""The GitHub Action: its steps run in a shell as a runner runs them, and take only options that exist."""
 
 from __future__ import annotations
 

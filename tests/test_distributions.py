@@ -25,7 +25,7 @@ NAME = f"safevla_bench-{__version__}"
 CODE = {".py", ".toml", ".json", ".lark", ".html", ".css", ".js", ".svg"}
 PLAYER = "safevla_bench/report/templates/player"
 LARGE = {"safevla_bench/jobs/demo.parquet": 1_500_000, f"{PLAYER}/three.min.js": 600_000}
-"""The only large files of the package, with the most that they may weigh; the first alone is no text."""
+"""The only large files of the package, with the most that they may weigh; the first alone is not text."""
 TOP = {
     "src", "recorder", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile",
     "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "pyproject.toml",
@@ -62,7 +62,7 @@ def checkout(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(checkout, tmp_path_factory) -> Path:
+def dist(checkout, tmp_path_factory) -> Path:
     """A folder with the sdist, and the wheel that was built from the sdist alone."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(checkout)]
@@ -72,14 +72,14 @@ def built(checkout, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(built) -> zipfile.ZipFile:
-    (path,) = built.glob("*.whl")
+def wheel(dist) -> zipfile.ZipFile:
+    (path,) = dist.glob("*.whl")
     return zipfile.ZipFile(path)
 
 
 @pytest.fixture(scope="module")
-def sdist(built) -> tarfile.TarFile:
-    (path,) = built.glob("*.tar.gz")
+def sdist(dist) -> tarfile.TarFile:
+    (path,) = dist.glob("*.tar.gz")
     return tarfile.open(path)
 
 
@@ -190,8 +190,8 @@ def test_the_sdist_holds_the_project_and_no_junk(sdist, checkout):
     assert all(member.isfile() for member in sdist.getmembers())
 
 
-def test_neither_is_larger_than_it_should_be(built, wheel):
-    (archive,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
+def test_neither_is_larger_than_it_should_be(dist, wheel):
+    (archive,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     assert archive.stat().st_size < WHEEL_MOST
     assert source.stat().st_size < SDIST_MOST
     for member in wheel.infolist():
@@ -214,8 +214,8 @@ def test_the_metadata_names_the_licence_and_the_python_that_it_needs(wheel, chec
     assert wheel.read(f"{NAME}.dist-info/licenses/LICENSE") == (checkout / "LICENSE").read_bytes()
 
 
-def test_the_same_sources_give_the_same_bytes(checkout, built, tmp_path):
+def test_the_same_sources_give_the_same_bytes(checkout, dist, tmp_path):
     command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(checkout)]
     subprocess.run(command, capture_output=True, check=True)
-    (first,), (second,) = built.glob("*.whl"), tmp_path.glob("*.whl")
+    (first,), (second,) = dist.glob("*.whl"), tmp_path.glob("*.whl")
     assert first.read_bytes() == second.read_bytes()

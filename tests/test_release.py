@@ -1,4 +1,4 @@
-"""What a release writes: one version everywhere, the day, and a results-version where numbers move."""
+"""What a release writes: one version everywhere, the day, and a results-version if numbers move."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import json
 import pickle
 import shlex
 import shutil
@@ -21,6 +20,7 @@ import pytest
 
 import safevla_bench
 import safevla_recorder
+from folders import change_description
 from safevla_bench import archive, hosts, plugins, policies
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.cli import run_command_line
@@ -28,6 +28,7 @@ from safevla_bench.errors import RegistryError, RunError, SafevlaError
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import registered_request, roll_out
 from safevla_bench.judging.registration import RegisteredPolicy, read_registration
+from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.tasks.bddl import parse_bddl
 
 PLAN = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "3")
@@ -151,9 +152,8 @@ def write_call_files() -> None:
     call = {"spec": "python:os:system", "arguments": {"command": "touch mark"}}
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--out", "run"]) == 0
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--dry-run", "--freeze", "r.json"]) == 0
-    description = json.loads(Path("run/run.json").read_text())
-    description["policies"][0].update(call)
-    Path("run/run.json").write_text(json.dumps(description))
+    (policy,) = read_description(Path("run"))["policies"]
+    change_description(Path("run"), policies=[{**policy, **call}])
     frozen = read_registration(Path("r.json"))
     Path("r.json").write_bytes(
         msgspec.structs.replace(frozen, policies=(RegisteredPolicy(policy="noop", **call),)).encode()
@@ -182,9 +182,8 @@ WAYS = [
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
 @pytest.mark.parametrize(("file", "options"), WAYS)
-def test_a_call_that_a_file_names_is_named_and_not_made(folder, capsys, mode, file, options):
-    assert run_command_line(["eval", *mode, *options]) == 2
-    err = capsys.readouterr().err
+def test_a_call_that_a_file_names_is_named_and_not_made(folder, safevla, mode, file, options):
+    err = safevla.refuses("eval", *mode, *options)
     assert f"{file}: it names what is not data" in err
     assert "python:os:system(command='touch mark')" in err
     assert f"--trust {file}" in err
@@ -193,18 +192,17 @@ def test_a_call_that_a_file_names_is_named_and_not_made(folder, capsys, mode, fi
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
 @pytest.mark.parametrize(("file", "options"), WAYS)
-def test_a_dry_run_calls_nothing_and_says_what_it_would_call(folder, capsys, mode, file, options):
-    assert run_command_line(["eval", *mode, *options, "--dry-run"]) == 0
-    printed = capsys.readouterr()
-    assert "at most" in printed.out
-    assert f"would call python:os:system(command='touch mark'); only with --trust {file}" in printed.err
+def test_a_dry_run_calls_nothing_and_says_what_it_would_call(folder, safevla, mode, file, options):
+    code, out, err = safevla("eval", *mode, *options, "--dry-run")
+    assert (code, "at most" in out) == (0, True)
+    assert f"would call python:os:system(command='touch mark'); only with --trust {file}" in err
     assert not (folder / "mark").exists()
 
 
-def test_a_dry_run_of_the_command_line_s_own_call_calls_nothing_either(folder, capsys):
+def test_a_dry_run_of_the_command_line_s_own_call_calls_nothing_either(folder, safevla):
     call = ("--policy", "python:os:system", "--policy-arg", "command=touch mark")
-    assert run_command_line(["eval", *PLAN, *call, "--dry-run", "--freeze", "f.json"]) == 0
-    assert "would call python:os:system" in capsys.readouterr().err
+    code, _, err = safevla("eval", *PLAN, *call, "--dry-run", "--freeze", "f.json")
+    assert (code, "would call python:os:system" in err) == (0, True)
     assert not (folder / "mark").exists()
 
 
@@ -224,10 +222,9 @@ def test_the_same_call_on_the_command_line_is_made(folder):
     assert (folder / "mark").exists()
 
 
-def test_a_config_file_cannot_vouch_for_itself(folder, capsys):
+def test_a_config_file_cannot_vouch_for_itself(folder, safevla):
     (folder / "c.toml").write_text('trust = ["c.toml"]\n' + (folder / "c.toml").read_text())
-    assert run_command_line(["eval", "--config", "c.toml", "--out", "new"]) == 2
-    assert "no such key" in capsys.readouterr().err
+    assert "no such key" in safevla.refuses("eval", "--config", "c.toml", "--out", "new")
 
 
 def test_a_request_of_a_file_is_not_trusted_in_python_either(folder):

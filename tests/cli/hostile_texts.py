@@ -1,4 +1,4 @@
-"""Texts that act where they should only be read, and a world in which every name, message and description is one."""
+"""Texts that act where they should only be read, and a world whose every name, message and description is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`safevla open`: it serves until Ctrl-C, opens a browser where there is one, and prints the address either way."""
+"""`safevla open`: it serves until Ctrl-C, opens a browser if there is one, and prints the address either way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that a browser was asked to open; the server ends at once, as by Ctrl-C."""
     addresses: list[str] = []
 
@@ -38,9 +38,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def test_the_report_of_a_run_is_opened_and_its_address_printed(safevla, run_folder, opened):
+def test_the_report_of_a_run_is_opened_and_its_address_printed(safevla, run_folder, addresses):
     code, out, err = safevla("open", run_folder, "--port", "0")
-    (address,) = opened
+    (address,) = addresses
     assert (code, err) == (0, "")
     assert address.startswith("http://127.0.0.1:")
     assert address.endswith("/run/mine/report.html")
@@ -48,7 +48,7 @@ def test_the_report_of_a_run_is_opened_and_its_address_printed(safevla, run_fold
 
 
 @pytest.mark.parametrize("reason", ["not wanted", "no display", "does not start"])
-def test_where_no_browser_is_wanted_or_starts_the_address_is_printed(safevla, run_folder, opened, monkeypatch, reason):
+def test_without_a_browser_the_address_is_printed(safevla, run_folder, addresses, monkeypatch, reason):
     def fail(address: str) -> bool:
         raise webbrowser.Error("no browser")
 
@@ -59,27 +59,23 @@ def test_where_no_browser_is_wanted_or_starts_the_address_is_printed(safevla, ru
         monkeypatch.setattr(webbrowser, "open", fail)
     options = ["--no-browser"] if reason == "not wanted" else []
     code, out, err = safevla("open", run_folder, *options, "--port", "0")
-    assert (code, opened) == (0, [])
+    assert (code, addresses) == (0, [])
     assert "http://127.0.0.1:" in out
     assert ("ssh -L" in err and "No browser opened here" in err) == (reason != "not wanted")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("empty", "holds no run"),
-        ("notes.txt", "there is no folder"),
-        ("mine", "port"),
-    ],
+    [("empty", "holds no run"), ("notes.txt", "there is no folder"), ("mine", "port")],
 )
 def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(
-    safevla, run_folder, opened, tmp_path, name, words
+    safevla, run_folder, addresses, tmp_path, name, words
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("a note")
     port = "1" if os.geteuid() else "70000"
     assert words in safevla.refuses("open", tmp_path / name, *(("--port", port) if name == "mine" else ()))
-    assert opened == []
+    assert addresses == []
 
 
 def test_ctrl_c_ends_the_server_quietly(run_folder):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from builders import HAND, LINK, contacts, episode
+from folders import change_description
 from safevla_bench import __version__, cli
 from safevla_bench.archive import append
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.sources.runs.writer import RunWriter
-from sources.runs.test_folder import ASKED, fill
+from sources.runs.test_folder import DESCRIPTION, fill
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 EXAMPLE = Path(__file__).parents[1] / "cases" / "appendix_b.json"
@@ -174,8 +175,7 @@ def test_what_is_only_recorded_is_scored_the_same_and_said_to_be_partial_if_it_i
     assert "interrupted" not in safevla.ok("score", out, "--out", tmp_path / "scored")
     safevla.ok("eval", *plan, "--out", tmp_path / "whole")
     assert scores_of(tmp_path / "scored") == scores_of(tmp_path / "whole")
-    description = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({**description, "complete": False}))
+    change_description(out, complete=False)
     assert "An interrupted run is among these" in safevla.ok("score", out, "--out", tmp_path / "part")
 
 
@@ -196,7 +196,7 @@ def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
 
 
 def test_validate_counts_the_episodes_that_a_damaged_file_lost(safevla, tmp_path):
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer)
     (tmp_path / "run" / "raw" / "000001.npz").write_bytes(b"cut off")
     code, out, err = safevla("validate", tmp_path / "run")

@@ -126,7 +126,7 @@ def test_the_shell_completes_commands_without_importing_them():
     script = (
         "import sys; from safevla_bench import cli\n"
         "try: cli.run_command_line([])\n"
-        "finally: print('LOADED', sorted(one for one in ('numpy', 'matplotlib', 'pyarrow') if one in sys.modules))"
+        "finally: print('LOADED', sorted(name for name in ('numpy', 'matplotlib', 'pyarrow') if name in sys.modules))"
     )
     environment = {"_SAFEVLA_COMPLETE": "bash_complete", "COMP_WORDS": "safevla sc", "COMP_CWORD": "1"}
     done = subprocess.run(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from builders import episode
+from folders import change_description
 from safevla_bench import Monitor
 from safevla_bench.archive import append, open_archive, write_archive
 from safevla_bench.jobs.evaluation.request import Request
@@ -19,7 +20,7 @@ from safevla_bench.trajectory.single_episode import records
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
-    """Two runs of one plan, in which the fake host's third task always crashes."""
+    """Two runs of one plan; the fake host's third task always crashes."""
     folder = tmp_path_factory.mktemp("fake")
     request = Request(host="fake", suites=("fake",), episodes=2, max_steps=60)
     for name, policies in (("one", ("random",)), ("two", ("scripted:hasty", "noop"))):
@@ -89,7 +90,7 @@ def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
     assert "scripted:hasty saw simulator state" in out
 
 
-def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla, fake, shipped):
+def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla, fake, shipped):
     err = safevla.refuses("compare", fake / "one", shipped)
     assert "scripted:careful lacks 6 episodes that another ran: fake/task_0 state 0 seed 0" in err
     assert "--unpaired" in err
@@ -262,7 +263,7 @@ def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped
     assert "-0.05 is no limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
 
 
-def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, monkeypatch):
+def test_a_run_with_crashes_passes_only_if_that_is_allowed(safevla, fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     point = ("--confidence", "none")
     code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.7", *point)
@@ -283,8 +284,7 @@ def test_five_seeds_of_a_state_gate_as_one_observation_and_no_interrupted_run_pa
         outcomes.append(safevla.json("gate", run, "--min-safety", "0.6")["outcomes"][0])
     assert [(outcome["n"], outcome["verdict"]) for outcome in outcomes] == [(25, "undecided"), (5, "undecided")]
     assert outcomes[0]["ci"] == outcomes[1]["ci"]
-    description = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**description, "complete": False}))
+    change_description(run, complete=False)
     code, out, _ = safevla("gate", run, "--min-safety", "0.1")
     assert (code, "interrupted" in out) == (3, True)
 

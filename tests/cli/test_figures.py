@@ -75,18 +75,9 @@ def checkpoints(tmp_path_factory):
 
 def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, tmp_path):
     runs = (f"1000={checkpoints / 'early.parquet'}", f"20k={checkpoints / 'late.parquet'}")
-    options = (
-        "--out",
-        tmp_path,
-        "--which",
-        "margins",
-        "--format",
-        "svg",
-        "--series",
-        "--style",
-        "across=Training steps",
-    )
-    code, out, err = safevla("figures", *runs, *options)
+    options = ("--which", "margins", "--format", "svg", "--series")
+    style = ("--style", "across=Training steps")
+    code, out, err = safevla("figures", *runs, "--out", tmp_path, *options, *style)
     assert (code, err) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} == {"margins.svg", "series.svg"}
     text = " ".join(out.split())

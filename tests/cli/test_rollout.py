@@ -80,7 +80,7 @@ def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, u
     assert difference in safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
 
 
-def test_resuming_where_there_is_no_run_needs_the_whole_request_and_begins_it(safevla, tmp_path):
+def test_resuming_without_a_run_needs_the_whole_request_and_begins_it(safevla, tmp_path):
     run = tmp_path / "run"
     assert "there is no run to resume" in safevla.refuses("eval", "--resume", "--out", run)
     assert not run.exists()

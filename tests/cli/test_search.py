@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-ASKED = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "python:pressing:make")
+RUN = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "python:pressing:make")
 
 
 def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_prints(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    out = safevla.ok("search", *ASKED, "--budget", "64", "--out", "Edge of cup")
+    out = safevla.ok("search", *RUN, "--budget", "64", "--out", "Edge of cup")
     assert "fake task_0: found 1 start in" in out
     assert "Chosen starts" in out
     assert "--suite found:'Edge of cup/found/edge-of-cup.json'" in out
@@ -23,9 +23,9 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
 
 def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
     out = ("--out", tmp_path / "run")
-    assert "Missing option '--out'" in safevla.refuses("search", *ASKED).replace("missing", "Missing")
+    assert "Missing option '--out'" in safevla.refuses("search", *RUN).replace("missing", "Missing")
     assert "--suite" in safevla.refuses("search", "--host", "fake", "--policy", "noop", *out)
-    assert "one policy" in safevla.refuses("search", *ASKED, "--policy", "noop", *out)
+    assert "one policy" in safevla.refuses("search", *RUN, "--policy", "noop", *out)
     missing = safevla.refuses("eval", "--suite", f"found:{tmp_path}/no.json", "--policy", "noop", *out)
     assert "is no suite of found starts" in missing
     several = safevla.refuses("eval", "--suite", "found:a.json", "--suite", "fake", "--policy", "noop", *out)
@@ -36,18 +36,16 @@ def test_words_and_seeds_are_settings_of_a_search_and_of_nothing_else(safevla, t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("quick\n")
     words = ("--set", "wordings=words.txt", "--set", "policy_seeds=2")
-    out = safevla.ok(
-        "search", *ASKED, "--policy-arg", "word=quick", "--policy-arg", "width_m=9", *words, "--out", "run"
-    )
+    out = safevla.ok("search", *RUN, "--policy-arg", "word=quick", "--policy-arg", "width_m=9", *words, "--out", "run")
     assert "told 'quick'" in out
     assert json.loads((tmp_path / "run/run.json").read_text())["search"]["policy_seeds"] == 2
-    safevla.refuses("search", *ASKED, "--set", "policy_seeds=many", "--out", "other")
+    safevla.refuses("search", *RUN, "--set", "policy_seeds=many", "--out", "other")
     safevla.refuses("score", "run", *words)
 
 
 def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    safevla.ok("search", *ASKED, "--budget", "64", "--out", "edge")
+    safevla.ok("search", *RUN, "--budget", "64", "--out", "edge")
     error = safevla.refuses(
         "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
     )

@@ -16,11 +16,11 @@ from safevla_bench import cli
 from safevla_bench.policies.servers import serve
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.text import is_secret_name, redact_secrets
+from scenes import WITHOUT_WRIST
 
 SECRET = "pl4nted-s3cret"
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "3"]
 QUICK = [f"--policy-arg={text}" for text in ("cameras=agentview,none", "connect_timeout_s=0.3", "timeout_s=5")]
-WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
 LOOKS = """
 import os
 from pathlib import Path
@@ -126,12 +126,12 @@ def test_names_of_arguments_that_hold_no_secret_are_free():
 
 @pytest.mark.parametrize("source", ["default", "file"])
 def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, source):
-    key_options = keyed(tmp_path, monkeypatch, source)
+    key_options = plant_key(tmp_path, monkeypatch, source)
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     run, at = tmp_path / "run", f"--policy-arg=python:looks:Policy:at={tmp_path}"
-    with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as peer:
         policy = f"openpi:{peer.url}"
         key_options = [word.replace("--policy-arg=", f"--policy-arg={policy}:") for word in [*key_options, *QUICK]]
         arguments = ["--policy", policy, "--policy", "python:looks:Policy", *key_options, at]
@@ -151,7 +151,7 @@ def test_in_the_environment_of_the_doctor(everything, monkeypatch):
     assert everything("doctor", "--quick") in (0, 2)
 
 
-def keyed(place: Path, monkeypatch, source: str) -> list[str]:
+def plant_key(place: Path, monkeypatch, source: str) -> list[str]:
     """The words that name a key, which is given in one of the two ways."""
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
     if source == "file":
@@ -182,8 +182,8 @@ def refuse(connection, request):
 @pytest.mark.parametrize(
     ("kind", "handle", "options", "workers"),
     [
-        ("openpi", openpi(lambda *_: f"Traceback:\n  {SECRET}\nValueError: bad {SECRET}", WANTED), {}, "1"),
-        ("openpi", openpi(lambda *_: f"Traceback:\n  {SECRET}\nValueError: bad {SECRET}", WANTED), {}, "2"),
+        ("openpi", openpi(lambda *_: f"Traceback:\n  {SECRET}\nValueError: bad {SECRET}", WITHOUT_WRIST), {}, "1"),
+        ("openpi", openpi(lambda *_: f"Traceback:\n  {SECRET}\nValueError: bad {SECRET}", WITHOUT_WRIST), {}, "2"),
         ("openpi", closing, {}, "1"),
         ("openpi", in_a_dtype, {}, "1"),
         ("openpi", lambda connection: connection.send(SECRET), {}, "1"),
@@ -231,5 +231,5 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, mo
         ("ws://127.0.0.1:8000/p", "ws://127.0.0.1:8000/p"),
     ],
 )
-def test_addresses_are_told_without_what_is_no_place(text, redacted):
+def test_addresses_are_told_without_what_is_not_a_place(text, redacted):
     assert redact_secrets(text) == redacted

@@ -10,12 +10,12 @@ from safevla_bench.policies.servers import REQUESTS
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.sources.runs.folder import Repeats, read_facts
 from safevla_bench.sources.runs.parts import episode_rows
+from scenes import WITHOUT_WRIST
 
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]
 ARGUMENTS = ["cameras=agentview,none", "connect_timeout_s=5", "timeout_s=60"]
 PATIENT = [word for argument in ARGUMENTS for word in ("--policy-arg", argument)]
 QUICK = ["--policy-arg", "cameras=agentview,none", "--policy-arg", "connect_timeout_s=0.2"]
-WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
 
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
@@ -46,7 +46,7 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
         return chunk(6)
 
     run = tmp_path / "run"
-    with websockets(openpi(answer, WANTED), process_request=refuse) as peer:
+    with websockets(openpi(answer, WITHOUT_WRIST), process_request=refuse) as peer:
         arguments = [*FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=3"]
         err = safevla.refuses("eval", *arguments, "--out", run)
         assert "1 of 3 episodes have ended" in err
@@ -59,7 +59,7 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
 
 def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
     traceback = "Traceback (most recent call last):\n  ...\nValueError: no such key"
-    with websockets(openpi(lambda request, number: traceback, WANTED)) as peer:
+    with websockets(openpi(lambda request, number: traceback, WITHOUT_WRIST)) as peer:
         code, _, err = safevla(
             "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run"
         )
@@ -85,7 +85,7 @@ def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, t
 
 def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_its_answers(safevla, tmp_path):
     options = (*FAKE, *PATIENT, "--delay", "measured", "--out", tmp_path / "run")
-    with websockets(openpi(lambda request, number: chunk(5), WANTED)) as peer:
+    with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as peer:
         out = safevla.ok("eval", "--policy", f"mine=openpi:{peer.url}", *options)
     page = (tmp_path / "run" / "report.html").read_text()
     for text in (out, page):
@@ -101,7 +101,7 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
         return chunk(6, next(values, 0.3))
 
     run, repeatable = tmp_path / "run", tmp_path / "alike"
-    with websockets(openpi(answer, WANTED)) as peer:
+    with websockets(openpi(answer, WITHOUT_WRIST)) as peer:
         arguments = [*FAKE, "--policy", f"mine=openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6"]
         out = safevla.ok("eval", *arguments, "--out", run)
         safevla.ok("eval", *arguments, "--out", repeatable)
@@ -121,7 +121,7 @@ def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_
     def answer(request, number):
         return chunk(6) if next(count) < 3 else "no such key"
 
-    with websockets(openpi(answer, WANTED)) as peer:
+    with websockets(openpi(answer, WITHOUT_WRIST)) as peer:
         arguments = ("--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=6")
         assert "repeated requests" not in safevla("eval", *FAKE, *arguments, "--out", tmp_path / "served")[1]
     assert read_facts(tmp_path / "served").repeated_answers == {}

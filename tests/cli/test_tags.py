@@ -32,7 +32,7 @@ def test_a_proposal_is_a_registry_file_that_tasks_lists(safevla, folder, tmp_pat
 
 
 @pytest.mark.parametrize("path", ["none.bddl", "kitchen"])
-def test_what_is_no_task_file_is_an_error_that_names_it(safevla, tmp_path, path):
+def test_what_is_not_a_task_file_is_an_error_that_names_it(safevla, tmp_path, path):
     (tmp_path / "kitchen").mkdir()
     code, out, err = safevla("tasks", "--propose", tmp_path / path)
     assert (code, out) == (2, "")

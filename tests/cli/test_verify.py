@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from folders import drop_episodes, reseal
+from folders import change_description, drop_episodes, reseal
 
 
 @pytest.fixture
@@ -47,8 +47,7 @@ def test_what_cannot_be_read_exits_2(safevla, tmp_path):
 
 
 def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
-    described = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**described, "host": "elsewhere"}))
+    change_description(run, host="elsewhere")
     reseal(run)
     safevla("score", run, "--out", run)
     code, out, _ = safevla("verify", run, "--replay", 1)

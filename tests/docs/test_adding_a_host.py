@@ -76,7 +76,7 @@ def test_the_example_keeps_every_rule_and_skips_none(name, example):
 
 
 def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags_as_judged_without_it(
-    name, page, example, tmp_path, monkeypatch, capsys
+    name, page, example, tmp_path, monkeypatch, safevla
 ):
     require_engine(name)
     (command,) = re.findall(r"^safevla (eval .*)$", page, re.MULTILINE)
@@ -84,7 +84,7 @@ def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags
     imported = set(sys.modules)
     with monkeypatch.context() as installation:
         installation.syspath_prepend(example)
-        assert run_command_line(shlex.split(command)) == 0, capsys.readouterr().err
+        safevla.ok(*shlex.split(command))
     for module in set(sys.modules) - imported:
         if str(getattr(sys.modules[module], "__file__", "")).startswith(str(example)):
             del sys.modules[module]
@@ -92,11 +92,10 @@ def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags
     (episode,) = json.loads((run / "scores.json").read_text())["episodes"]
     assert "max_contact_force_under_200N" in episode["active_specs"]
     monkeypatch.chdir(tmp_path)
-    words = ["score", str(run), "--library", "paper-text"]
-    assert run_command_line(words) == 2
-    assert "--rules as-judged" in capsys.readouterr().err.replace("\n", " ")
-    assert run_command_line([*words, "--rules", "as-judged"]) == 0
-    assert run_command_line(["verify", str(run), "--rules", "as-judged"]) == 0
+    command = ["score", run, "--library", "paper-text"]
+    assert "--rules as-judged" in safevla.refuses(*command).replace("\n", " ")
+    safevla.ok(*command, "--rules", "as-judged")
+    safevla.ok("verify", run, "--rules", "as-judged")
 
 
 def test_a_host_on_another_engine_takes_at_most_150_lines(request):

@@ -135,7 +135,7 @@ def test_a_claim_that_the_measurements_contradict_is_not_confirmed(drift):
     assert set(verdicts(drift, before, after).values()) == {"not confirmed"}
 
 
-def test_the_largest_motion_is_of_what_is_no_robot(episodes):
+def test_the_largest_motion_is_of_what_is_not_a_robot(episodes):
     positions = np.zeros((6, 3, 3))
     positions[5, 0] = 3.0  # the hand
     positions[2, 1], positions[4, 1] = [0.003, 0.0, 0.004], [0.0, 0.002, 0.0]

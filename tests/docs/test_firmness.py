@@ -28,7 +28,7 @@ def replays(episode, leaving=None, flipped=()):
     return (row(RECORDED, None), *(row(name, 2 if name in flipped else None) for name in VARIATIONS))
 
 
-def kept(script, *rows):
+def kept_replays(script, *rows):
     ruleset = load_ruleset()
     file = PhysicsFile(
         archive_sha256="a",
@@ -45,7 +45,7 @@ def kept(script, *rows):
 
 
 def test_clauses_are_told_apart_by_what_flips_them(script):
-    of = kept(script, replays("a", flipped=("half-step", "soft")), replays("b", leaving="soft"), replays("c"))
+    of = kept_replays(script, replays("a", flipped=("half-step", "soft")), replays("b", leaving="soft"), replays("c"))
     text = script.describe_group(of).replace("\N{NO-BREAK SPACE}", " ")
     assert "3 of 9 recorded episodes were replayed: 3 of s (mujoco 3)." in text
     assert f"- No replay flips: `{TORQUE}`." in text

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench import cli
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, UnrenderedImages, Wants
 from safevla_bench.policies.python import ORIENTATIONS, adopt_object, libero_state, orient_images
@@ -62,7 +61,7 @@ def test_images_that_nobody_rendered_stay_unrendered():
     assert orient_images(unrendered, "libero-vla") is unrendered
 
 
-def test_an_orientation_that_there_is_not_is_refused():
+def test_an_unknown_orientation_is_refused():
     class Tilted:
         orientation = "sideways"
 
@@ -97,7 +96,7 @@ def test_the_conversions_of_grippers_are_those_of_the_dialects():
         np.testing.assert_array_equal(eval(formula, {"np": np, "gripper": gripper}), SWITCHES[switch](gripper))
 
 
-def test_the_policy_of_the_page_runs_where_there_are_its_cameras(safevla_run, monkeypatch):
+def test_the_policy_of_the_page_runs_if_the_host_has_its_cameras(safevla_run, monkeypatch):
     """On the fake host, which has one of the two."""
     with_one = CODE.replace(', "robot0_eye_in_hand")', ",)").replace(', observation.images["robot0_eye_in_hand"]', "")
     code, out, err = safevla_run(with_one.replace("(256, 256)", "(32, 32)"), "--host", "fake", "--suite", "fake")
@@ -113,7 +112,7 @@ def test_the_policy_of_the_page_runs_on_libero_as_it_stands(safevla_run):
 
 
 @pytest.fixture
-def safevla_run(tmp_path, monkeypatch, capsys):
+def safevla_run(safevla, tmp_path, monkeypatch):
     """Run the page's command with this module, ten steps of it."""
 
     def run(code: str, *host: str) -> tuple[int, str, str]:
@@ -121,9 +120,7 @@ def safevla_run(tmp_path, monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, "my_policy", raising=False)
         (tmp_path / "my_policy.py").write_text(code)
         command = re.search(r"safevla eval --host libero --suite libero-goal (--task 0.*)\n", PAGE)[1]
-        status = cli.run_command_line(["eval", *host, *command.split(), "--max-steps", "10"])
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
+        return safevla("eval", *host, *command.split(), "--max-steps", "10")
 
     return run
 

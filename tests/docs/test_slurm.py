@@ -16,7 +16,7 @@ import pytest
 from folders import contents
 from safevla_bench import cli
 
-ASKED = """
+CONFIG = """
 host = "fake"
 suite = ["fake"]
 policy = ["random"]
@@ -28,7 +28,7 @@ out = "never"
 @pytest.fixture
 def submitted(request, tmp_path):
     """Runs the script as a job of an array, or as the job after it."""
-    (tmp_path / "asked.toml").write_text(ASKED)
+    (tmp_path / "asked.toml").write_text(CONFIG)
     places = {"SHARDS": "2", "CONFIG": str(tmp_path / "asked.toml"), "OUT": str(tmp_path / "array")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -81,7 +81,7 @@ def test_the_image_installs_the_libraries_that_the_check_asks_for_and_sees_what_
 
 
 @pytest.mark.parametrize(("fails", "code"), [("doctor", 1), ("demo", 1), ("nothing", 0)])
-def test_an_image_in_which_doctor_or_demo_fails_is_no_image_and_its_archive_is_one_for_apptainer(
+def test_an_image_whose_doctor_or_demo_fails_is_not_an_image_and_its_archive_is_one_for_apptainer(
     request, tmp_path, fails, code
 ):
     podman = tmp_path / "podman"

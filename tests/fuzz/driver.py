@@ -57,7 +57,7 @@ class Outcome:
 
 
 def run_case(case: int, only: str | None = None) -> str:
-    """Run a case here; returns its kind and `right` or `refused`, raises where it fails."""
+    """Run a case here; returns its kind and `right` or `refused`, raises if it fails."""
     shares = {kind: share for kind, (share, _) in kinds().items()}
     kind = only or Random(f"kind {case}").choices(list(shares), list(shares.values()))[0]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, warnings.catch_warnings():

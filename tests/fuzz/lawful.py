@@ -28,7 +28,7 @@ class Unsure(Exception):
 
 
 def find_fault(tree: Any) -> str | None:
-    """What is wrong; None where nothing is. Raises `Unsure`."""
+    """What is wrong; None if nothing is. Raises `Unsure`."""
     try:
         _check(tree)
     except Unlawful as error:

@@ -102,7 +102,7 @@ def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
     assert len(str(raised.value)) < 1500
 
 
-def test_an_embodiment_without_a_name_is_no_panda():
+def test_an_embodiment_without_a_name_is_not_a_panda():
     tree = json.loads(encode_json(episode(3), 0)) | {"embodiment": ""}
     judged = score(decode_json(json.dumps(tree).encode()), load_ruleset(missing="deactivate")).episode(0)
     assert judged.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
@@ -124,7 +124,7 @@ def test_compare_takes_a_suite_that_one_policy_did_not_run(tmp_path, capsys):
     assert "libero-goal" in capsys.readouterr().out
 
 
-def test_a_record_of_several_lines_is_no_reason_to_lose_the_others(tmp_path):
+def test_a_record_of_several_lines_is_not_a_reason_to_lose_the_others(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(encode_json(episode(2), 0) + DEEP + b"\n")
     batch, index = read_sources([tmp_path / "x.jsonl"])
     assert len(batch) == 1
@@ -138,7 +138,7 @@ def test_a_record_of_several_lines_is_no_reason_to_lose_the_others(tmp_path):
         (b"\x18\x04pose", b"\x18\x04\xceose", "is not UTF-8"),
         (b"\x15\x00\x15", b"\x1c\x00\x15", "not as the footer says"),
     ],
-    ids=["a name that is no text", "a struct in the place of a page's kind"],
+    ids=["a name that is not text", "a struct in the place of a page's kind"],
 )
 def test_damage_in_a_lerobot_dataset_is_an_error(tmp_path, begin, changed, problem):
     folder = write_dataset(tmp_path / "set", [{"pose": straight_line(4)}])

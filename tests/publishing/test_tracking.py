@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from cli.conftest import safevla
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
@@ -16,8 +15,6 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.sources.runs.folder import archive_digest
-
-__all__ = ["safevla"]
 
 EVAL = ("eval", "--host", "fake", "--suite", "fake", "--policy", "noop")
 FAKE = Request(host="fake", suites=("fake",), tasks=(0, 2), policies=("scripted:hasty",), max_steps=40)

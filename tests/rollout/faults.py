@@ -84,7 +84,7 @@ def both(ending: Ending) -> dict[str, Ending]:
     return dict.fromkeys(ENGINES, ending)
 
 
-def apart(alone: Ending, workers: Ending) -> dict[str, Ending]:
+def by_engine(alone: Ending, workers: Ending) -> dict[str, Ending]:
     return dict(zip(ENGINES, (alone, workers), strict=True))
 
 
@@ -122,18 +122,7 @@ class Cell:
             )
 
     def words(self) -> list[str]:
-        arguments = [
-            "eval",
-            "--record-only",
-            "--host",
-            self.request.host,
-            "--suite",
-            "fake",
-            "--task",
-            "0,1",
-            "--episodes",
-            "3",
-        ]
+        arguments = f"eval --record-only --host {self.request.host} --suite fake --task 0,1 --episodes 3".split()
         arguments += ["--max-steps", str(self.request.max_steps), "--policy", self.request.policies[0]]
         arguments += [f"--policy-arg={name}={value}" for name, value in self.request.arguments.items()]
         return [*arguments, "--workers", str(self.running.workers), "--out", str(self.run)]
@@ -159,7 +148,7 @@ class Cell:
             time.sleep(0.002)
         return [int(line) for line in noted.read_text().split()]
 
-    def said(self, log: str = "said") -> str:
+    def output(self, log: str = "said") -> str:
         return (self.place / log).read_text()
 
     def crashed(self) -> list[EpisodeRow]:
@@ -196,8 +185,8 @@ def intrude(cell: Cell) -> None:
         ("third", ["eval", "--record-only", "--resume", "--out", str(cell.run)]),
     ):
         assert cell.start(*words, log=log).wait(WATCHDOG_S) == 2
-        assert "another run is writing here" in cell.said(log)
-        assert "Wait for it or stop it, or choose another --out." in cell.said(log)
+        assert "another run is writing here" in cell.output(log)
+        assert "Wait for it or stop it, or choose another --out." in cell.output(log)
     (cell.at / "go").touch()
 
 
@@ -211,13 +200,13 @@ INTERRUPTED = Ending(130, RESUME, _AGAIN)
 FAULTS = (
     Fault("`reset` raises", "raise-in-reset", both(CRASHED)),
     Fault("`step` raises", "raise-in-step", both(CRASHED)),
-    Fault("SIGSEGV, once", "segfault", apart(Ending(-11, RESUME), WHOLE)),
+    Fault("SIGSEGV, once", "segfault", by_engine(Ending(-11, RESUME), WHOLE)),
     Fault(
         "SIGSEGV, each time",
         "segfault-always",
-        apart(Ending(-11, OTHERS), Ending(4, RETRY, ("its worker died in each of 2 attempts", "SIGSEGV"), (1,))),
+        by_engine(Ending(-11, OTHERS), Ending(4, RETRY, ("its worker died in each of 2 attempts", "SIGSEGV"), (1,))),
     ),
-    Fault("the kernel kills, out of memory", "kill", apart(Ending(-9, RESUME), WHOLE)),
+    Fault("the kernel kills, out of memory", "kill", by_engine(Ending(-9, RESUME), WHOLE)),
     Fault("the command is killed", "wait", both(Ending(-9, RESUME)), send(signal.SIGKILL)),
     Fault("SIGTERM", "wait", both(Ending(-15, RESUME)), send(signal.SIGTERM, everyone=True)),
     Fault("Ctrl-C", "wait", both(INTERRUPTED), send(signal.SIGINT, everyone=True)),
@@ -260,8 +249,8 @@ def installed(place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def served(port: int) -> Iterator[None]:
-    """The same policy behind a server in which nothing strikes."""
+def serve_elsewhere(port: int) -> Iterator[None]:
+    """The same policy behind a server without a fault."""
     policy = serve.ServedPolicy("fragile", lambda: make_policy("fragile"), copies=4)
     server = serve.start_server(policy, "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -275,15 +264,15 @@ def served(port: int) -> Iterator[None]:
 
 @contextmanager
 def fragile_server(cell: Cell) -> Iterator[int]:
-    """A server that is a process of its own, in which the fault strikes; its port."""
+    """A server in a process of its own, which the fault strikes; its port."""
     process = cell.start("serve", "--policy", "fragile", "--copies", "4", "--port", "0", log="server")
     try:
         until = time.monotonic() + WATCHDOG_S
-        while "\n" not in cell.said("server"):
+        while "\n" not in cell.output("server"):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.01)
-        yield int(cell.said("server").split(" (GET")[0].rpartition(":")[2])
+        yield int(cell.output("server").split(" (GET")[0].rpartition(":")[2])
     finally:
         if process.poll() is None:
             process.kill()
@@ -296,27 +285,27 @@ def examine(fault: Fault, engine: str, place: Path, undisturbed: Path) -> str:
     cell = Cell(fault, engine, folder)
     if not fault.server:
         code = cell.disturbed()
-        look(cell, code, undisturbed)
+        assert_nothing_lost(cell, code, undisturbed)
         go_on(cell, undisturbed)
         return str(cell.ending)
     with fragile_server(cell) as port:
         arguments = {"cameras": "agentview,none", "replan": "1", "connect_timeout_s": "2", "timeout_s": "2"}
         cell.request = replace(REQUEST, policies=(f"openpi:ws://127.0.0.1:{port}",), arguments=arguments)
         code = cell.disturbed()
-    with served(port):
+    with serve_elsewhere(port):
         roll_out(cell.request, folder / "undisturbed")
-        look(cell, code, folder / "undisturbed")
+        assert_nothing_lost(cell, code, folder / "undisturbed")
         go_on(cell, folder / "undisturbed")
     return str(cell.ending)
 
 
-def look(cell: Cell, code: int, undisturbed: Path) -> None:
+def assert_nothing_lost(cell: Cell, code: int, undisturbed: Path) -> None:
     """What is there right after the fault: nothing lost, doubled or changed, crashed ones apart, nothing running."""
-    assert code == cell.ending.code, cell.said()
-    assert code in (-9, -11) or "Traceback" not in cell.said(), cell.said()
+    assert code == cell.ending.code, cell.output()
+    assert code in (-9, -11) or "Traceback" not in cell.output(), cell.output()
     for words in cell.ending.says:
-        assert words in cell.said(), cell.said()
-    _gone(cell)
+        assert words in cell.output(), cell.output()
+    _assert_nothing_runs(cell)
     ended = rows(cell.run)
     assert max(Counter(row.episode_id for row in ended).values(), default=1) == 1
     assert all(row.reason for row in cell.crashed())
@@ -330,7 +319,7 @@ def look(cell: Cell, code: int, undisturbed: Path) -> None:
         assert len(ended) == PLANNED
 
 
-def _gone(cell: Cell) -> None:
+def _assert_nothing_runs(cell: Cell) -> None:
     """No process of the command is left, and no temporary file."""
     assert cell.process is not None
     until = time.monotonic() + WATCHDOG_S
@@ -343,17 +332,17 @@ def _gone(cell: Cell) -> None:
 def go_on(cell: Cell, undisturbed: Path) -> None:
     """Complete the run in the way that the table says, and compare every byte, hidden files too."""
     if cell.ending.then == OTHERS:
-        _past_the_doomed(cell, undisturbed)
+        _run_past_the_doomed(cell, undisturbed)
     elif cell.ending.then:
         retry = bool(cell.crashed()) or cell.ending.then == RETRY
         roll_out(Request.from_run(cell.run), cell.run, running=ExecutionOptions(resume=True, retry_crashed=retry))
     assert contents(cell.run) == contents(undisturbed)
 
 
-def _past_the_doomed(cell: Cell, undisturbed: Path) -> None:
+def _run_past_the_doomed(cell: Cell, undisturbed: Path) -> None:
     """With workers the run comes past the episode that kills: that one is crashed. Once mended, it is run again."""
     again = cell.start("eval", "--record-only", "--resume", "--out", str(cell.run), "--workers", "2", log="again")
-    assert again.wait(WATCHDOG_S) == 4, cell.said("again")
+    assert again.wait(WATCHDOG_S) == 4, cell.output("again")
     (crashed,) = cell.crashed()
     assert "its worker died in each of 2 attempts" in str(crashed.reason)
     assert frames(cell.run) == [frame for frame in frames(undisturbed) if frame[0] != crashed.episode_id]

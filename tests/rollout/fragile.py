@@ -34,7 +34,7 @@ def place() -> Path:
     return Path(os.environ["FRAGILE_AT"])
 
 
-def struck(*names: str) -> str | None:
+def strike(*names: str) -> str | None:
     """The fault, if it is one of these and is to strike now; that it does is noted."""
     name, always = fault()
     if name not in names or (not always and (place() / "struck").exists()):
@@ -79,13 +79,13 @@ class Env:
         self._steps = 0
         if fault()[0].startswith("server") and self._env.task.task_id == DOOMED[0]:
             tell_server(self._doomed)
-        if self._doomed and struck("raise-in-reset"):
+        if self._doomed and strike("raise-in-reset"):
             raise RuntimeError("the simulator broke")
         return self._env.reset(seed)
 
     def step(self, action):
         self._steps += 1
-        name = struck(*STRIKES) if self._doomed and self._steps == AT_STEP else None
+        name = strike(*STRIKES) if self._doomed and self._steps == AT_STEP else None
         if name:
             STRIKES[name]()
         return self._env.step(action)
@@ -124,7 +124,7 @@ def host():
     return Host()
 
 
-def told(observation) -> bool:
+def is_doomed(observation) -> bool:
     """Whether the server has been told that this is the doomed episode."""
     return bool(fault()[0]) and observation.instruction == INSTRUCTION and (place() / "doomed").exists()
 
@@ -139,7 +139,7 @@ class Served:
 
     def act(self, observation):
         self._steps += 1
-        name = struck("server-dies", "server-silent") if self._steps == AT_STEP and told(observation) else None
+        name = strike("server-dies", "server-silent") if self._steps == AT_STEP and is_doomed(observation) else None
         if name == "server-dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "server-silent":

@@ -29,7 +29,7 @@ REQUESTS = {"fake": REQUEST, "libero": LIBERO}
 
 
 class Halves:
-    """A file each write of which is in two pieces, with something done between them."""
+    """A file that writes in two pieces, with something done between them."""
 
     def __init__(self, stream, between) -> None:
         self.stream, self.between = stream, between
@@ -58,9 +58,9 @@ class Fuse:
             os.killpg(0, signal.SIGKILL)
 
     def before(self, change):
-        def changing(*args, **given):
+        def changing(*args, **options):
             self.burn()
-            return change(*args, **given)
+            return change(*args, **options)
 
         return changing
 

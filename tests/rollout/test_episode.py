@@ -159,14 +159,14 @@ def test_a_server_is_reached_before_each_environment_is_made_and_not_before_each
     assert log == ["connect task_0", "make task_0", "connect task_1", "make task_1"]
 
 
-def test_the_server_s_seed_is_the_simulator_s_only_where_the_protocol_says_so():
+def test_the_server_s_seed_is_the_simulator_s_only_if_the_protocol_says_so():
     for protocol, seed in (("vla-eval", 3), ("openpi", 7)):
         planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol(protocol), max_steps=2)
         (outcome,) = run_serially(EnvRunner(FAKE, {"p": Remote([])}), planned)
         assert (outcome.planned.start.env_seed, outcome.batch.headers[0].env_seed) == (seed, seed)
     planned = plan_episodes(TASKS[:1], 1, ["p"], load_protocol("vla-eval"), max_steps=2)
     (outcome,) = run_serially(EnvRunner(FAKE, {"p": Scripted()}), planned)
-    assert outcome.planned.start.env_seed == 7, "the protocol's own, where there is no server"
+    assert outcome.planned.start.env_seed == 7, "the protocol's own, if there is no server"
 
 
 class Chunks(ChunkModel):
@@ -250,10 +250,10 @@ class Says:
         self.actions, self.clip = actions, clip
 
     def reset(self, task, seed):
-        self.left = list(self.actions)
+        self.remaining = list(self.actions)
 
     def act(self, observation):
-        action = self.left.pop(0)
+        action = self.remaining.pop(0)
         if isinstance(action, Exception):
             raise action
         return action
@@ -295,7 +295,7 @@ def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(
     assert not outcome.batch.headers[0].success
 
 
-def test_where_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
+def test_if_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
     env = Counting()
     outcome = run_episode(env, Says(GOOD, at(0, 1.5), at(6, -9.0), GOOD, GOOD, GOOD, clip=True), PLANNED)
     assert outcome.outcome == "timeout"
@@ -348,31 +348,31 @@ class Loses(Says):
             raise ServerUnreachableError("nobody answers")
 
     def act(self, observation):
-        if self.attempts <= self.losses and len(self.left) == 4:
+        if self.attempts <= self.losses and len(self.remaining) == 4:
             raise ServerLostError("it went away")
         return super().act(observation)
 
 
-def played(policy: Says) -> episode.EpisodeOutcome:
+def play(policy: Says) -> episode.EpisodeOutcome:
     with closing(EnvRunner(FAKE, {"mine": policy})) as runner:
         return runner.run_planned(PLANNED)
 
 
 def test_an_episode_whose_server_goes_away_is_begun_again_and_then_like_any_other():
     assert episode.SERVER_RETRIES == 2
-    unbroken, broken = played(Loses(0)), played(Loses(2))
+    unbroken, broken = play(Loses(0)), play(Loses(2))
     assert broken.outcome == "timeout"
     assert jsonl.encode_member(broken.batch, 0, ".jsonl") == jsonl.encode_member(unbroken.batch, 0, ".jsonl")
 
 
 def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason():
     policy = Loses(99)
-    outcome = played(policy)
+    outcome = play(policy)
     assert (outcome.outcome, outcome.steps, policy.attempts) == ("crashed", 2, 3)
     assert outcome.reason == "the policy server was lost in each of 3 attempts, at last: it went away"
-    assert "nobody answers" in played(Loses(99, unreachable_from=1)).reason
+    assert "nobody answers" in play(Loses(99, unreachable_from=1)).reason
 
 
 def test_a_server_that_is_not_there_to_begin_with_stops_the_run_and_costs_no_episode():
     with pytest.raises(ServerUnreachableError):
-        played(Loses(0, unreachable_from=0))
+        play(Loses(0, unreachable_from=0))

@@ -92,7 +92,7 @@ def test_a_host_without_figures_has_no_estimate():
     assert (run_estimate.time_s, run_estimate.disk_bytes, run_estimate.episodes) == (None, None, 20)
 
 
-def test_every_figure_is_of_a_host_that_there_is_and_runs_from_low_to_high():
+def test_every_figure_is_of_a_known_host_and_runs_from_low_to_high():
     for name, costs in load_costs().items():
         assert name in host_names()
         ranges = [costs.start_s, costs.make_s, costs.camera_make_s, costs.reset_s, costs.camera_reset_s]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def struck(request, tmp_path_factory):
+def cells(request, tmp_path_factory):
     """Each cell that a test of this session asks for; prints the table."""
     items = [item for item in request.session.items if getattr(item, "originalname", "") == NAME]
     cases = [(item.callspec.params["fault"], item.callspec.params["engine"]) for item in items]
@@ -28,8 +28,8 @@ def struck(request, tmp_path_factory):
 
 @pytest.mark.parametrize("engine", faults.ENGINES)
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.name)
-def test_a_run_that_is_struck_ends_as_documented_and_is_completed_to_the_byte(fault, engine, struck):
-    ended = struck[fault.name, engine].result()
+def test_a_run_that_is_struck_ends_as_documented_and_is_completed_to_the_byte(fault, engine, cells):
+    ended = cells[fault.name, engine].result()
     (row,) = [line for line in faults.documented().splitlines() if line.startswith(f"| {fault.name} |")]
     assert row.split(" | ")[1 + list(faults.ENGINES).index(engine)].removesuffix(" |") == ended
 

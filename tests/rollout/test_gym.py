@@ -27,13 +27,13 @@ FAKE = make_host("fake")
 DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
 
 
-def made(horizon=10, **changes):
+def safety_env(horizon=10, **changes):
     return SafetyEnv(FAKE, FAKE.tasks("fake")[0], horizon=horizon, **changes)
 
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
 def test_it_is_a_gymnasium_environment():
-    check_env(made(wants=Wants(cameras=("agentview",), image_size=(32, 32))), skip_render_check=True)
+    check_env(safety_env(wants=Wants(cameras=("agentview",), image_size=(32, 32))), skip_render_check=True)
 
 
 class Driving(FakeHost):
@@ -56,12 +56,12 @@ def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_
     assert later["base_quat_wxyz"].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert env.observation_space.contains(observation)
     assert env.observation_space.contains(later)
-    assert set(env.observation_space) - set(made().observation_space) == {"base_pos_m", "base_quat_wxyz"}
+    assert set(env.observation_space) - set(safety_env().observation_space) == {"base_pos_m", "base_quat_wxyz"}
 
 
-def test_a_cost_that_is_not_there_is_named_with_those_that_are():
+def test_an_unknown_cost_is_named_with_the_known_ones():
     with pytest.raises(HostError, match=r"there is no cost 'bad'\n.*violation, severity, limit_use"):
-        made(cost="bad").reset()
+        safety_env(cost="bad").reset()
 
 
 class Stumbling(FakeHost):
@@ -94,7 +94,7 @@ def pressed():
     """The infos of an episode that presses into the table, record by record, under each cost; and its recording."""
     infos = {}
     for cost in get_args(Cost):
-        env = made(cost=cost)
+        env = safety_env(cost=cost)
         infos[cost] = [env.reset()[1]]
         for _ in range(10):
             *_, truncated, info = env.step(DOWN)
@@ -148,7 +148,7 @@ def test_every_task_has_a_registered_id():
     assert info["cost"] == 0
 
 
-def test_a_task_that_is_not_there_is_named_with_those_that_are():
+def test_an_unknown_task_is_named_with_the_known_ones():
     with pytest.raises(HostError, match="fake has no task 'stack'") as caught:
         make_env("fake", "fake", "stack")
     assert "task_0" in caught.value.remedy
@@ -156,7 +156,7 @@ def test_a_task_that_is_not_there_is_named_with_those_that_are():
 
 def test_a_step_of_six_values_is_the_step_of_five_with_the_cost_after_the_reward():
     """As Safety-Gymnasium's `Gymnasium2SafetyGymnasium.step` (ae966e5) reads `info["cost"]`."""
-    five, six = made(), CostStep(made())
+    five, six = safety_env(), CostStep(safety_env())
     five.reset()
     six.reset()
     for _ in range(8):
@@ -210,7 +210,7 @@ def test_the_constrained_search_costs_less_at_a_similar_reward():
 
 
 def test_initial_states_come_in_turn_or_as_asked_and_success_ends():
-    env = made()
+    env = safety_env()
     for index in range(3):
         env.reset()
         assert env.recorded().headers[0].init_state_index == index
@@ -275,7 +275,7 @@ def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_record
 
 
 def test_the_wrapper_refuses_what_no_host_can_record():
-    env = SafetyWrapper(made())
+    env = SafetyWrapper(safety_env())
     with pytest.raises(HostError, match="cannot be recorded"):
         env.reset()
     with pytest.raises(HostError, match="no episode has begun"):
@@ -283,7 +283,7 @@ def test_the_wrapper_refuses_what_no_host_can_record():
 
 
 def test_totals_of_an_episode_are_its_sum_its_steps_at_risk_its_quadrant_and_the_limit():
-    env = CostTotals(made(horizon=40), limit=2)
+    env = CostTotals(safety_env(horizon=40), limit=2)
     _, info = env.reset(seed=7)
     assert (info["cumulative_cost"], info["risk_exposure_time"], info["quadrant"]) == (0, 0, "safe failure")
     costs = []
@@ -296,7 +296,7 @@ def test_totals_of_an_episode_are_its_sum_its_steps_at_risk_its_quadrant_and_the
     assert sum(costs) > 0
     assert (info["cumulative_cost"], info["risk_exposure_time"]) == (sum(costs), np.count_nonzero(costs))
     assert info["quadrant"] == "unsafe failure"
-    assert CostTotals(made()).reset()[1]["within_limit"] is None
+    assert CostTotals(safety_env()).reset()[1]["within_limit"] is None
 
 
 def test_the_environment_for_lerobot_s_hub_has_what_lerobot_reads(monkeypatch):

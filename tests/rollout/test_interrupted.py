@@ -15,8 +15,8 @@ from safevla_bench import cli
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import anyone_in
 
-ASKED = ["--host", "fake", "--suite", "fake", "--episodes", "5", "--max-steps", "30"]
-ASKED += ["--policy", "lethal", "--policy-arg", "pause_s=0.002"]
+RUN = ["--host", "fake", "--suite", "fake", "--episodes", "5", "--max-steps", "30"]
+RUN += ["--policy", "lethal", "--policy-arg", "pause_s=0.002"]
 TIMEOUT_S = 120
 
 
@@ -39,7 +39,7 @@ def wait_for_episodes(process: subprocess.Popen[str], run: Path, count: int) -> 
 
 def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, lethal):
     run = tmp_path / "run"
-    process = start(lethal, "eval", *ASKED, "--workers", "2", "--out", str(run))
+    process = start(lethal, "eval", *RUN, "--workers", "2", "--out", str(run))
     wait_for_episodes(process, run, 2)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT_S)
@@ -51,13 +51,13 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path,
     (command,) = (line.strip() for line in err.splitlines() if line.startswith("  safevla "))
     resume = ["eval", "--resume", "--out", str(run), "--workers", "2", "--trust", str(run / "run.json")]
     assert shlex.split(command) == ["safevla", *resume], "run.json names the policy, code of a plug-in"
-    for words in (resume, ["eval", *ASKED, "--out", str(tmp_path / "whole")]):
+    for words in (resume, ["eval", *RUN, "--out", str(tmp_path / "whole")]):
         assert cli.run_command_line(words) == cli.CRASHED  # one task of the fake host always crashes
     assert contents(run) == contents(tmp_path / "whole")
 
 
 def test_no_worker_outlives_the_process_that_started_it(tmp_path, lethal):
-    process = start(lethal, "eval", *ASKED, "--workers", "2", "--out", str(tmp_path / "run"))
+    process = start(lethal, "eval", *RUN, "--workers", "2", "--out", str(tmp_path / "run"))
     wait_for_episodes(process, tmp_path / "run", 1)
     process.kill()
     process.communicate(timeout=TIMEOUT_S)

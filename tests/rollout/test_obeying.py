@@ -70,7 +70,7 @@ def test_initial_states_go_round_or_run_out():
         batches(episodes=INIT_STATES + 1, init_state="episode")
 
 
-def test_drawn_starts_are_no_initial_states_and_have_no_end():
+def test_drawn_starts_are_not_initial_states_and_have_no_end():
     count = INIT_STATES + 2
     starts, again = ([block(batch) for batch in batches(episodes=count, init_state="drawn")] for _ in range(2))
     assert starts == again

@@ -38,7 +38,7 @@ def test_two_workers_record_the_bytes_that_one_process_records(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def ran():
+def roll():
     """Runs one step of a few episodes of LIBERO-Goal's task 1, under a protocol with changes; each once."""
     libero = make_host("libero")
     task = libero.tasks("libero-goal")[1]
@@ -63,29 +63,29 @@ def state(batch):
     return values.reshape(int(batch.lengths[0]), -1)[0]
 
 
-def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(ran):
-    (seven,), (zero,) = ran("openpi"), ran("openvla")
+def test_the_environment_s_seed_places_the_fixtures_and_the_state_the_rest(roll):
+    (seven,), (zero,) = roll("openpi"), roll("openvla")
     assert (seven.headers[0].env_seed, zero.headers[0].env_seed) == (7, 0)
     poses = [outcome.body_pos_m.episode_poses(0)[1] for outcome in (seven, zero)]
     assert not np.array_equal(*poses)
 
 
 @pytest.mark.long
-def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(ran):
+def test_settling_steps_lead_away_from_the_initial_state_and_are_counted(roll):
     (none,), (ten,), (lifted,) = (
-        ran("openpi", wait_steps=0),
-        ran("openpi"),
-        ran("openpi", wait_action=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0)),
+        roll("openpi", wait_steps=0),
+        roll("openpi"),
+        roll("openpi", wait_action=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0)),
     )
     assert state(ten)[0] - state(none)[0] == pytest.approx(10 * 0.05)  # the simulator's clock
     assert lifted.eef_pos_m.values[2] - ten.eef_pos_m.values[2] > 0.1
 
 
 @pytest.mark.long
-def test_gr00t_s_starts_are_drawn_anew_each_episode_and_repeat(ran):
-    outcome, other = ran("gr00t", episodes=2)
-    (again,) = ran("gr00t", episodes=1)
-    (fixed,) = ran("openpi", wait_steps=0)
+def test_gr00t_s_starts_are_drawn_anew_each_episode_and_repeat(roll):
+    outcome, other = roll("gr00t", episodes=2)
+    (again,) = roll("gr00t", episodes=1)
+    (fixed,) = roll("openpi", wait_steps=0)
     np.testing.assert_array_equal(state(outcome), state(again))
     assert not np.array_equal(state(outcome)[1:], state(other)[1:])
     assert not np.array_equal(state(outcome)[1:], state(fixed)[1:])
@@ -98,7 +98,7 @@ ENTRIES = [entry.name for entry in entries.paper_entries() if entry.host == "lib
 SUITE = "libero-goal"
 
 
-def asked(name, url, **changes):
+def request_of(name, url, **changes):
     few = {"tasks": (1,), "episodes": 1, "max_steps": 2}
     return Request(**{**entry_fields(name, (SUITE,)), **few, "servers": (f"{SUITE}={url}",), **changes})
 
@@ -107,7 +107,7 @@ def asked(name, url, **changes):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     with closing(StrictServer(name)) as server:
-        (row,) = roll_out(asked(name, server.url), tmp_path / "run")
+        (row,) = roll_out(request_of(name, server.url), tmp_path / "run")
     assert (row.outcome, row.steps, row.policy) == ("timeout", 2, name)
     assert server.seen
     assert {refusal(name, request) for request in server.seen} == {None}
@@ -122,9 +122,9 @@ def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     today = description.pop("volatile")
     assert server.url in str(today["servers"])
     assert server.url not in json.dumps(description)
-    # Where it is served is no part of what was run: it goes on with another address.
+    # Where it is served is not a part of what was run: it goes on with another address.
     assert Request.from_run(tmp_path / "run").servers == (f"{SUITE}={server.url}",)
-    elsewhere = asked(name, "127.0.0.1:9")
+    elsewhere = request_of(name, "127.0.0.1:9")
     assert roll_out(elsewhere, tmp_path / "run", running=ExecutionOptions(resume=True)) == [row]
 
 

@@ -87,23 +87,23 @@ LONG_PLAN = plan_episodes(make_host("fake").tasks("fake"), 4, ["a", "b"], load_p
 HORIZONS = st.lists(st.integers(min_value=1, max_value=900), min_size=1, max_size=40)
 
 
-def lasting(horizons):
+def with_horizons(horizons):
     return [replace(LONG_PLAN[0], horizon=horizon) for horizon in horizons]
 
 
 @given(HORIZONS, st.data())
 def test_shards_are_stretches_that_cover_the_plan_and_none_is_empty(horizons, data):
     count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
-    starts = cut_plan(lasting(horizons), count)
+    starts = cut_plan(with_horizons(horizons), count)
     assert (starts[0], starts[-1], len(starts)) == (0, len(horizons), count + 1)
     assert all(first < end for first, end in pairwise(starts))
 
 
 @given(HORIZONS, st.data())
-def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_where_episodes_are_alike(horizons, data):
+def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_if_episodes_are_alike(horizons, data):
     count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
     lengths = [300 + horizon for horizon in horizons]
-    parts = [sum(lengths[first:end]) for first, end in pairwise(cut_plan(lasting(lengths), count))]
+    parts = [sum(lengths[first:end]) for first, end in pairwise(cut_plan(with_horizons(lengths), count))]
     if len(lengths) >= 4 * count:  # else a shard of one may be all there is to give
         assert max(abs(part - sum(lengths) / count) for part in parts) <= max(lengths)
 
@@ -126,7 +126,7 @@ def test_shards_count_from_one(text):
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/", "a/4", "-1/4", "1/2/3"])
-def test_what_is_no_shard_is_refused_with_an_example(text):
+def test_what_is_not_a_shard_is_refused_with_an_example(text):
     with pytest.raises(RunError, match="is no shard") as raised:
         Shard.parse(text)
     assert "2/8" in raised.value.remedy

@@ -68,9 +68,9 @@ class Held:
         if self.steps == self.at and not (self.place / "go").exists():
             import ray
 
-            told = self.place / f".{os.getpid()}"
-            told.write_text(ray.get_runtime_context().get_node_id())
-            told.rename(self.place / str(os.getpid()))
+            note = self.place / f".{os.getpid()}"
+            note.write_text(ray.get_runtime_context().get_node_id())
+            note.rename(self.place / str(os.getpid()))
             while not (self.place / "go").exists():
                 time.sleep(0.005)
         return self.generator.uniform(-1, 1, 7)
@@ -258,7 +258,7 @@ def command(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_where_every_actor_dies(tmp_path, held):
+def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_every_actor_dies(tmp_path, held):
     (tmp_path / "go").touch()
     arguments = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--policy", "held"]
     arguments += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]

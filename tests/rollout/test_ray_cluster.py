@@ -1,4 +1,4 @@
-"""A cluster to work on: what is asked of it, what is said where it is not there."""
+"""A cluster to work on: what is asked of it, what is said if it is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_share_that_is_none_is_refused_before_ray_is_started(of, share):
         RayCluster(**{of: share})
 
 
-def test_ray_is_imported_only_where_it_is_asked_for():
+def test_ray_is_imported_only_if_it_is_asked_for():
     modules = "safevla_bench.cli.rollout, safevla_bench.rollout.ray"
     subprocess.run([sys.executable, "-c", f"import sys, {modules}; sys.exit('ray' in sys.modules)"], check=True)
 

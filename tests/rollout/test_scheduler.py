@@ -45,13 +45,13 @@ class Puppet:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.said: list[object] = [WorkerReady()]
+        self.messages: list[object] = [WorkerReady()]
         self.dismissed = self.ended = False
 
     def begin(self, planned) -> None:
-        assert not self.said
+        assert not self.messages
         assert not self.dismissed
-        self.said.append(planned)
+        self.messages.append(planned)
 
     def dismiss(self) -> None:
         self.dismissed = True
@@ -68,28 +68,28 @@ class Stage:
 
     def __init__(self, dies=(), absent=()) -> None:
         self.dies, self.absent = iter(dies), absent
-        self.made: list[Puppet] = []
+        self.workers: list[Puppet] = []
         self.attempts: Counter[str] = Counter()
 
     def start(self, number: int) -> Puppet:
-        self.made.append(Puppet(number))
-        return self.made[-1]
+        self.workers.append(Puppet(number))
+        return self.workers[-1]
 
     def receive_messages(self, workers):
         for number, worker in workers.items():
-            if number in self.absent or not worker.said:
+            if number in self.absent or not worker.messages:
                 continue
-            word = worker.said.pop()
-            if not isinstance(word, (WorkerReady, WorkerFailed)):
-                self.attempts[word.episode_id] += 1
+            message = worker.messages.pop()
+            if not isinstance(message, (WorkerReady, WorkerFailed)):
+                self.attempts[message.episode_id] += 1
             if next(self.dies, False):
                 yield number, None
             else:
                 yield (
                     number,
-                    word
-                    if isinstance(word, (WorkerReady, WorkerFailed))
-                    else EpisodeOutcome(word, "timeout", 6, b"record"),
+                    message
+                    if isinstance(message, (WorkerReady, WorkerFailed))
+                    else EpisodeOutcome(message, "timeout", 6, b"record"),
                 )
 
 
@@ -116,14 +116,14 @@ def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(patient
             assert attempts == 1 + RETRIES
             assert "died in each of 2 attempts" in end.reason
             assert "the script says so" in end.reason
-    assert all(worker.ended for worker in pool.made)
+    assert all(worker.ended for worker in pool.workers)
 
 
 def test_a_worker_that_never_comes_is_not_waited_for_once_the_others_have_done_everything():
     pool = Stage(absent={1})
     assert len(list(run_pool(pool, EPISODES, 2))) == 9
-    assert pool.made[1].dismissed
-    assert pool.made[1].ended
+    assert pool.workers[1].dismissed
+    assert pool.workers[1].ended
 
 
 def test_workers_that_die_before_they_can_begin_end_the_run_after_so_many_in_a_row():
@@ -131,17 +131,17 @@ def test_workers_that_die_before_they_can_begin_end_the_run_after_so_many_in_a_r
     with pytest.raises(RunError, match="while they start: the script says so") as raised:
         list(run_pool(pool, EPISODES, 1))
     assert raised.value.remedy == "Mend the script."
-    assert len(pool.made) == scheduler.STARTS
+    assert len(pool.workers) == scheduler.STARTS
 
 
 def test_what_a_worker_cannot_mend_ends_the_run_and_all_workers():
     pool = Stage()
     crew = run_pool(pool, EPISODES, 2)
     next(crew)
-    pool.made[0].said = [WorkerFailed(HostError("no simulator"))]
+    pool.workers[0].messages = [WorkerFailed(HostError("no simulator"))]
     with pytest.raises(HostError, match="no simulator"):
         list(crew)
-    assert all(worker.ended for worker in pool.made)
+    assert all(worker.ended for worker in pool.workers)
 
 
 TASKS = make_host("fake").tasks("fake")
@@ -255,6 +255,6 @@ def test_a_later_batch_is_asked_for_when_all_before_have_ended_and_the_same_work
     for finished in run_pool(pool, (), count, None, later()):
         ended.append(finished)
     assert sorted(end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
-    assert all(worker.ended for worker in pool.made)
+    assert all(worker.ended for worker in pool.workers)
     if not any(dies):
-        assert len(pool.made) == min(count, 5)
+        assert len(pool.workers) == min(count, 5)

@@ -23,6 +23,7 @@ from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import Repeats, read_facts
 from safevla_bench.sources.runs.parts import count_progress, episode_rows, read_records
 from safevla_bench.sources.runs.writer import merge_shards
+from scenes import WITHOUT_WRIST
 
 WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 
@@ -37,32 +38,29 @@ def test_latencies_are_facts_of_the_day_in_run_json(tmp_path):
     assert read_facts(tmp_path).policy_latency[rows[0].episode_id].calls == 6
 
 
-def over(url: str, **changed) -> Request:
+def request_of(url: str, **changed) -> Request:
     arguments = {"cameras": "agentview,none", "connect_timeout_s": "2", "timeout_s": "5"}
     fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 4, "max_steps": 6}
     return Request(**fields, policies=(f"openpi:{url}",), arguments=arguments, **changed)
-
-
-WITHOUT_WRIST = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f8", (8,)), "prompt": str}
 
 
 class Dying:
     """A server that dies at its `after`-th request: it drops the connection, and a proxy answers in its place."""
 
     def __init__(self, after: int) -> None:
-        self.left = after
+        self.remaining = after
 
     def __call__(self, connection) -> None:
         def answer(request, number):
-            self.left -= 1
-            if self.left <= 0:
+            self.remaining -= 1
+            if self.remaining <= 0:
                 connection.close_socket()
             return chunk(5)
 
         openpi(answer, WITHOUT_WRIST)(connection)
 
     def refuse(self, connection, request):
-        return connection.respond(503, "no upstream\n") if self.left <= 0 else None
+        return connection.respond(503, "no upstream\n") if self.remaining <= 0 else None
 
 
 @WORKERS
@@ -70,15 +68,15 @@ def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes
     running = ExecutionOptions(workers=workers)
     with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as server:
         port = server.port
-        roll_out(over(server.url), tmp_path / "unbroken")
+        roll_out(request_of(server.url), tmp_path / "unbroken")
     dying = Dying(after=4)
     with websockets(dying, port, process_request=dying.refuse) as server, pytest.raises(ServerUnreachableError):
-        roll_out(over(server.url), tmp_path / "broken", running=running)
+        roll_out(request_of(server.url), tmp_path / "broken", running=running)
     done, planned = count_progress(tmp_path / "broken")
     assert 0 < done < planned == 4
     with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST), port) as server:
         again = ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
-        rows = roll_out(over(server.url), tmp_path / "broken", running=again)
+        rows = roll_out(request_of(server.url), tmp_path / "broken", running=again)
     assert [row.outcome for row in rows] == ["timeout"] * 4
     assert contents(tmp_path / "broken") == contents(tmp_path / "unbroken")
 
@@ -95,7 +93,7 @@ def test_workers_share_the_servers_of_a_list(tmp_path):
         return chunk(5)
 
     with websockets(openpi(waits, WITHOUT_WRIST)) as first, websockets(openpi(tells, WITHOUT_WRIST)) as second:
-        request = over(f"{first.url},{second.url}")
+        request = request_of(f"{first.url},{second.url}")
         patient = replace(request, arguments={**request.arguments, "timeout_s": "60"})
         rows = roll_out(patient, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["timeout"] * 4
@@ -104,7 +102,7 @@ def test_workers_share_the_servers_of_a_list(tmp_path):
 # What servers say of themselves
 
 
-def saying(checkpoint: str, dies_after: int = 10**6):
+def checkpoint_server(checkpoint: str, dies_after: int = 10**6):
     """A server that names its checkpoint, and refuses connections from a request on."""
     remaining = [dies_after]
 
@@ -123,11 +121,11 @@ def saying(checkpoint: str, dies_after: int = 10**6):
 @WORKERS
 def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, workers):
     run, again = tmp_path / "run", ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
-    with websockets(**saying("A", dies_after=2)) as server, pytest.raises(ServerUnreachableError):
-        roll_out(over(server.url), run, running=ExecutionOptions(workers=workers))
+    with websockets(**checkpoint_server("A", dies_after=2)) as server, pytest.raises(ServerUnreachableError):
+        roll_out(request_of(server.url), run, running=ExecutionOptions(workers=workers))
     done, _ = count_progress(run)
-    with websockets(port=server.port, **saying("B")) as server:
-        rows = roll_out(over(server.url), run, running=again)
+    with websockets(port=server.port, **checkpoint_server("B")) as server:
+        rows = roll_out(request_of(server.url), run, running=again)
     greetings = read_facts(run).policies_say
     assert [greeting.says for greeting in greetings] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
     assert [name for greeting in greetings for name in greeting.episodes] == [row.episode_id for row in rows]
@@ -145,9 +143,9 @@ def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_p
 
     with websockets(handle) as server:
         for number in (1, 2):
-            roll_out(over(server.url, shard=Shard(number, 2)), tmp_path / str(number))
+            roll_out(request_of(server.url, shard=Shard(number, 2)), tmp_path / str(number))
         (before,) = read_facts(tmp_path / "1").policies_say
-        first = over(server.url, shard=Shard(1, 2))
+        first = request_of(server.url, shard=Shard(1, 2))
         assert [row.outcome for row in episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
         rows = roll_out(first, tmp_path / "1", running=ExecutionOptions(resume=True, retry_crashed=True))
         assert [row.outcome for row in rows] == ["timeout"] * 2
@@ -169,7 +167,7 @@ def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_
 
     out = tmp_path / "run"
     with websockets(openpi(answer, WITHOUT_WRIST)) as server:
-        plan = replace(over(server.url), tasks=(0,), episodes=5)
+        plan = replace(request_of(server.url), tasks=(0,), episodes=5)
         with pytest.raises(PolicyError, match=r"3 episodes in a row of openpi:.* failed alike") as caught:
             roll_out(plan, out)
         assert f"--resume --retry-crashed --out {out}" in caught.value.remedy
@@ -183,7 +181,7 @@ def test_a_server_that_fails_alike_in_three_episodes_in_a_row_stops_the_run_and_
 def test_three_last_episodes_that_fail_alike_end_a_run_as_any_other(tmp_path):
     """There is nothing left to spare."""
     with websockets(openpi(lambda request, number: "Traceback\nRuntimeError: no", WITHOUT_WRIST)) as server:
-        rows = roll_out(replace(over(server.url), tasks=(0,), episodes=3), tmp_path / "run")
+        rows = roll_out(replace(request_of(server.url), tasks=(0,), episodes=3), tmp_path / "run")
     assert [row.outcome for row in rows] == ["crashed"] * 3
 
 
@@ -202,11 +200,11 @@ class Chases:
         return np.full((3, 7), image.mean() / 1000)
 
 
-def serving(side=64, make=Chases, port=0):
+def serve_chaser(side=64, make=Chases, port=0):
     return served(lambda: adopt_object("chases", make(side)), port=port)
 
 
-def unasked(url: str, **changed) -> Request:
+def bare_request(url: str, **changed) -> Request:
     """A request that says of the server nothing but its address."""
     arguments = {"connect_timeout_s": "2", "timeout_s": "5"}
     fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 2, "max_steps": 7, "arguments": arguments}
@@ -219,9 +217,9 @@ def described(run):
 
 @WORKERS
 def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, workers):
-    with serving() as url:
-        rows = roll_out(unasked(url), tmp_path / "far", running=ExecutionOptions(workers=workers))
-    near = unasked("", arguments={}, policies=(RequestedPolicy("mine", made=adopt_object("mine", Chases())),))
+    with serve_chaser() as url:
+        rows = roll_out(bare_request(url), tmp_path / "far", running=ExecutionOptions(workers=workers))
+    near = bare_request("", arguments={}, policies=(RequestedPolicy("mine", made=adopt_object("mine", Chases())),))
     assert roll_out(near, tmp_path / "near") == rows
     for far, here in zip(read_records(tmp_path / "far"), read_records(tmp_path / "near"), strict=True):
         np.testing.assert_array_equal(far.channel("action").values, here.channel("action").values)
@@ -234,14 +232,14 @@ def test_a_served_policy_is_asked_as_it_wants_and_moves_as_in_process(tmp_path, 
 
 
 def test_what_is_given_stands_and_what_another_server_says_changes_nothing(tmp_path):
-    with serving() as url:
-        plan = unasked(url)
+    with serve_chaser() as url:
+        plan = bare_request(url)
         roll_out(replace(plan, arguments={**plan.arguments, "replan": "1"}), tmp_path / "given")
     row = described(tmp_path / "given")
     assert "replan" not in row["server_arguments"]
     assert row["dialect"]["replan"] == 1
     with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST)) as server:
-        roll_out(replace(over(server.url), episodes=1), tmp_path / "other")
+        roll_out(replace(request_of(server.url), episodes=1), tmp_path / "other")
     assert "server_arguments" not in described(tmp_path / "other")
 
 
@@ -255,13 +253,13 @@ def test_a_resumed_run_asks_as_it_began_and_refuses_a_server_that_wants_otherwis
                 raise ZeroDivisionError
             return super().act(observation)
 
-    with serving(make=Fails) as url:
-        plan, port = unasked(url), int(url.rpartition(":")[2])
+    with serve_chaser(make=Fails) as url:
+        plan, port = bare_request(url), int(url.rpartition(":")[2])
         assert {row.outcome for row in roll_out(plan, run)} == {"crashed"}
     failing.clear()
-    with serving(32, port=port), pytest.raises(ServerRefusedError, match="wants images of 32 pixels"):
+    with serve_chaser(32, port=port), pytest.raises(ServerRefusedError, match="wants images of 32 pixels"):
         roll_out(plan, run, running=again)
-    with serving(port=port):
+    with serve_chaser(port=port):
         assert {row.outcome for row in roll_out(plan, run, running=again)} == {"timeout"}
     before = contents(run)
     roll_out(plan, run, running=again)
@@ -269,8 +267,8 @@ def test_a_resumed_run_asks_as_it_began_and_refuses_a_server_that_wants_otherwis
 
 
 def test_a_run_s_file_chooses_nothing_of_a_client_but_what_a_server_may_ask_for(tmp_path):
-    with serving() as url:
-        roll_out(unasked(url), tmp_path)
+    with serve_chaser() as url:
+        roll_out(bare_request(url), tmp_path)
     description = json.loads((tmp_path / "run.json").read_text())
     description["policies"][0]["server_arguments"]["key_file"] = "/etc/hostname"
     (tmp_path / "run.json").write_text(json.dumps(description))
@@ -279,8 +277,8 @@ def test_a_run_s_file_chooses_nothing_of_a_client_but_what_a_server_may_ask_for(
 
 def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_policies_before_it(tmp_path, monkeypatch):
     waited, find = [], endpoint.find_server
-    monkeypatch.setattr(endpoint, "find_server", lambda *given: waited.append(1) or find(*given))
-    alone = unasked("ws://127.0.0.1:1", arguments={"connect_timeout_s": "0.2"})
+    monkeypatch.setattr(endpoint, "find_server", lambda *arguments: waited.append(1) or find(*arguments))
+    alone = bare_request("ws://127.0.0.1:1", arguments={"connect_timeout_s": "0.2"})
     with pytest.raises(ServerUnreachableError):
         roll_out(alone, tmp_path / "alone")
     assert len(waited) == 1
@@ -292,8 +290,8 @@ def test_a_server_that_is_not_up_is_waited_for_once_and_does_not_stop_the_polici
 
 def test_shards_whose_servers_asked_for_different_things_are_not_merged(tmp_path):
     for number, side in ((1, 64), (2, 32)):
-        with serving(side) as url:
-            changed = unasked(url, shard=Shard(number, 2))
+        with serve_chaser(side) as url:
+            changed = bare_request(url, shard=Shard(number, 2))
             roll_out(changed, tmp_path / str(number))
     with pytest.raises(RunError, match=r"policies\[0\]\.server_arguments\.image_size"):
         merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""--stop-on-violation: an episode ends at its first violation where asked, is outside n, and is the same everywhere."""
+"""--stop-on-violation: an episode ends at its first violation if asked, is outside n, and is the same everywhere."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_run_says_by_what_it_stops_and_stopped_episodes_are_outside_n(tmp_path
     assert (total.sr, total.sbu, total.p_unsafe_given_success, total.vsi) == (None,) * 4
 
 
-def test_where_it_is_not_asked_for_run_json_has_no_word_of_it(tmp_path):
+def test_if_it_is_not_asked_for_run_json_has_no_word_of_it(tmp_path):
     roll_out(request(), tmp_path / "run")
     assert "stop_on_violation" not in read_description(tmp_path / "run")
 

@@ -90,7 +90,7 @@ def test_a_state_after_the_last_action_is_taken(tmp_path):
     assert len(read_demonstrations(demonstrations(tmp_path / "a.hdf5", states=1))[0].states) == 5
 
 
-def test_what_is_no_demonstration_is_an_error(tmp_path):
+def test_what_is_not_a_demonstration_is_an_error(tmp_path):
     (tmp_path / "a.hdf5").write_bytes(b"nothing")
     with pytest.raises(RecordError, match="cannot be read"):
         read_demonstrations(tmp_path / "a.hdf5")

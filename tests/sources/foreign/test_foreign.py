@@ -25,8 +25,8 @@ PER_TASK = [
 ]
 
 
-def lerobot(path, **held):
-    path.write_text(json.dumps(held))
+def lerobot(path, **fields):
+    path.write_text(json.dumps(fields))
     return path
 
 
@@ -85,10 +85,7 @@ def test_safety_is_not_recorded_and_has_no_number(tmp_path):
     assert "lacks contacts, forces, object poses" in render_text(table)
 
 
-@pytest.mark.parametrize(
-    "tasks",
-    [{}, {"per_task": [{"task_group": "a", "task_id": 0, "metrics": {}}]}],
-)
+@pytest.mark.parametrize("tasks", [{}, {"per_task": [{"task_group": "a", "task_id": 0, "metrics": {}}]}])
 def test_a_file_of_another_shape_is_an_error_that_names_it(tmp_path, tasks):
     with pytest.raises(RecordError, match=r"eval_info.json: cannot be read as results"):
         foreign.read_results(lerobot(tmp_path / "eval_info.json", **tasks))
@@ -237,10 +234,7 @@ def test_places_of_fixtures_differ_from_reset_to_reset():
     assert np.abs(np.subtract(first, second)).max() > 0.001
 
 
-def test_import_takes_the_harness_s_folder(capsys):
-    from safevla_bench import cli
-
-    assert cli.run_command_line(["score", str(FOLDER)]) == 0
-    output = capsys.readouterr().out
+def test_import_takes_the_harness_s_folder(safevla):
+    output = safevla.ok("score", FOLDER)
     assert "libero" in output.lower()
     assert "--policy replay:" in output

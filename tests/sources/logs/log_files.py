@@ -11,6 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from safevla_bench.errors import RecordError
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.trajectory.batch import Batch
+
 FPS = 20
 
 
@@ -79,3 +83,14 @@ def pose_message(x: float, y: float = 0.0, z: float = 0.1, frame: str = "world")
 
 def save_mapping(folder: Path, text: str) -> None:
     (folder / "safevla-log.toml").write_text(text)
+
+
+def read(path: Path) -> list[Batch | RecordError]:
+    return list(open_source(path).read())
+
+
+def problem(path: Path) -> str:
+    """The one error of a source, with its remedy."""
+    (error,) = read(path)
+    assert isinstance(error, RecordError), error
+    return f"{error} {error.remedy}"

@@ -23,7 +23,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from sources.logs.log_files import FPS, save_mapping, straight_line, write_dataset
+from sources.logs.log_files import FPS, problem, read, save_mapping, straight_line, write_dataset
 
 MAPPED = """
 [episode]
@@ -53,26 +53,22 @@ def frames(count: int = 30, success: bool = True, **more: np.ndarray) -> dict[st
     return {**plain, **more}
 
 
-def mapped(tmp_path: Path, *episodes: dict[str, np.ndarray], text: str = MAPPED, **info: object) -> Path:
+def write_mapped(tmp_path: Path, *episodes: dict[str, np.ndarray], text: str = MAPPED, **info: object) -> Path:
     """A dataset of these episodes, or of one plain one, with its mapping."""
     folder = write_dataset(tmp_path / "d", episodes or [frames()], **info)
     save_mapping(folder, text)
     return folder
 
 
-def read(path) -> list[Batch | RecordError]:
-    return list(open_source(path).read())
-
-
-def judged(path):
+def judge_log(path):
     batches = read(path)
     assert not [batch for batch in batches if isinstance(batch, RecordError)], batches
     return score(concatenate_batches(batches), load_ruleset())
 
 
 def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_with_their_reason(tmp_path):
-    folder = mapped(tmp_path, frames(), frames(success=False))
-    first, second = judged(folder)
+    folder = write_mapped(tmp_path, frames(), frames(success=False))
+    first, second = judge_log(folder)
     assert (first.episode_id, first.benchmark, first.task_id) == (
         "episode_000000",
         "real-robot",
@@ -105,7 +101,7 @@ def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path)
 
 
 def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no_other_episode(tmp_path):
-    mapped(tmp_path, frames(), frames())
+    write_mapped(tmp_path, frames(), frames())
     batch = concatenate_batches([*read(tmp_path / "d"), episode(contacts=contacts())])
     scores = score(batch, load_ruleset())
     cells = {cell.suite: cell for cell in metrics.cells(scores)}
@@ -123,7 +119,7 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
 
 
 def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(tmp_path):
-    mapped(tmp_path)
+    write_mapped(tmp_path)
     sources = [NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
     results = load_policy_results(sources, load_ruleset())
     assert [result.name for result in results] == ["first", "second"]
@@ -132,17 +128,17 @@ def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(
 def test_scores_of_a_log_and_of_the_archive_made_of_it_are_the_same(tmp_path):
     occluded = frames()
     occluded["plate"][5:9] = np.nan
-    folder = mapped(tmp_path, frames(), occluded)
+    folder = write_mapped(tmp_path, frames(), occluded)
     for suffix in (".parquet", ".jsonl"):
         write_batches(tmp_path / f"a{suffix}", read(folder))
-        assert list(score(open_archive(tmp_path / f"a{suffix}"), load_ruleset())) == list(judged(folder))
+        assert list(score(open_archive(tmp_path / f"a{suffix}"), load_ruleset())) == list(judge_log(folder))
 
 
 def test_numbers_that_are_not_finite_are_a_lost_body_and_never_filled_between(tmp_path):
     plate = frames()["plate"]
     plate[10:20] = np.nan
     plate[20:, 1] = 0.004  # had it been filled between, it would still be below the limit
-    folder = mapped(tmp_path, frames(plate=plate))
+    folder = write_mapped(tmp_path, frames(plate=plate))
     (batch,) = read(folder)
     assert batch.pose_valid.channel.values.tolist() == [1.0] * 10 + [0.0] * 10 + [1.0] * 10
     (row,) = score(batch, load_ruleset())
@@ -153,16 +149,16 @@ def test_numbers_that_are_not_finite_are_a_lost_body_and_never_filled_between(tm
 def test_records_begin_where_every_mapped_body_has_been_seen(tmp_path):
     plate = frames()["plate"]
     plate[:4] = np.nan
-    folder = mapped(tmp_path, frames(plate=plate))
+    folder = write_mapped(tmp_path, frames(plate=plate))
     (batch,) = read(folder)
     assert batch.lengths.tolist() == [26]
     assert not batch.pose_valid.present[0]
 
 
-def test_an_instant_at_which_the_robot_is_unknown_is_no_record_and_stamps_show_the_gap(tmp_path, caplog):
+def test_an_instant_without_the_robot_is_not_a_record_and_stamps_show_the_gap(tmp_path, caplog):
     effort = np.full((30, 2), 4.0)
     effort[12] = np.nan
-    folder = mapped(tmp_path, frames(effort=effort))
+    folder = write_mapped(tmp_path, frames(effort=effort))
     with caplog.at_level(logging.WARNING):
         (batch,) = read(folder)
     stamps = batch.channel("time_s").values
@@ -176,12 +172,12 @@ def test_an_instant_at_which_the_robot_is_unknown_is_no_record_and_stamps_show_t
 def test_the_torque_of_an_unknown_robot_without_limits_is_not_judged(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames(effort=np.full((30, 7), 400.0))])
     save_mapping(folder, MAPPED.replace("limits_nm = [10, 10]", ""))
-    (row,) = judged(folder)
+    (row,) = judge_log(folder)
     assert row.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
     save_mapping(
         folder, MAPPED.replace("limits_nm = [10, 10]", "").replace("[episode]", '[episode]\nembodiment="Panda"')
     )
-    assert "joint_torque" in judged(folder)[0].violated_specs
+    assert "joint_torque" in judge_log(folder)[0].violated_specs
 
 
 def test_an_action_belongs_to_the_record_after_it(tmp_path):
@@ -222,13 +218,7 @@ def test_what_looks_implausible_is_a_warning_with_the_remedy_once_a_source(tmp_p
     assert [words in record.getMessage() for record in caplog.records] == [True]
 
 
-def problem(path) -> str:
-    (error,) = read(path)
-    assert isinstance(error, RecordError)
-    return f"{error} {error.remedy}"
-
-
-def test_errors_name_the_features_that_there_are(tmp_path):
+def test_errors_name_the_features_of_the_dataset(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames()])
     assert "eef [7]; plate [7]; effort [2]" in problem(folder)  # no mapping at all
     save_mapping(folder, '[eef]\nfrom = "nothing"')
@@ -239,7 +229,7 @@ def test_errors_name_the_features_that_there_are(tmp_path):
     assert "nothing called 'x'" in problem(folder)
 
 
-def test_an_episode_of_which_nobody_says_how_it_ended_is_an_error(tmp_path):
+def test_an_episode_without_a_known_end_is_an_error(tmp_path):
     columns = frames()
     del columns["next.success"]
     folder = write_dataset(tmp_path / "d", [columns, columns])
@@ -261,7 +251,7 @@ def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path)
 
 
 def test_a_description_that_lacks_a_field_is_an_error_that_names_it(tmp_path):
-    folder = mapped(tmp_path)
+    folder = write_mapped(tmp_path)
     path = folder / "meta" / "info.json"
     path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "fps"}))
     assert "it has no 'fps'" in problem(folder)
@@ -279,14 +269,14 @@ def test_a_description_that_lacks_a_field_is_an_error_that_names_it(tmp_path):
     ],
 )
 def test_a_strange_description_is_an_error_or_is_read_and_never_a_traceback(tmp_path, change):
-    folder = mapped(tmp_path, **change)
+    folder = write_mapped(tmp_path, **change)
     assert all(isinstance(outcome, Batch | RecordError) for outcome in read(folder))
 
 
 @pytest.mark.parametrize("column", ["episode_index", "frame_index", "timestamp", "eef", "next.success"])
 @pytest.mark.parametrize("value", [None, "text", [1.0], 1e300])
 def test_strange_columns_are_errors_and_never_a_traceback(tmp_path, column, value):
-    folder = mapped(tmp_path)
+    folder = write_mapped(tmp_path)
     replace_column(folder, column, pa.array([value] * 30))
     (outcome,) = read(folder)
     assert isinstance(outcome, RecordError) or column == "next.success"
@@ -300,7 +290,7 @@ def replace_column(folder, name: str, values: pa.Array) -> None:
 
 @pytest.mark.parametrize("last", [None, float("nan")])
 def test_a_success_without_a_value_is_not_taken_for_one(tmp_path, last):
-    folder = mapped(tmp_path)
+    folder = write_mapped(tmp_path)
     replace_column(folder, "next.success", pa.array([*[0.0] * 29, last]))
     assert "does not say whether the episode succeeded" in problem(folder)
 
@@ -309,7 +299,7 @@ def test_a_success_without_a_value_is_not_taken_for_one(tmp_path, last):
 def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
     poses = frames()["plate"].copy()
     poses[:, 1] = 0.001
-    folder = mapped(tmp_path, frames(plate=poses))
+    folder = write_mapped(tmp_path, frames(plate=poses))
     replace_column(folder, "plate", pa.array([None if k % 2 else poses[k].tolist() for k in range(30)], kind))
     (batch,) = read(folder)
     assert batch.pose_valid.channel.values.tolist() == [1.0, 0.0] * 15
@@ -317,13 +307,13 @@ def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
 
 
 def test_frames_of_different_counts_of_numbers_are_an_error(tmp_path):
-    folder = mapped(tmp_path)
+    folder = write_mapped(tmp_path)
     replace_column(folder, "plate", pa.array([[0.0, 1.0, 2.0] * (1 + k % 2) for k in range(30)]))
     assert "'plate' has 3 numbers in some frames and 6 in others" in problem(folder)
 
 
 def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_path):
-    folder = mapped(tmp_path, frames(), frames(success=False))
+    folder = write_mapped(tmp_path, frames(), frames(success=False))
     (folder / "data" / "chunk-000" / "file-001.parquet").write_bytes(b"PAR1 and no more")
     first, damaged = read(folder)
     assert first.headers[0].episode_id == "episode_000000"
@@ -333,7 +323,7 @@ def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_
 
 
 def test_only_the_wanted_episodes_are_made(tmp_path):
-    folder = mapped(tmp_path, *(frames(success=k == 1) for k in range(3)))
+    folder = write_mapped(tmp_path, *(frames(success=k == 1) for k in range(3)))
     (batch,) = open_source(folder).read([1])
     assert batch.headers[0].episode_id == "episode_000001"
 
@@ -370,7 +360,7 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
 
 def test_pages_with_checksums_are_compared_with_them(tmp_path):
     """Damage of a page is an error, and never a number that nobody measured."""
-    folder = mapped(tmp_path)
+    folder = write_mapped(tmp_path)
     (path,) = (folder / "data").rglob("*.parquet")
     table = pq.read_table(path)
     pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
@@ -383,7 +373,7 @@ def test_pages_with_checksums_are_compared_with_them(tmp_path):
 
 
 def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frames_are_an_error(tmp_path):
-    folder = mapped(tmp_path, frames(30), frames(40))
+    folder = write_mapped(tmp_path, frames(30), frames(40))
     path = folder / "data" / "chunk-000" / "file-000.parquet"
     table = pq.read_table(path)
     whole = read(folder)

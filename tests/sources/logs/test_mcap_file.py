@@ -1,4 +1,4 @@
-"""MCAP files as sources: topics at rates of their own, of which nothing is read between two messages."""
+"""MCAP files as sources: topics at rates of their own, and nothing is read between two messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from safevla_bench.errors import RecordError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.sources.logs import mcap_file
-from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Batch
-from sources.logs.log_files import pose_message, save_mapping, write_mcap
+from sources.logs.log_files import pose_message, problem, read, save_mapping, write_mcap
 
 MAPPED = """
 [episode]
@@ -43,10 +42,6 @@ def messages(gap: tuple[float, float] = (9, 9), jitter: float = 0.0) -> list[tup
     return sorted([*eef, *mug, *joints], key=lambda row: (row[1], row[0]))
 
 
-def read(path: Path) -> list[Batch | RecordError]:
-    return list(open_source(path).read())
-
-
 def folder_of(tmp_path: Path, rows: list, text: str = MAPPED) -> Path:
     write_mcap(tmp_path / "take_1.mcap", rows)
     save_mapping(tmp_path, text)
@@ -65,7 +60,7 @@ def test_a_file_is_an_episode_whose_records_are_messages_of_the_clock(tmp_path):
     assert row.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
 
 
-def test_torques_of_seven_joints_of_which_the_last_are_zero_are_no_lost_pose(tmp_path):
+def test_torques_of_seven_joints_that_end_in_zeros_are_not_a_lost_pose(tmp_path):
     rows = [("/eef", 5 + 0.05 * k, pose_message(0.1 * k)) for k in range(9)]
     rows += [("/joints", 5 + 0.05 * k, {"effort": [3.0] + [0.0] * 6}) for k in range(9)]
     text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\n'
@@ -88,7 +83,7 @@ def test_uneven_messages_have_time_stamps_and_derivatives_by_them(tmp_path):
     assert row.diagnostics["eef_acc_under_5mps2"].extreme == pytest.approx(0.0, abs=1e-6)
 
 
-def test_errors_name_the_topics_and_names_that_there_are(tmp_path):
+def test_errors_name_the_topics_and_names_of_the_file(tmp_path):
     folder = folder_of(tmp_path, messages(), "")
     assert "/eef (test.eef, json); /joints (test.joints, json); /mug (test.mug, json)" in problem(folder)
     save_mapping(folder, MAPPED.replace("/mug", "/cup"))
@@ -101,12 +96,6 @@ def test_errors_name_the_topics_and_names_that_there_are(tmp_path):
     assert "a message has no pose" in problem(folder)
     save_mapping(folder, MAPPED.replace("[episode]", '[episode]\nclock = "/other"'))
     assert "the clock '/other'" in problem(folder)
-
-
-def problem(path: Path) -> str:
-    (error,) = read(path)
-    assert isinstance(error, RecordError), error
-    return f"{error} {error.remedy}"
 
 
 def test_transforms_are_read_by_their_child_frame(tmp_path):

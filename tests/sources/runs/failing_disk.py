@@ -45,19 +45,19 @@ class Disk:
         self.at, self._fails = [], None
 
     def _failing(self, change: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def changing(*given: Any, **named: Any) -> Any:
-            writes = name != "open" or bool(given[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-            if writes and self._inside(given[0], named.get("dir_fd")):
+        def changing(*arguments: Any, **options: Any) -> Any:
+            writes = name != "open" or bool(arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            if writes and self._inside(arguments[0], options.get("dir_fd")):
                 self._change(name)
-            return change(*given, **named)
+            return change(*arguments, **options)
 
         return changing
 
     def _opening(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        def opening(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+        def opening(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
             if set(mode) & set("wax+") and self._inside(file, None):
                 self._change("open")
-            return really(file, mode, *given, **named)
+            return really(file, mode, *arguments, **options)
 
         return opening
 

@@ -36,34 +36,33 @@ def demo():
     return archive.open_archive(DEMO)
 
 
-def cut(batch, places):
+def cut_at(batch, places):
     """The batch in pieces that end at the places."""
     ends = [0, *sorted(set(places) & set(range(1, len(batch)))), len(batch)]
     return [select_episodes(batch, range(first, end)) for first, end in pairwise(ends)]
 
 
-def same(result, other):
-    """Whether two scores say the same, array for array and text for text."""
+def assert_same(result, other):
+    """Two scores say the same, array for array and text for text."""
     for name in type(result).__dataclass_fields__:
         value, expected = getattr(result, name), getattr(other, name)
         if isinstance(value, np.ndarray):
             assert (value.dtype, value.tobytes()) == (expected.dtype, expected.tobytes()), name
         else:
             assert repr(value) == repr(expected) if name in ("actions", "marks") else value == expected, name
-    return True
 
 
 @settings(max_examples=15, deadline=None)
 @given(places=st.sets(st.integers(min_value=1, max_value=19)))
 def test_scores_of_chunks_are_those_of_the_whole(places):
-    chunks = cut(demo(), places)
-    assert same(score_chunks(chunks, load_ruleset()), score(demo(), load_ruleset()))
+    chunks = cut_at(demo(), places)
+    assert_same(score_chunks(chunks, load_ruleset()), score(demo(), load_ruleset()))
 
 
 def test_exposure_of_chunks_is_that_of_the_whole():
     scores = score(demo(), load_ruleset())
     whole = measure_exposure(demo(), scores, load_ruleset())
-    assert same(measure_chunks(cut(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
+    assert_same(measure_chunks(cut_at(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
     nothing = measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
     assert len(nothing.any_s) == 0
 
@@ -76,10 +75,10 @@ def test_what_is_raised_of_chunks_is_what_is_raised_of_the_whole(places, lacking
     with pytest.raises(SafevlaError) as at_once:
         score(whole, load_ruleset())
     with pytest.raises(type(at_once.value)) as in_chunks:
-        score_chunks(cut(whole, places), load_ruleset())
+        score_chunks(cut_at(whole, places), load_ruleset())
     assert str(in_chunks.value) == str(at_once.value)
-    tolerant = [missing(cut(whole, places)) for missing in (deactivated, lambda chunks: deactivated([whole]))]
-    assert same(*tolerant)
+    tolerant = [missing(cut_at(whole, places)) for missing in (deactivated, lambda chunks: deactivated([whole]))]
+    assert_same(*tolerant)
 
 
 def deactivated(chunks):
@@ -87,7 +86,7 @@ def deactivated(chunks):
 
 
 def test_no_chunk_has_scores_of_no_episode():
-    assert same(score_chunks([], load_ruleset()), score(select_episodes(EPISODES[0], []), load_ruleset()))
+    assert_same(score_chunks([], load_ruleset()), score(select_episodes(EPISODES[0], []), load_ruleset()))
 
 
 @pytest.mark.parametrize("size", [1, 500, 1 << 20])

@@ -40,18 +40,18 @@ from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from sources.runs.failing_disk import Disk, Killed
 
-ASKED = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+REQUEST = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
 FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None
 
 
 @dataclass(frozen=True)
-class Written:
+class Case:
     """Something that is written: what lies there before, how it is written, and which files belong together."""
 
     write: Callable[[Path], object]
     before: Callable[[Path], object] = lambda folder: None
     again: Callable[[Path], object] | None = None
-    """How it is done again after it failed, where that differs."""
+    """How it is done again after it failed, if that differs."""
     together: tuple[str, ...] = ()
     check: Callable[[Path], object] = lambda folder: None
     """What holds of the folder at any instant."""
@@ -61,25 +61,25 @@ def records(*names: str) -> Batch:
     return concatenate_batches([episode(3, episode_id=name) for name in names])
 
 
-def judged(folder: Path, library: str) -> Judged:
+def judge_records(folder: Path, library: str) -> Judged:
     return judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
 
 
-def archived(folder: Path) -> None:
+def write_records(folder: Path) -> None:
     archive.write_archive(folder / "records.jsonl", records("a", "b"))
 
 
-def scored(folder: Path) -> None:
-    archived(folder)
-    write_outputs(judged(folder, "paper-text"), folder / "out")
+def write_scores(folder: Path) -> None:
+    write_records(folder)
+    write_outputs(judge_records(folder, "paper-text"), folder / "out")
 
 
-def shards(folder: Path) -> None:
+def write_shards(folder: Path) -> None:
     for number in (1, 2):
-        roll_out(replace(ASKED, shard=Shard(number, 2)), folder / f"shard-{number}")
+        roll_out(replace(REQUEST, shard=Shard(number, 2)), folder / f"shard-{number}")
 
 
-def grown(folder: Path) -> None:
+def write_own_run(folder: Path) -> None:
     recorder_folder._open_folders.clear()
     env = SimpleNamespace(task=SimpleNamespace(benchmark="fake", task_id="task_0"), host="fake", versions={})
     run = recorder_folder.open_folder(folder / "run", env, LoopRules(policy="a", wait_steps=0), {})
@@ -90,9 +90,9 @@ def grown(folder: Path) -> None:
 OWN_ROW = RecordedRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
 
 
-def regrown(folder: Path) -> None:
+def rewrite_own_run(folder: Path) -> None:
     shutil.rmtree(folder / "run", ignore_errors=True)
-    grown(folder)
+    write_own_run(folder)
 
 
 def command(*words: str) -> Callable[[Path], object]:
@@ -109,9 +109,9 @@ def judging(*words: str) -> Callable[[Path], object]:
     return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
-def rolled(form: str, episodes: int) -> Written:
-    request = replace(ASKED, archive=form, episodes=episodes)
-    return Written(
+def rolling(form: str, episodes: int) -> Case:
+    request = replace(REQUEST, archive=form, episodes=episodes)
+    return Case(
         write=lambda folder: roll_out(request, folder / "run"),
         again=lambda folder: roll_out(request, folder / "run", running=ExecutionOptions(resume=True)),
         check=lambda folder: what_is_done_is_judged(folder / "run", episodes),
@@ -128,30 +128,33 @@ def what_is_done_is_judged(run: Path, planned: int) -> None:
 INDEX = f'<meta name="generator" content="{GENERATOR}">'
 OLD_BOARD = {"index.html": INDEX, "reports/a-1.html": "old"}
 NEW_BOARD = {"index.html": f"{INDEX}2", "reports/b-2.html": "new"}
-TABLE: dict[str, Written] = {
-    "a run folder, its archive and tables": rolled("jsonl", episodes=2),
-    "a run whose archive is Parquet": rolled("parquet", episodes=1),
-    "a run of a loop of one's own": Written(write=grown, again=regrown),
-    "merged shards": Written(before=shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")),
-    "scores over older ones": Written(
-        before=scored,
-        write=lambda folder: write_outputs(judged(folder, "default"), folder / "out"),
+TABLE: dict[str, Case] = {
+    "a run folder, its archive and tables": rolling("jsonl", episodes=2),
+    "a run whose archive is Parquet": rolling("parquet", episodes=1),
+    "a run of a loop of one's own": Case(write=write_own_run, again=rewrite_own_run),
+    "merged shards": Case(
+        before=write_shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")
+    ),
+    "scores over older ones": Case(
+        before=write_scores,
+        write=lambda folder: write_outputs(judge_records(folder, "default"), folder / "out"),
         together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
     ),
-    "tables": Written(
-        before=archived, write=judging("tables", "--which", "main,tasks", "--out", "HERE/tables/", "--format", "csv")
+    "tables": Case(
+        before=write_records,
+        write=judging("tables", "--which", "main,tasks", "--out", "HERE/tables/", "--format", "csv"),
     ),
-    "figures": Written(before=archived, write=judging("figures", "--which", "severity", "--out", "HERE/figures")),
-    "a board over an older one": Written(
+    "figures": Case(before=write_records, write=judging("figures", "--which", "severity", "--out", "HERE/figures")),
+    "a board over an older one": Case(
         before=lambda folder: write_folder(OLD_BOARD, folder / "board"),
         write=lambda folder: write_folder(NEW_BOARD, folder / "board"),
     ),
-    "a first board": Written(write=lambda folder: write_folder(NEW_BOARD, folder / "board")),
-    "the demo's archive": Written(write=lambda folder: demo.unpack_archive(folder / "demo")),
-    "an archive": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
-    "an export": Written(before=archived, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
-    "a gate's XML": Written(before=archived, write=judging("gate", "--min-sr", "0", "--junit", "HERE/x.xml")),
-    "the index of frames": Written(
+    "a first board": Case(write=lambda folder: write_folder(NEW_BOARD, folder / "board")),
+    "the demo's archive": Case(write=lambda folder: demo.unpack_archive(folder / "demo")),
+    "an archive": Case(before=write_records, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
+    "an export": Case(before=write_records, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
+    "a gate's XML": Case(before=write_records, write=judging("gate", "--min-sr", "0", "--junit", "HERE/x.xml")),
+    "the index of frames": Case(
         before=lambda folder: files.make_folder(folder / "frames"), write=lambda folder: write_frames(folder, [])
     ),
 }
@@ -168,7 +171,7 @@ def quick(monkeypatch):
 def prepared(tmp_path, monkeypatch, quick):
     """A folder as it is before, as it is after, and a disk that can fail under copies of it."""
 
-    def of(case: Written):
+    def of(case: Case):
         start, work = tmp_path / "start", tmp_path / "work"
         start.mkdir()
         case.before(start)
@@ -176,7 +179,7 @@ def prepared(tmp_path, monkeypatch, quick):
         shutil.copytree(start, work)
         disk.work()
         case.write(work)
-        count, after = len(disk.at), visible(work)
+        count, after = len(disk.at), visible_files(work)
 
         def anew() -> Path:
             disk.work()
@@ -184,26 +187,26 @@ def prepared(tmp_path, monkeypatch, quick):
             shutil.copytree(start, work)
             return work
 
-        return disk, count, visible(start), after, anew
+        return disk, count, visible_files(start), after, anew
 
     return of
 
 
-def visible(folder: Path) -> dict[str, bytes]:
+def visible_files(folder: Path) -> dict[str, bytes]:
     """The files that anybody takes for results: not hidden, nor in a hidden folder; without facts of the day.
 
-    Raw episodes are results only where no archive was made from them.
+    Raw episodes are results only if no archive was made from them.
     """
     contents = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
-        str(path): lasting(content) if path.name == "run.json" else content
+        str(path): without_volatile(content) if path.name == "run.json" else content
         for path, content in contents.items()
         if not any(part.startswith(".") for part in path.parts)
         and not (path.parent.name == "raw" and path.parent.parent / "manifest.json" in contents)
     }
 
 
-def lasting(described: bytes) -> bytes:
+def without_volatile(described: bytes) -> bytes:
     description = json.loads(described)
     return json.dumps({name: value for name, value in description.items() if name != "volatile"}).encode()
 
@@ -212,22 +215,22 @@ def hidden(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".*.partial") if path.exists()]
 
 
-def unfinished(now: dict[str, bytes]) -> bool:
+def is_unfinished(now: dict[str, bytes]) -> bool:
     """Whether a run says of itself that it is not complete: then nothing in it is believed."""
     return any(name.endswith("run.json") and b'"complete": true' not in content for name, content in now.items())
 
 
-def nothing_half(case: Written, before: dict[str, bytes], after: dict[str, bytes], now: dict[str, bytes]) -> None:
+def assert_nothing_half(case: Case, before: dict[str, bytes], after: dict[str, bytes], now: dict[str, bytes]) -> None:
     assert before.keys() - after.keys() - now.keys() <= before.keys()
     for name, content in now.items():
-        assert content in (before.get(name), after.get(name)) or unfinished(now), name
+        assert content in (before.get(name), after.get(name)) or is_unfinished(now), name
     assert all(name in now for name in before if name in after and name not in case.together[1:])
     changed = [name for name in case.together if name in now and before.get(name) != after.get(name)]
     assert len({now[name] == after[name] for name in changed}) <= 1, changed
 
 
 @contextmanager
-def suppressed() -> Iterator[list[SafevlaError]]:
+def collect_error() -> Iterator[list[SafevlaError]]:
     """The typed error that was raised, if any: what fails when all is written already costs nothing."""
     raised: list[SafevlaError] = []
     try:
@@ -249,17 +252,17 @@ def test_a_disk_that_is_full_at_any_instant(prepared, name):
     for at in instants(count):
         work = anew()
         disk.fail(at, FULL)
-        with suppressed() as errors:
+        with collect_error() as errors:
             case.write(work)
         for error in errors:
             assert str(work) in str(error.place.file)
             assert error.remedy
             assert "No space left on device" in str(error)
         disk.work()
-        nothing_half(case, before, after, visible(work))
-        if visible(work) != after:
+        assert_nothing_half(case, before, after, visible_files(work))
+        if visible_files(work) != after:
             (case.again or case.write)(work)
-        assert visible(work) == after
+        assert visible_files(work) == after
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -272,7 +275,7 @@ def test_a_place_that_is_read_only(prepared, name):
         case.write(work)
     assert str(work) in str(raised.value.place.file)
     disk.work()
-    assert visible(work) == before
+    assert visible_files(work) == before
     assert not hidden(work)
 
 
@@ -286,17 +289,17 @@ def test_a_process_that_dies_at_any_instant(prepared, name):
         with pytest.raises(Killed):
             case.write(work)
         disk.work()
-        nothing_half(case, before, after, visible(work))
+        assert_nothing_half(case, before, after, visible_files(work))
         case.check(work)
-        if visible(work) != after:
+        if visible_files(work) != after:
             (case.again or case.write)(work)
-        assert visible(work) == after
+        assert visible_files(work) == after
 
 
 def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_instant(prepared):
-    request = replace(ASKED, tasks=(0, 2), episodes=1, max_steps=6)
+    request = replace(REQUEST, tasks=(0, 2), episodes=1, max_steps=6)
     rerun = ExecutionOptions(resume=True, retry_crashed=True)
-    case = Written(lambda f: roll_out(request, f / "run", running=rerun), lambda f: roll_out(request, f / "run"))
+    case = Case(lambda f: roll_out(request, f / "run", running=rerun), lambda f: roll_out(request, f / "run"))
     disk, count, before, after, anew = prepared(case)
     assert before == after
     for at in instants(count):
@@ -307,7 +310,7 @@ def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_inst
         disk.work()
         assert len(read_sources([work / "run"])[0]) == 1
         case.write(work)
-        assert visible(work) == after
+        assert visible_files(work) == after
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def row(name: str, outcome: str = "success", reason: str | None = None) -> RawEp
 
 
 EPISODES = [episode(4, episode_id="a"), episode(5, episode_id="b")]
-ASKED = {"host": "fake", "planned": 3}
+DESCRIPTION = {"host": "fake", "planned": 3}
 
 
 def fill(writer: RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
@@ -60,14 +60,14 @@ def fill(writer: RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
 
 
 def write_run(folder: Path, order: Sequence[int] = (0, 1, 2)) -> None:
-    with RunWriter(folder, ASKED) as writer:
+    with RunWriter(folder, DESCRIPTION) as writer:
         fill(writer, order)
         writer.finish()
 
 
 def require_resumable(tmp_path: Path, order: Sequence[int]) -> None:
     """Fill the rest of the run, and require the bytes of a run that was never interrupted."""
-    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
         fill(writer, order)
         writer.finish()
     write_run(tmp_path / "whole")
@@ -82,7 +82,7 @@ def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
     (source,) = index.sources
     description = dict(source.description)
     assert (source.path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
-    assert description == {**ASKED, "complete": True}
+    assert description == {**DESCRIPTION, "complete": True}
     assert [row.episode_id for row in episode_rows(tmp_path / "run")] == ["a", "b", "c"]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["schema_version"] == 1
@@ -106,7 +106,7 @@ def test_a_part_holds_a_fixed_number_of_episodes(tmp_path, monkeypatch):
 
 
 def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer, (2, 1, 0))
         batch, index = read_sources([tmp_path / "run"])
         assert count_progress(tmp_path / "run") == (3, 3)
@@ -117,12 +117,12 @@ def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
 
 @pytest.mark.parametrize("name", ["000000.npz", ".000000.npz.1.partial", ".000000.json.1.partial"])
 def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, name):
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer, (1, 2))
     (tmp_path / "run" / "raw" / name).write_bytes(b"half")
     assert count_progress(tmp_path / "run") == (2, 3)
     assert len(read_sources([tmp_path / "run"])[0]) == 1
-    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
         assert sorted(writer.episodes) == [1, 2]
     require_resumable(tmp_path, (0,))
 
@@ -142,13 +142,13 @@ def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, mo
 
 
 def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer)
     folder = tmp_path / "run" / "raw"
     for name in ("000000.npz", "000001.npz"):
         (folder / name).unlink()
     with pytest.raises(RunError, match=r"000000\.npz: the record of an episode that is done is missing"):
-        RunWriter(tmp_path / "run", ASKED, resume=True)
+        RunWriter(tmp_path / "run", DESCRIPTION, resume=True)
     problems = scan([tmp_path / "run"]).problems
     assert [problem.place.episode for problem in problems] == ["a", "b"]
     (folder / "000000.json").write_bytes(b"nonsense\n")
@@ -157,7 +157,7 @@ def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
 
 
 def test_an_episode_that_crashes_when_it_is_run_again_has_no_record(tmp_path):
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         (tmp_path / "run" / "raw" / "000002.npz").write_bytes(b"of an attempt that was killed")
         fill(writer)
         assert not (tmp_path / "run" / "raw" / "000002.npz").exists()
@@ -183,7 +183,7 @@ def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
 
 def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_path):
     write_run(tmp_path / "run")
-    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
         assert writer.complete
         writer.reopen({name: place for place, name in enumerate("abc")})
         assert sorted(writer.episodes) == [0, 1]
@@ -192,24 +192,24 @@ def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_
 
 
 def test_two_runs_never_write_into_one_folder_at_a_time(tmp_path):
-    with RunWriter(tmp_path / "run", ASKED):
+    with RunWriter(tmp_path / "run", DESCRIPTION):
         for resume in (False, True):
             with pytest.raises(RunError, match="another run is writing here"):
-                RunWriter(tmp_path / "run", ASKED, resume=resume)
-    with RunWriter(tmp_path / "run", ASKED, resume=True):
+                RunWriter(tmp_path / "run", DESCRIPTION, resume=resume)
+    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True):
         pass
     assert not (tmp_path / "run" / ".lock").exists()
 
 
 def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_said(tmp_path):
-    with RunWriter(tmp_path / "a run", ASKED) as writer:
+    with RunWriter(tmp_path / "a run", DESCRIPTION) as writer:
         fill(writer, (0,))
     with pytest.raises(RunError, match="1 of 3 episodes done") as raised:
-        RunWriter(tmp_path / "a run", ASKED)
+        RunWriter(tmp_path / "a run", DESCRIPTION)
     assert f"safevla eval --resume --out '{tmp_path}/a run'" in raised.value.remedy
     write_run(tmp_path / "complete")
     with pytest.raises(RunError, match="not empty: it holds a run"):
-        RunWriter(tmp_path / "complete", ASKED)
+        RunWriter(tmp_path / "complete", DESCRIPTION)
 
 
 def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
@@ -229,7 +229,7 @@ def test_ctrl_c_while_an_episode_is_written_stops_at_once_and_the_run_can_be_con
     def interrupt(descriptor: int) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         monkeypatch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fill(writer)
@@ -302,7 +302,7 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_an_error_with_the_remedy(tmp_path):
-    with RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer)
         source = open_source(tmp_path / "run")
         writer.finish()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 
 import pytest
 
-from folders import drop_episodes
+from folders import change_description, drop_episodes
 from safevla_bench.errors import CollectedError, RunError
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.request import Request
@@ -17,7 +16,7 @@ from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.plan import Shard
-from safevla_bench.sources.runs.folder import EPISODES, dump_json
+from safevla_bench.sources.runs.folder import EPISODES
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.writer import merge_shards
 
@@ -63,8 +62,7 @@ def test_planned_episodes_that_are_nowhere_are_named_and_leave_a_gate_undecided(
 def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
     rows = episode_rows(run)
     drop_episodes(run, {row.episode_id for row in rows if row.episode == 2})
-    described = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_bytes(dump_json({**described, "episodes": None}))
+    change_description(run, episodes=None)
     judged = judge([run], load_ruleset())
     assert judged.left_out.describe_kinds() == ["4 planned episodes missing from the run"]
     assert gate(judged) == "undecided"
@@ -77,8 +75,7 @@ def test_a_run_whose_table_is_gone_is_incomplete(run):
 
 
 def test_episodes_that_nobody_planned_leave_the_run_incomplete(run):
-    described = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_bytes(dump_json({**described, "episodes": 2, "planned": 8}))
+    change_description(run, episodes=2, planned=8)
     judged = judge([run], load_ruleset())
     assert judged.left_out.describe_kinds() == ["4 episodes in the run and not in its plan"]
     assert "4 in episodes.parquet are not planned by run.json" in differing(run)
@@ -95,16 +92,14 @@ def test_a_record_that_the_table_does_not_list_is_an_error_and_never_judged(run)
 
 @pytest.mark.parametrize("planned", ["many", None, 1e300])
 def test_a_plan_that_is_damaged_is_an_error(run, planned):
-    described = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_bytes(json.dumps({**described, "planned": planned}).encode())
+    change_description(run, planned=planned)
     with pytest.raises(RunError, match="the plan is damaged"):
         judge([run], load_ruleset())
 
 
 @pytest.mark.parametrize("planned", [-1, 10**12])
 def test_a_plan_of_any_size_is_counted(run, planned):
-    described = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_bytes(json.dumps({**described, "episodes": 10**12, "planned": planned}).encode())
+    change_description(run, episodes=10**12, planned=planned)
     assert judge([run], load_ruleset()).left_out
 
 

@@ -24,22 +24,30 @@ def names(*descriptions: dict[str, object]) -> list[dict[str | None, str]]:
     return [dict(of_source) for of_source in distinguish_policies(identities, paths)]
 
 
-def ran(policy: str = "p", suites: tuple[str, ...] = ("s",), volatile: object = None, **of_policy: object):
+def describe_run(policy: str = "p", suites: tuple[str, ...] = ("s",), volatile: object = None, **of_policy: object):
     row = {"policy": policy, "arguments": {}, "privileged": False, "cameras": [], **of_policy}
     return {"policies": [row], "suites": list(suites), "volatile": volatile or {}}
 
 
 def test_equal_configurations_are_one_policy_whatever_their_suites_and_seeds():
-    assert names(ran(), ran(suites=("t",)), {**ran(), "seed": 7}) == [{}, {}, {}]
+    assert names(describe_run(), describe_run(suites=("t",)), {**describe_run(), "seed": 7}) == [{}, {}, {}]
 
 
 @pytest.mark.parametrize(
     ("description", "other", "labels"),
     [
-        (ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"}), ["p (chunk=5)", "p (chunk=10)"]),
-        (ran(arguments={"chunk": "5"}), ran(), ["p (chunk=5)", "p (no chunk)"]),
-        (ran(dialect={"replan": 5}), ran(dialect={"replan": 8}), ["p (dialect.replan=5)", "p (dialect.replan=8)"]),
-        (ran(arguments={"path": "/long" * 9}), ran(), ["p (0)", "p (1)"]),
+        (
+            describe_run(arguments={"chunk": "5"}),
+            describe_run(arguments={"chunk": "10"}),
+            ["p (chunk=5)", "p (chunk=10)"],
+        ),
+        (describe_run(arguments={"chunk": "5"}), describe_run(), ["p (chunk=5)", "p (no chunk)"]),
+        (
+            describe_run(dialect={"replan": 5}),
+            describe_run(dialect={"replan": 8}),
+            ["p (dialect.replan=5)", "p (dialect.replan=8)"],
+        ),
+        (describe_run(arguments={"path": "/long" * 9}), describe_run(), ["p (0)", "p (1)"]),
     ],
 )
 def test_another_configuration_is_another_policy_named_by_what_differs(description, other, labels):
@@ -47,28 +55,32 @@ def test_another_configuration_is_another_policy_named_by_what_differs(descripti
 
 
 def test_runs_of_one_configuration_have_one_name_beside_another():
-    five, ten = ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"})
+    five, ten = describe_run(arguments={"chunk": "5"}), describe_run(arguments={"chunk": "10"})
     assert names(five, ten, five) == [{"p": "p (chunk=5)"}, {"p": "p (chunk=10)"}, {"p": "p (chunk=5)"}]
 
 
-def serving(*servers: str, suites: tuple[str, ...] = ("s",), statement: object = None):
+def describe_served(*servers: str, suites: tuple[str, ...] = ("s",), statement: object = None):
     statements = [] if statement is None else [{"policy": "pi", "suite": suites[0], "says": statement, "episodes": []}]
-    return ran(suites=suites, volatile={"servers": list(servers), "policies_say": statements}, **ENTRY)
+    return describe_run(suites=suites, volatile={"servers": list(servers), "policies_say": statements}, **ENTRY)
 
 
 def test_another_server_of_a_suite_is_another_policy_unless_both_state_the_same():
-    assert names(serving("ws://a:1"), serving("ws://b:1")) == [
+    assert names(describe_served("ws://a:1"), describe_served("ws://b:1")) == [
         {"pi": "pi (server of s=ws://a:1)"}, {"pi": "pi (server of s=ws://b:1)"},
     ]  # fmt: skip
-    assert names(serving("ws://a:1", statement={"step": 1}), serving("ws://b:1", statement={"step": 1})) == [{}, {}]
-    first, second = names(serving("ws://a:1", statement={"step": 1}), serving("ws://a:1", statement={"step": 2}))
+    assert names(
+        describe_served("ws://a:1", statement={"step": 1}), describe_served("ws://b:1", statement={"step": 1})
+    ) == [{}, {}]
+    first, second = names(
+        describe_served("ws://a:1", statement={"step": 1}), describe_served("ws://a:1", statement={"step": 2})
+    )
     assert first != second
-    assert names(serving("s=ws://a:1"), serving("t=ws://b:1", suites=("t",))) == [{}, {}]
+    assert names(describe_served("s=ws://a:1"), describe_served("t=ws://b:1", suites=("t",))) == [{}, {}]
 
 
-def test_an_archive_is_of_the_one_policy_there_is_and_of_neither_of_two():
-    assert names(ran(), {}) == [{}, {}]
-    names_shown = names(ran(arguments={"k": "1"}), ran(arguments={"k": "2"}), {})
+def test_an_archive_is_of_the_only_policy_and_of_neither_of_two():
+    assert names(describe_run(), {}) == [{}, {}]
+    names_shown = names(describe_run(arguments={"k": "1"}), describe_run(arguments={"k": "2"}), {})
     assert names_shown[2] == {"p": "p (2)"}
     assert describe_names(names_shown) == [
         "p is 3 policies here, as its runs differ in arguments, servers or checkpoints: p (k=1); p (k=2); p (2)."
@@ -76,14 +88,14 @@ def test_an_archive_is_of_the_one_policy_there_is_and_of_neither_of_two():
 
 
 def test_a_hostile_description_is_a_typed_error_or_no_policy():
-    """Names that are no names; arguments nested as deep as JSON can be read; names as long as a book."""
+    """Names that are not names; arguments nested as deep as JSON can be read; names as long as a book."""
     assert names({"policies": [{"policy": ["x"]}, 3, {"policy": None}]}, {"policies": "no"}) == [{}, {}]
     deep: object = "x"
     for _ in range(5000):
         deep = {"k": deep}
     with pytest.raises(RunError, match="nested too deeply"):
-        names(ran(arguments=deep))
-    first, second = names(ran(arguments={"k" * 10_000: "1"}), ran())
+        names(describe_run(arguments=deep))
+    first, second = names(describe_run(arguments={"k" * 10_000: "1"}), describe_run())
     assert (first, second) == ({"p": "p (0)"}, {"p": "p (1)"})
 
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import zstandard
 
-from safevla_bench import archive, cli
+from safevla_bench import archive
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import CollectedError, DamageError, RunError
 from safevla_bench.jobs import verify
@@ -44,16 +44,6 @@ def runs(tmp_path_factory):
 def run(runs, tmp_path):
     shutil.copytree(runs["jsonl"], tmp_path / "run")
     return tmp_path / "run"
-
-
-@pytest.fixture
-def safevla(capsys):
-    def run(*arguments):
-        code = cli.run_command_line([str(word) for word in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture
@@ -136,7 +126,7 @@ def test_a_cut_off_part_keeps_what_is_before_the_cut(part):
         assert read(part)[0] == []
 
 
-def damaged(run, part, kind):
+def spoil(run, part, kind):
     """Damage a run, and how many episodes that costs."""
     starts = members(part.read_bytes())
     if kind == "missing":
@@ -151,7 +141,7 @@ def damaged(run, part, kind):
 
 @pytest.mark.parametrize("kind", ["cut", "missing", "flipped bit"])
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
-    lost = damaged(run, part, kind)
+    lost = spoil(run, part, kind)
     with pytest.raises(CollectedError, match="--set invalid=skip") as raised:
         judge([run], load_ruleset())
     assert str(part) in str(raised.value)

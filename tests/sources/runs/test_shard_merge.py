@@ -9,7 +9,7 @@ from itertools import permutations
 
 import pytest
 
-from folders import contents
+from folders import change_description, contents
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RecordError, RunError
 from safevla_bench.files import sha256_of
@@ -25,7 +25,7 @@ REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random",
 """Twelve episodes, four of them crashed."""
 
 
-def sharded(folder, count, request=REQUEST):
+def roll_shards(folder, count, request=REQUEST):
     paths = [folder / f"shard-{number}" for number in range(1, count + 1)]
     for number, path in enumerate(paths, start=1):
         roll_out(replace(request, shard=Shard(number, count)), path)
@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
     """The whole run, and its three shards."""
     folder = tmp_path_factory.mktemp("runs")
     roll_out(REQUEST, folder / "whole")
-    return folder / "whole", sharded(folder, 3)
+    return folder / "whole", roll_shards(folder, 3)
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, 
     monkeypatch.setattr(parts, "EPISODES_A_PART", together)
     request = replace(REQUEST, archive=form)
     roll_out(request, tmp_path / "whole")
-    merge_shards(sharded(tmp_path, 5, request), tmp_path / "merged")
+    merge_shards(roll_shards(tmp_path, 5, request), tmp_path / "merged")
     assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
 
 
 def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
-    shards = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
+    shards = roll_shards(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
     merge_shards(shards, tmp_path / "merged")
     today = [read_description(shard)["volatile"] for shard in shards]
     assert read_description(tmp_path / "merged")["volatile"]["shards"] == today
@@ -108,11 +108,9 @@ def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
 
 
 def test_another_version_is_another_plan(shards, tmp_path):
-    """Shards of several physics versions are no run."""
+    """Shards of several physics versions are not a run."""
     for shard, version in zip(shards, ("3.2.3", "3.17.0", "3.2.3"), strict=True):
-        description = json.loads((shard / "run.json").read_text())
-        description["versions"]["mujoco"] = version
-        (shard / "run.json").write_text(json.dumps(description))
+        change_description(shard, versions={**read_description(shard)["versions"], "mujoco": version})
     with pytest.raises(RunError, match=r'versions.mujoco: that has "3.2.3", this has "3.17.0"'):
         merge_shards(shards, tmp_path / "merged")
 
@@ -161,7 +159,7 @@ def state_digest(part):
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, form):
-    shards = sharded(tmp_path, 2, replace(REQUEST, archive=form))
+    shards = roll_shards(tmp_path, 2, replace(REQUEST, archive=form))
     (part,) = (shards[0] / "archive").glob("part-*")
     content = part.read_bytes()
     for cut in (1, 2, 5, 10, 40):
@@ -184,9 +182,7 @@ def test_records_of_a_run_come_one_by_one_in_plan_order(runs):
 
 def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
     shutil.copy(shards[1] / "episodes.parquet", shards[0] / "episodes.parquet")
-    description = json.loads((shards[0] / "run.json").read_text())
-    description["shard"]["first"] = 1
-    (shards[0] / "run.json").write_text(json.dumps(description))
+    change_description(shards[0], shard={**read_description(shards[0])["shard"], "first": 1})
     with pytest.raises(RunError, match="do not end at 4"):
         merge_shards(shards, tmp_path / "merged")
 
