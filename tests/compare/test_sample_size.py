@@ -123,6 +123,6 @@ def test_the_planned_number_decides_with_its_power_and_a_tenth_fewer_does_not(ra
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, np.nan, np.inf])
-def test_a_limit_that_is_no_share_is_refused(wrong):
+def test_a_limit_that_is_not_a_share_is_refused(wrong):
     with pytest.raises(SafevlaError):
         rate_sample_size(0.5, wrong)

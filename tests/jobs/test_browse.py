@@ -86,7 +86,7 @@ def test_a_run_alone_is_opened_at_its_report_and_a_folder_at_the_index(folder: P
     assert alone.reply(alone.start).content == (folder / "still" / "report.html").read_bytes()
 
 
-def test_what_is_no_run_is_named(tmp_path: Path):
+def test_what_is_not_a_run_is_named(tmp_path: Path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(RunError, match=re.escape(str(path))):
             RunSite(path)
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_named_on_a_page(folder: Path, monkeypatch
     assert b"Permission denied" in reply.content
 
 
-def test_folders_behind_links_are_no_runs(folder: Path, tmp_path: Path):
+def test_folders_behind_links_are_not_runs(folder: Path, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     shutil.move(folder / "still", tmp_path / "elsewhere" / "still")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")

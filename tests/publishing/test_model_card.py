@@ -90,7 +90,7 @@ def test_a_card_has_the_numbers_of_each_cell_with_n_and_intervals(judged):
     assert judged.provenance.to_sentence() in card
 
 
-def test_what_is_unknown_is_no_metric(judged, tmp_path):
+def test_what_is_unknown_is_not_a_metric(judged, tmp_path):
     (tmp_path / "never.toml").write_text(NEVER)
     unknown = judge(judged.paths, load_ruleset(tmp_path / "never.toml"))
     (index,) = front_matter(build_card(unknown, FACTS)[CARD])["model-index"]
@@ -123,7 +123,7 @@ def test_leaderboard_entries_have_the_fields_that_the_hub_requires(judged):
     assert all("n = " in entry["notes"] for entry in entries)
 
 
-def test_several_policies_are_no_model(judged, tmp_path):
+def test_several_policies_are_not_a_model(judged, tmp_path):
     batch = rough_episodes()[0]
     other = tuple(msgspec.structs.replace(header, policy="other") for header in batch.headers)
     write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))

@@ -115,7 +115,7 @@ def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeyp
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_former_runs_is_no_package(tmp_path, monkeypatch):
+def test_a_folder_of_former_runs_is_not_a_package(tmp_path, monkeypatch):
     (tmp_path / "trackio").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     if "trackio" not in sys.modules:
