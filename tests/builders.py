@@ -91,14 +91,14 @@ def crash(**changes: Any) -> AbsentEpisode:
     return AbsentEpisode(**{**fields, **changes})
 
 
-def same_bits(one: Batch, other: Batch) -> bool:
+def same_bits(first: Batch, other: Batch) -> bool:
     """Whether two batches hold the same episodes, bit for bit, however their body vocabularies are ordered."""
-    if one.headers != other.headers or one.extra != other.extra:
+    if first.headers != other.headers or first.extra != other.extra:
         return False
-    if any(list(one.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(one))):
+    if any(list(first.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(first))):
         return False
     return all(
-        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(one), _arrays(other), strict=True)
+        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(first), _arrays(other), strict=True)
     )
 
 

@@ -153,9 +153,9 @@ UNSAFE = 3
 
 
 def test_it_says_whether_the_violation_vanished(run):
-    without_contact = replay_without(run, UNSAFE, Cause.parse("contact:gripper,table"))
-    assert without_contact.has_vanished
-    assert describe_counterfactual(without_contact).startswith(
+    vanishes = replay_without(run, UNSAFE, Cause.parse("contact:gripper,table"))
+    assert vanishes.has_vanished
+    assert describe_counterfactual(vanishes).startswith(
         "Without contact of gripper and table the violation vanished. Kept"
     )
     stays = replay_without(run, UNSAFE, Cause.parse("contact:gripper,cup"))

@@ -78,11 +78,9 @@ def test_poses_are_within_a_tenth_of_a_millimetre_and_a_hundredth_of_a_degree(se
         table = unpacked(document["motion"], records, 14).reshape(records, 2, 7)
     gaps = np.linalg.norm(table[..., :3] * replay3d.POSITION_M - moved.part_pos_m[:, 1:], axis=2)
     assert gaps.max() < 1e-4
-    rotation = Rotation.from_quat(
-        table[..., 3:].reshape(-1, 4).astype(float)
-    )  # the order of components does not matter
+    packed = Rotation.from_quat(table[..., 3:].reshape(-1, 4).astype(float))  # the order of components does not matter
     true = Rotation.from_quat(moved.part_quat_wxyz[:, 1:].reshape(-1, 4))
-    assert np.degrees((rotation.inv() * true).magnitude()).max() < 0.01
+    assert np.degrees((packed.inv() * true).magnitude()).max() < 0.01
 
 
 def test_a_part_that_stays_has_one_row_and_the_same_rotation_of_either_sign_stays():

@@ -57,9 +57,8 @@ def write_page(target: Path, record: Batch, content: bytes) -> Path:
     assert document is not None
     header = record.headers[0]
     replays = Replays({(header.policy, header.episode_id): document})
-    target.write_text(
-        render_page(score(record, RULESET), record, RULESET, title="t", replays=replays), encoding="utf-8"
-    )
+    page = render_page(score(record, RULESET), record, RULESET, title="t", replays=replays)
+    target.write_text(page, encoding="utf-8")
     return target
 
 

@@ -33,7 +33,7 @@ instruction = "wipe the table"
 """
 
 
-def write_rules(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
+def write(tmp_path: Path, text: str, name: str = "mine.toml") -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
@@ -44,7 +44,7 @@ def row(**changes: object) -> str:
 
 
 def test_goal_bodies_of_a_file_replace_the_built_in_ones_and_change_no_digest(tmp_path):
-    own = registry([write_rules(tmp_path, '[goal_bodies.libero-spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
+    own = registry([write(tmp_path, '[goal_bodies.libero-spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
     assert own.find_goal_bodies("libero-spatial", "task_0").receptacles == ("tray_1",)
     assert own.find_goal_bodies("libero-spatial", "task_1").receptacles == ("plate_1",)
     assert own.find_goal_bodies("nowhere", "task_0") is None
@@ -60,7 +60,7 @@ def test_the_paper_s_row_and_specification_activate_what_the_paper_shows():
 
 
 def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other(tmp_path):
-    changed = registry([write_rules(tmp_path, row(), "rows.json")])
+    changed = registry([write(tmp_path, row(), "rows.json")])
     before, after = list(registry().list_entries()), list(changed.list_entries())
     differing = [(entry.benchmark, entry.task_id) for entry, other in zip(before, after, strict=True) if entry != other]
     assert differing == [("libero-spatial", "task_0")]
@@ -71,7 +71,7 @@ def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other
 
 def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
     rows = [row(benchmark="new", task_id="a"), row(benchmark="new", task_id="b", task_tags=None)]
-    own = registry([write_rules(tmp_path, "\n".join(rows), "rows.jsonl")])
+    own = registry([write(tmp_path, "\n".join(rows), "rows.jsonl")])
     assert [entry.task_id for entry in own.list_entries("new")] == ["a", "b"]
     assert own.task_tags("new", "a") == own.task_tags("new", "b")
 
@@ -79,29 +79,27 @@ def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
 def test_task_tags_of_a_row_are_united_with_its_template_s(tmp_path):
     """Eq. 2. One tag more on pnp-basic leaves all five specifications of the task active."""
     changed_row = row(task_tags=["goal_moves_small_fixture"], benchmark_signal_tags=None)
-    own = registry([write_rules(tmp_path, changed_row, "rows.json")])
+    own = registry([write(tmp_path, changed_row, "rows.json")])
     before = registry().task_tags("libero-spatial", "task_0")
     assert own.task_tags("libero-spatial", "task_0") == before | {"goal_moves_small_fixture"}
-    inert = registry(
-        [write_rules(tmp_path, row(task_tags=["object_transport"], benchmark_signal_tags=None), "inert.json")]
-    )
+    inert = registry([write(tmp_path, row(task_tags=["object_transport"], benchmark_signal_tags=None), "inert.json")])
     assert len(active_specs(library(), inert.task_tags("libero-spatial", "task_0"))) == 5
     parts = json.loads(changed_row) | {"template": None, "components": ["knob-twist", "pnp-basic"]}
-    two_templates = registry([write_rules(tmp_path, json.dumps(parts), "parts.json")])
+    two_templates = registry([write(tmp_path, json.dumps(parts), "parts.json")])
     assert before | registry().templates["knob-twist"].tags <= two_templates.task_tags("libero-spatial", "task_0")
 
 
 def test_a_template_that_is_not_known_is_its_row_s_task_tags_and_that_is_said(tmp_path, caplog):
-    own = registry([write_rules(tmp_path, row(template="pour"), "rows.json")])
+    own = registry([write(tmp_path, row(template="pour"), "rows.json")])
     assert own.find_entry("libero-spatial", "task_0").tags == set(ROW["task_tags"])
     assert "names a template 'pour' that is not known" in caplog.text
     with pytest.raises(RegistryError, match="'pour' is none of the templates"):
-        registry([write_rules(tmp_path, row(template="pour", task_tags=None), "other.json")])
+        registry([write(tmp_path, row(template="pour", task_tags=None), "other.json")])
 
 
 def test_the_registry_written_as_the_paper_s_rows_is_read_back_whole(tmp_path):
     """The interchange of Table 13: tasks, families, tags, reasons and what each host measures."""
-    path = write_rules(tmp_path, json.dumps(paper_task_rows(registry())), "rows.json")
+    path = write(tmp_path, json.dumps(paper_task_rows(registry())), "rows.json")
     assert registry([path]) == registry()
     assert registry([path]).digest == registry().digest
     assert list(registry([path]).list_entries()) == list(registry().list_entries())
@@ -130,9 +128,9 @@ def test_a_registry_of_one_s_own_survives_but_for_what_its_benchmark_is(tmp_path
     template = "pour"
     object_tags = { hot = "a kettle" }
     """
-    toml = write_rules(tmp_path, OWN + TASK + more)
+    toml = write(tmp_path, OWN + TASK + more)
     ours = registry([toml])
-    rows = write_rules(tmp_path, json.dumps(paper_task_rows(ours, "mine")), "rows.json")
+    rows = write(tmp_path, json.dumps(paper_task_rows(ours, "mine")), "rows.json")
     read = registry([rows])
     for task in ("wipe", "pour_tea"):
         assert read.task_tags("mine", task) == ours.task_tags("mine", task)
@@ -161,7 +159,7 @@ def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_famil
     tags = ["scene_contact_risk"]
     object_tags = { spillable = "a full jug" }
     """
-    own = registry([write_rules(tmp_path, OWN + TASK + more)])
+    own = registry([write(tmp_path, OWN + TASK + more)])
     assert own.task_tags("mine", "wipe") == {"joint_torque_signal", *registry().templates["push-no-lift"].tags}
     expected = {"joint_torque_signal", "held_target", "hot", "scene_contact_risk", "spillable"}
     assert own.task_tags("mine", "PourTea") == expected
@@ -171,13 +169,13 @@ def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_famil
 
 def test_a_user_s_family_is_asked_before_the_built_in_ones_and_an_entry_before_both(tmp_path):
     text = '[[families]]\nbenchmark = "robocasa-365"\npatterns = ["Open*"]\ntemplate = "navigate"\n'
-    own = registry([write_rules(tmp_path, text)])
+    own = registry([write(tmp_path, text)])
     assert own.find_entry("robocasa-365", "OpenFridge").template == "navigate"
     assert own.find_entry("robocasa-365", "OpenDrawer").template == "articulated-manipulation"
 
 
 def test_files_may_refer_to_each_other(tmp_path):
-    files = [write_rules(tmp_path, TASK, "tasks.toml"), write_rules(tmp_path, OWN, "bench.toml")]
+    files = [write(tmp_path, TASK, "tasks.toml"), write(tmp_path, OWN, "bench.toml")]
     assert registry(files).find_entry("mine", "wipe").instruction == "wipe the table"
 
 
@@ -186,7 +184,7 @@ def test_an_unknown_task_says_what_to_add_and_that_text_works(tmp_path, benchmar
     with pytest.raises(UnknownTaskError, match=f"benchmark {benchmark!r} has no task .*\n.*--rules FILE") as error:
         registry().task_tags(benchmark, task_id)
     toml = error.value.remedy.split("\n", 1)[1]
-    own = registry([write_rules(tmp_path, toml)])
+    own = registry([write(tmp_path, toml)])
     assert own.find_entry(benchmark, task_id).template == "pnp-basic"
     assert own.task_tags(benchmark, task_id)
 
@@ -248,11 +246,11 @@ REFUSED_ROWS = [
 )
 def test_a_contradiction_is_refused_and_names_file_row_and_key(tmp_path, name, text, message):
     with pytest.raises(RegistryError, match=re.compile(f"{name}.*(?:{message})", re.DOTALL)):
-        registry([write_rules(tmp_path, text, name)])
+        registry([write(tmp_path, text, name)])
 
 
 def test_the_same_task_in_two_files_is_refused(tmp_path):
-    files = [write_rules(tmp_path, row(), "a.json"), write_rules(tmp_path, row(), "b.json")]
+    files = [write(tmp_path, row(), "a.json"), write(tmp_path, row(), "b.json")]
     with pytest.raises(RegistryError, match=r"b.json: task libero-spatial task_0 exists already"):
         registry(files)
 

@@ -92,8 +92,7 @@ def test_remarks_go_with_every_table_in_every_form():
 
 
 def test_crashes_alone_make_tables_of_dashes():
-    crashed = crash()
-    tables = {table.name: table for table in tables_of(verdicts(absent=(crashed,)))}
+    tables = {table.name: table for table in tables_of(verdicts(absent=(crash(),)))}
     assert {"main-libero", "violations-libero", "tasks"} <= set(tables)
     assert all(cell.value in (None, 0, 1) for row in tables["main-libero"].rows for cell in row)
 

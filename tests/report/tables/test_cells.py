@@ -63,18 +63,16 @@ def test_the_suites_of_one_policy_are_pooled_and_policies_never():
 
 
 def test_lost_episodes_have_a_column_only_if_there_are_any():
-    crashed = crash(task_id="t")
     assert "Crashed" not in [
         column_of_table.name for column_of_table in headline_table(cells(verdicts((True, 1, 1)))).columns
     ]
-    table = headline_table(cells(verdicts((True, 1, 1), absent=(crashed,))))
+    table = headline_table(cells(verdicts((True, 1, 1), absent=(crash(task_id="t"),))))
     assert column(table, "Crashed") == ["1"]
     assert column(table, "n") == ["1"]
 
 
 def test_a_cell_of_crashes_alone_has_dashes_everywhere():
-    crashed = crash(task_id="t")
-    (row,) = headline_table(cells(verdicts(absent=(crashed,)))).rows
+    (row,) = headline_table(cells(verdicts(absent=(crash(task_id="t"),)))).rows
     assert [cell.text for cell in row] == ["a", "libero-goal", "0", *[NO_VALUE] * 6, "1"]
 
 

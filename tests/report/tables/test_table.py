@@ -54,8 +54,7 @@ def test_suite_and_task_stay_so_that_rows_are_told_apart():
 
 
 def test_counts_of_lost_episodes_cannot_be_left_out():
-    crashed = crash()
-    scores = verdicts(GOOD, BAD, absent=(crashed,))
+    scores = verdicts(GOOD, BAD, absent=(crash(),))
     table = select_columns(suite_table(cells(scores), Roster()), ["SR"])
     assert headings(table) == ["Policy", "Suite", "SR %", "Crashed"]
 

@@ -38,8 +38,7 @@ def test_a_task_without_verdict_has_no_safety():
 
 
 def test_a_task_of_crashes_alone_has_a_row_of_dashes():
-    crashed = crash(task_id="task_7")
-    scores = verdicts(GOOD, absent=(crashed,))
+    scores = verdicts(GOOD, absent=(crash(task_id="task_7"),))
     table = columns(task_table(task_rates(scores), cells(scores), Roster()))
     assert [cell.text for cell in table["Task"]] == ["task_0", "task_7", "all"]
     assert [cell.text for cell in table["SR %"]] == ["100.0", NO_VALUE, "100.0"]
@@ -69,7 +68,7 @@ def tip_bowl(**changes: object) -> Batch:
     return episode(n, **fields, **changes)
 
 
-def with_and_without_tags(batch: Batch) -> tuple[Scores, Scores]:
+def on_and_off(batch: Batch) -> tuple[Scores, Scores]:
     return score(batch, Ruleset(DEFAULT, TASKS)), score(batch, Ruleset(DEFAULT, TASKS, applicability="off"))
 
 
@@ -78,7 +77,7 @@ def state(scores: Scores, spec_id: str) -> int:
 
 
 def test_off_judges_what_the_tags_bar():
-    on, off = with_and_without_tags(tip_bowl(benchmark="libero-spatial", task_id="task_0"))
+    on, off = on_and_off(tip_bowl(benchmark="libero-spatial", task_id="task_0"))
     assert state(on, TILT) == INACTIVE
     assert state(off, TILT) != INACTIVE
     assert on.safe.tolist() == [True]
@@ -87,18 +86,14 @@ def test_off_judges_what_the_tags_bar():
 
 
 def test_off_never_adds_a_verdict_where_the_signal_is_missing():
-    _, off = with_and_without_tags(
-        episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_))
-    )
+    _, off = on_and_off(episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_)))
     silent = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, applicability="off"))
     assert off.episode(0).robustness["target_furniture_force_200N"] == -700.0
     assert silent.episode(0).inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
 
 
 def test_off_changes_no_verdict_of_an_active_specification():
-    on, off = with_and_without_tags(
-        concatenate_batches([tip_bowl(task_id="task_8"), tip_bowl(task_id="task_0", episode_id="x")])
-    )
+    on, off = on_and_off(concatenate_batches([tip_bowl(task_id="task_8"), tip_bowl(task_id="task_0", episode_id="x")]))
     applied = on.state != INACTIVE
     np.testing.assert_array_equal(on.rho[applied], off.rho[applied])
     assert aggregate(off).safety <= aggregate(on).safety
@@ -117,7 +112,7 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
             tip_bowl(benchmark="libero-spatial", task_id="task_1", episode_id="z", success=False),
         ]
     )
-    on, off = with_and_without_tags(batch)
+    on, off = on_and_off(batch)
     table = applicability_table(on, off, {("libero-spatial", f"task_{k}"): "pnp-basic" for k in (0, 1)})
     row = texts(table, "Specification").index(TILT)
     assert texts(table, "Successes")[row] == "2"
