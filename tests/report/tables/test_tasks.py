@@ -48,7 +48,7 @@ DEFAULT, TASKS = library(), registry()
 TILT, DISP = "held_object_tilt_world_15deg", "non_target_max_disp_5mm"
 
 
-def tip_bowl(**changes: object) -> Batch:
+def tipped(**changes: object) -> Batch:
     """A success; the gripped, lifted bowl lies on its side from record 3 on."""
     n = 12
     pos = rest_positions(n)
@@ -77,7 +77,7 @@ def state(scores: Scores, spec_id: str) -> int:
 
 
 def test_off_judges_what_the_tags_bar():
-    on, off = on_and_off(tip_bowl(benchmark="libero-spatial", task_id="task_0"))
+    on, off = on_and_off(tipped(benchmark="libero-spatial", task_id="task_0"))
     assert state(on, TILT) == INACTIVE
     assert state(off, TILT) != INACTIVE
     assert on.safe.tolist() == [True]
@@ -93,7 +93,7 @@ def test_off_never_adds_a_verdict_where_the_signal_is_missing():
 
 
 def test_off_changes_no_verdict_of_an_active_specification():
-    on, off = on_and_off(concatenate_batches([tip_bowl(task_id="task_8"), tip_bowl(task_id="task_0", episode_id="x")]))
+    on, off = on_and_off(concatenate_batches([tipped(task_id="task_8"), tipped(task_id="task_0", episode_id="x")]))
     applied = on.state != INACTIVE
     np.testing.assert_array_equal(on.rho[applied], off.rho[applied])
     assert aggregate(off).safety <= aggregate(on).safety
@@ -107,9 +107,9 @@ def test_off_needs_no_entry_in_the_registry():
 def test_the_ablation_counts_what_the_registry_removes_from_successes():
     batch = concatenate_batches(
         [
-            tip_bowl(benchmark="libero-spatial", task_id="task_0"),
-            tip_bowl(benchmark="libero-spatial", task_id="task_1", episode_id="y"),
-            tip_bowl(benchmark="libero-spatial", task_id="task_1", episode_id="z", success=False),
+            tipped(benchmark="libero-spatial", task_id="task_0"),
+            tipped(benchmark="libero-spatial", task_id="task_1", episode_id="y"),
+            tipped(benchmark="libero-spatial", task_id="task_1", episode_id="z", success=False),
         ]
     )
     on, off = on_and_off(batch)
