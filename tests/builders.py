@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from safevla_bench.signals import derive_signals
+from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
@@ -52,9 +53,13 @@ def contacts(*rows: tuple[int, int, int, float]) -> ContactList:
     )
 
 
+def rest_positions(n: int) -> np.ndarray[Any, Any]:
+    """Bowl, plate and drawer where they stand, [n, 3, 3]."""
+    return np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+
+
 def recording(n: int = 12, **changes: Any) -> Recording:
     """A still scene with every family, n records: bowl, plate and drawer at rest, no contact, no grip."""
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
     header_changes = {name: changes.pop(name) for name in list(changes) if name in Header.__struct_fields__}
     fields: dict[str, Any] = {
         "header": header_fields(**header_changes),
@@ -63,7 +68,7 @@ def recording(n: int = 12, **changes: Any) -> Recording:
         "eef_pos_m": np.tile([0.4, 0.0, 1.0], (n, 1)),
         "eef_quat_wxyz": np.tile([1.0, 0.0, 0.0, 0.0], (n, 1)),
         "pos_bodies": (BOWL, PLATE, DRAWER),
-        "body_pos_m": pos,
+        "body_pos_m": rest_positions(n),
         "quat_bodies": (BOWL, PLATE),
         "body_quat_wxyz": np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1)),
         "contacts": contacts(),
@@ -80,14 +85,20 @@ def episode(n: int = 12, **changes: Any) -> Batch:
     return from_recording(recording(n, **changes))
 
 
-def same_bits(batch: Batch, other: Batch) -> bool:
+def crash(**changes: Any) -> AbsentEpisode:
+    """An episode of policy a that crashed, with no reason."""
+    fields = {"episode_id": "x", "benchmark": "libero-goal", "task_id": "task_0", "policy": "a", "outcome": "crashed"}
+    return AbsentEpisode(**{**fields, **changes})
+
+
+def same_bits(first: Batch, other: Batch) -> bool:
     """Whether two batches hold the same episodes, bit for bit, however their body vocabularies are ordered."""
-    if batch.headers != other.headers or batch.extra != other.extra:
+    if first.headers != other.headers or first.extra != other.extra:
         return False
-    if any(list(batch.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(batch))):
+    if any(list(first.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(first))):
         return False
     return all(
-        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(batch), _arrays(other), strict=True)
+        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(first), _arrays(other), strict=True)
     )
 
 

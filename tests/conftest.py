@@ -76,6 +76,14 @@ def safevla(capsys):
     return Command(capsys)
 
 
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's archive."""
+    from safevla_bench.jobs import demo
+
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "out")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Guard skips where a green run is taken as proof: under ``CI=true``."""
     if os.environ.get("CI") == "true":

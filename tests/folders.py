@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from safevla_bench import archive
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES, SCORES_TABLE, archive_parts, read_description
 from safevla_bench.sources.runs.parts import add_digests, episode_rows
 from safevla_bench.trajectory.batch import Batch
+
+
+def evaluate_fake(folder: Path, ruleset: Ruleset | None = None, **options: Any) -> Path:
+    """Record episodes on the fake host, judge them, and return the folder of the run."""
+    evaluate_request(Request(host="fake", suites=("fake",), **options), ruleset or load_ruleset(), folder)
+    return folder
 
 
 def contents(folder: Path) -> dict[str, object]:

@@ -51,7 +51,9 @@ def entrant(
     )
 
 
-def drawn(name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6, tasks: int = 12) -> PolicyResults:
+def draw_policy(
+    name: str, seed: int, n: int = 60, sr: float = 0.7, safety: float = 0.6, tasks: int = 12
+) -> PolicyResults:
     rng = np.random.default_rng(seed)
     safe = rng.random(n) < safety
     vsi = np.where(safe, 0.0, rng.random(n))
@@ -82,12 +84,12 @@ def without_verdict(results: PolicyResults, *episodes: int) -> PolicyResults:
 
 def crashed_in(result: PolicyResults, *episodes: int) -> PolicyResults:
     """The results without some episodes, which crashed."""
-    rest = [k for k in range(len(result)) if k not in episodes]
+    finished = [k for k in range(len(result)) if k not in episodes]
     names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
     lost = [
         AbsentEpisode(outcome="crashed", **{name: getattr(result.headers[k], name) for name in names}) for k in episodes
     ]
-    return replace(result.select_episodes(np.array(rest, dtype=np.int64)), lost=tuple(lost))
+    return replace(result.select_episodes(np.array(finished, dtype=np.int64)), lost=tuple(lost))
 
 
 def pick(comparison: Comparison, name: str, scope: int = -1) -> MetricComparison:

@@ -1,4 +1,4 @@
-"""Comparing policies: pairs and what is no pair, counts by hand, tests and intervals by independent routes."""
+"""Comparing policies: pairs and what is not a pair, counts by hand, tests and intervals by independent routes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from compare.scenes import (
     compare_in,
     crashed_in,
     difference_in,
-    drawn,
+    draw_policy,
     edit_headers,
     entrant,
     header,
@@ -79,7 +79,7 @@ def test_pairs_are_found_whatever_the_order_of_the_episodes():
 @settings(max_examples=10)
 def test_paired_rates_agree_with_scipy(seed):
     """McNemar's test, mid-p, from the binomial distribution."""
-    sr = difference_in("sr", drawn("a", seed), drawn("b", seed + 1, sr=0.5))
+    sr = difference_in("sr", draw_policy("a", seed), draw_policy("b", seed + 1, sr=0.5))
     n, fewer = sr.only_first + sr.only_second, min(sr.only_first, sr.only_second)
     assert n + sr.both + sr.neither == 60
     expected = 2 * stats.binom.cdf(fewer - 1, n, 0.5) + stats.binom.pmf(fewer, n, 0.5)
@@ -88,7 +88,7 @@ def test_paired_rates_agree_with_scipy(seed):
 
 
 def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
-    mine, theirs = drawn("a", 1), drawn("b", 2, safety=0.3)
+    mine, theirs = draw_policy("a", 1), draw_policy("b", 2, safety=0.3)
     difference = difference_in("vsi", mine, theirs)
     expected = stats.bootstrap(
         (mine.vsi, theirs.vsi), lambda x, y, axis: (x - y).mean(axis=axis), paired=True, vectorized=True,
@@ -101,8 +101,8 @@ def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
 @given(st.integers(0, 2**32))
 @settings(max_examples=6, deadline=None)
 def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed):
-    """One stratum is no stratification: Newcombe's interval and Barnard's test, which has a test of its own."""
-    mine, theirs = in_one_task(drawn("a", seed)), in_one_task(drawn("b", seed + 1, sr=0.5))
+    """One stratum is not a stratification: Newcombe's interval and Barnard's test, which has a test of its own."""
+    mine, theirs = in_one_task(draw_policy("a", seed)), in_one_task(draw_policy("b", seed + 1, sr=0.5))
     difference = difference_in("sr", mine, theirs, paired=False)
     counts = int(mine.success.sum()), 60, int(theirs.success.sum()), 60
     barnard = barnard_p(*counts)
@@ -117,10 +117,10 @@ def test_independent_episodes_of_one_task_agree_with_statsmodels_and_scipy(seed)
 @both_ways
 def test_turning_the_sides_over_turns_the_differences_over(paired):
     for name in ("sr", "safety", "sbu"):
-        there, back = difference_in(name, A, B, paired=paired), difference_in(name, B, A, paired=paired)
-        assert there.difference == -back.difference
-        assert there.ci == pytest.approx((-back.ci[1], -back.ci[0]))
-        assert there.p_value == pytest.approx(back.p_value)
+        forth, back = difference_in(name, A, B, paired=paired), difference_in(name, B, A, paired=paired)
+        assert forth.difference == -back.difference
+        assert forth.ci == pytest.approx((-back.ci[1], -back.ci[0]))
+        assert forth.p_value == pytest.approx(back.p_value)
 
 
 @both_ways
@@ -146,7 +146,7 @@ def test_every_metric_is_there_by_default_and_the_first_is_primary_without_safet
 
 
 def test_a_higher_confidence_widens_every_interval():
-    members = [drawn("a", 1, 240, tasks=30), drawn("b", 2, 240, tasks=30)]
+    members = [draw_policy("a", 1, 240, tasks=30), draw_policy("b", 2, 240, tasks=30)]
     narrow, wide = (
         compare_policies(members, ComparisonOptions(confidence=level)).scopes[0].metrics for level in (0.9, 0.99)
     )
@@ -188,7 +188,7 @@ def test_suites_are_compared_apart_and_pooled():
     assert pick(comparison, "sr", 0).differences[0].difference == pytest.approx(1 / 3)
 
 
-# What is no pair
+# What is not a pair
 
 
 def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
@@ -205,8 +205,8 @@ def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
     assert (difference.unknown, difference.p_at_extremes) == (1, 0.5)
     assert difference.p_value_at_extremes == difference.p_value  # no less with 3:1 or 2:1 of eight pairs
     unset = dict.fromkeys(("extremes", "p_at_extremes", "p_value_at_extremes"))
-    known = structs.replace(difference, unknown=0, **unset)
-    assert (sr.standings, (known,)) == (expected.standings, expected.differences)
+    without_extremes = structs.replace(difference, unknown=0, **unset)
+    assert (sr.standings, (without_extremes,)) == (expected.standings, expected.differences)
 
 
 def test_missing_pairs_are_refused_and_listed():
@@ -290,20 +290,20 @@ def test_records_of_two_results_versions_are_refused_and_those_of_one_are_not_sa
 
 
 def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
-    alone = replace(A, headers=tuple(structs.replace(header, forces=("net_force_n",)) for header in A.headers))
-    assert any("Records of a hold net forces" in warning for warning in compare_policies([alone, B]).warnings)
-    both = replace(B, headers=tuple(structs.replace(header, forces=("net_force_n",)) for header in B.headers))
-    assert not any("net forces" in warning for warning in compare_policies([alone, both]).warnings)
+    net_of_a = edit_headers(A, forces=("net_force_n",))
+    assert any("Records of a hold net forces" in warning for warning in compare_policies([net_of_a, B]).warnings)
+    net_of_b = edit_headers(B, forces=("net_force_n",))
+    assert not any("net forces" in warning for warning in compare_policies([net_of_a, net_of_b]).warnings)
 
 
-def test_a_record_that_names_no_physics_is_not_another_physics_and_is_said():
+def test_a_record_that_names_no_physics_is_not_of_another_and_is_warned_of():
     comparison = compare_policies([A, simulated(B, mujoco="3.2.3")])
     assert comparison.across_versions == ()
     assert any("Versions differ: mujoco unknown and 3.2.3" in warning for warning in comparison.warnings)
 
 
 def test_each_host_has_physics_of_its_own():
-    """LIBERO's and RoboCasa's MuJoCo differ, and that is no mixture."""
+    """LIBERO's and RoboCasa's MuJoCo differ, and that is not a mixture."""
 
     def on_two_hosts(result: PolicyResults) -> PolicyResults:
         table, kitchen = (
@@ -367,7 +367,8 @@ def test_a_policys_runs_on_two_hosts_are_one_entrant():
 
 
 def test_policies_that_cannot_be_told_apart_share_a_letter_from_the_best_on():
-    good, near, bad = drawn("good", 1, 200, sr=0.95), drawn("near", 2, 200, sr=0.93), drawn("bad", 3, 200, sr=0.3)
+    rates = {"good": 0.95, "near": 0.93, "bad": 0.3}
+    good, near, bad = (draw_policy(name, seed, 200, sr=sr) for seed, (name, sr) in enumerate(rates.items(), start=1))
     sr = compare_in("sr", bad, good, near)
     assert {standing.policy: standing.letters for standing in sr.standings} == {"good": "a", "near": "a", "bad": "b"}
     expected = holm_adjust([difference.p_by_task for difference in sr.differences])
@@ -375,7 +376,7 @@ def test_policies_that_cannot_be_told_apart_share_a_letter_from_the_best_on():
 
 
 def test_less_unsafe_success_and_severity_are_safer():
-    calm, rough = drawn("calm", 1, 240, safety=0.95), drawn("rough", 2, 240, safety=0.2)
+    calm, rough = draw_policy("calm", 1, 240, safety=0.95), draw_policy("rough", 2, 240, safety=0.2)
     better = {
         metric.metric: metric.differences[0].better for metric in compare_policies([rough, calm]).scopes[-1].metrics
     }
@@ -412,7 +413,7 @@ def test_independent_episodes_without_a_verdict_are_left_out_of_their_own_side()
     assert [standing.n for standing in safety.standings] == [7, 6]
 
 
-def test_where_nothing_reached_a_verdict_only_success_is_compared():
+def test_without_any_verdict_only_success_is_compared():
     silent = without_verdict(A, *range(8))
     comparison = compare_policies([silent, replace(A, name="b")])
     assert [[metric.metric for metric in scope.metrics] for scope in comparison.scopes] == [["sr"]]
@@ -484,7 +485,7 @@ def test_fewer_than_six_tasks_never_tell_policies_apart(tasks, better):
 
 @pytest.mark.parametrize(("tasks", "needed"), [(7, 8), (8, None)])
 def test_more_policies_need_more_tasks(tasks, needed):
-    """Ten pairs of five policies: of 7 tasks the least p-value is 1/128, of which Holm makes more than 5 %."""
+    """Ten pairs of five policies: of 7 tasks the least p-value is 1/128, and Holm makes that more than 5 %."""
     assert [least_tasks(0.95, pairs) for pairs in (1, 3, 10)] == [6, 6, 8]
     members = [on_tasks(name, *["1" * k + "0" * (9 - k)] * tasks) for k, name in enumerate("abcde")]
     differences = compare_in("safety", *members).differences
@@ -505,8 +506,8 @@ def contradict(p_value: float | None, bounds: tuple[float, float] | None) -> boo
 def test_no_interval_contradicts_its_test_whatever_the_metric(paired, tasks):
     """Score intervals, the bootstrap and cautious bounds disagreed with exact tests in up to 40 % of runs."""
     for seed in range(8 if paired or tasks > 1 else 3):
-        mine = drawn("a", seed, 30, sr=0.8, safety=0.75, tasks=tasks)
-        theirs = drawn("b", seed + 100, 30, sr=0.6, safety=0.5, tasks=tasks)
+        mine = draw_policy("a", seed, 30, sr=0.8, safety=0.75, tasks=tasks)
+        theirs = draw_policy("b", seed + 100, 30, sr=0.6, safety=0.5, tasks=tasks)
         for metric in compare_policies([mine, theirs], paired=paired).scopes[-1].metrics:
             (difference,) = metric.differences
             assert not contradict(difference.p_value, difference.ci), (seed, metric.metric)
@@ -528,7 +529,7 @@ def test_no_split_of_pairs_has_an_interval_against_its_test():
 
 def test_exploratory_verdicts_are_not_adjusted_for_the_number_of_metrics_and_suites():
     """With 13 tasks and random signs no p-value survived the adjustment: they could not be reached at all."""
-    comparison = compare_policies([drawn("a", 1), drawn("b", 2, safety=0.3)])
+    comparison = compare_policies([draw_policy("a", 1), draw_policy("b", 2, safety=0.3)])
     metrics = [metric for scope in comparison.scopes for metric in scope.metrics]
     assert [metric.metric for metric in metrics if metric.primary] == ["safety"]
     assert all(metric.differences[0].p_adjusted == metric.differences[0].p_by_task for metric in metrics)
@@ -691,5 +692,5 @@ def test_no_counts_of_independent_episodes_have_an_interval_against_their_test(l
 
 def test_false_differences_among_equals_are_rare():
     """The whole way, four equal policies: at 95 % at most about one run in twenty finds any difference."""
-    runs = (compare_in("safety", *(drawn(str(k), 100 * s + k, 40) for k in range(4))) for s in range(40))
+    runs = (compare_in("safety", *(draw_policy(str(k), 100 * s + k, 40) for k in range(4))) for s in range(40))
     assert sum(any(difference.better is not None for difference in run.differences) for run in runs) <= 4

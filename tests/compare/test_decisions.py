@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from builders import crash
 from compare.scenes import draw_scores, policy, run_headers
 from report.scenes import joined, rollout
 from safevla_bench.compare.comparison import compare_policies
@@ -21,7 +22,6 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 from safevla_bench.report.tables.sensitivity import ranking_table
 from safevla_bench.sensitivity.curves import ThresholdVariant, apply_variant, paper_variants
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import exact_interval, tango_interval
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
@@ -97,7 +97,7 @@ def elsewhere(batches: list[Batch], **changes: object) -> list[Batch]:
     ]
 
 
-def test_unknown_safety_is_not_a_rank():
+def test_unknown_safety_has_no_rank():
     """A third policy ran another suite, so that nobody's Safety over all suites is known: no order, and no zero."""
     batch = concatenate_batches(
         [
@@ -190,10 +190,10 @@ def test_the_intervals_of_all_candidates_and_metrics_hold_together():
 def test_a_condition_that_the_interval_does_not_establish_is_said_not_to_be():
     selection = choose(policy("a", 20, 24, n=25), policy("b", 15, 25, n=25))
     assert (selection.chosen, selection.is_established) == ("a", False)
-    message = describe_selection(selection)
-    assert message.startswith("Take a: SR 80.0 % (")
-    assert "Safety 96.0 % (" in message
-    assert "at least 0.9 is not established" in message
+    answer = describe_selection(selection)
+    assert answer.startswith("Take a: SR 80.0 % (")
+    assert "Safety 96.0 % (" in answer
+    assert "at least 0.9 is not established" in answer
     assert "episodes would establish at least 0.9 if Safety were as measured" in describe_next(selection)
 
 
@@ -206,8 +206,7 @@ def test_without_an_estimate_that_satisfies_them_nothing_is_chosen_and_the_neare
 def test_a_crash_that_may_have_been_unsafe_keeps_a_condition_open():
     runs = policy("a", 90, 100), policy("b", 80, 100)
     lost = [
-        AbsentEpisode(episode_id=f"x{k}", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed",
-                      init_state_index=100 + k, seed=0)
+        crash(episode_id=f"x{k}", init_state_index=100 + k, seed=0)
         for k in range(10)
     ]  # fmt: skip
     assert choose(*runs).is_established
@@ -218,7 +217,7 @@ def test_equal_ones_are_taken_by_the_slack_of_the_condition():
     assert choose(policy("a", 80, 95), policy("b", 80, 97)).chosen == "b"
 
 
-def test_one_policy_is_not_a_choice_and_other_tasks_are_no_comparison():
+def test_one_policy_is_not_a_choice_and_other_tasks_are_not_a_comparison():
     with pytest.raises(RunError, match="there is no choice: best"):
         choose(BEST)
     with pytest.raises(RunError, match="did not run the same tasks: libero-goal/task_0"):
@@ -293,7 +292,7 @@ def test_the_whole_interval_of_the_paired_difference_decides(mine, theirs, limit
     assert outcome.ci == pytest.approx((expected.low, expected.high), abs=1e-3)
 
 
-def test_a_metric_of_which_less_is_better_is_limited_from_above():
+def test_a_metric_that_is_better_lower_is_limited_from_above():
     runs = policy("a", 300, 200, n=300), policy("a", 300, 300, n=300)
     assert check(*runs, Gate("sbu", "max", 0.05, "main")).verdict == "failed"
     assert check(*reversed(runs), Gate("sbu", "max", 0.05, "main")).verdict == "passed"
@@ -313,8 +312,7 @@ def test_pairs_that_cannot_tell_leave_the_gate_undecided():
 def test_a_crash_enters_at_its_worst_and_at_its_best_unless_it_is_left_out():
     run, n = policy("a", 0, 300, n=300), 40
     lost = [
-        AbsentEpisode(episode_id=f"x{k}", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed",
-                      init_state_index=1000 + k, seed=0)
+        crash(episode_id=f"x{k}", init_state_index=1000 + k, seed=0)
         for k in range(n)
     ]  # fmt: skip
     mine, theirs = results(run, absent=lost), results(policy("a", 0, 300 + n, n=300 + n))

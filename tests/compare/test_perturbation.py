@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import crash
 from compare.scenes import draw_scores, run_headers
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, paired_difference
@@ -17,7 +18,6 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes, measure_changes
 from safevla_bench.report.tables.comparison import change_table, describe_changes, difference_table
 from safevla_bench.report.tables.comparison_answer import describe_comparison
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import Header
 
 
@@ -70,9 +70,8 @@ def test_suites_with_one_change_are_pooled_and_policies_stay_apart():
 
 def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
     fewer = SWAP.select_episodes(np.arange(90))
-    crash = AbsentEpisode(episode_id="x", benchmark="goal-swap", task_id="task_0", policy="a", outcome="crashed",
-                          init_state_index=9, seed=0)  # fmt: skip
-    row = compare_changes([BASE, replace(fewer, lost=(crash,))]).changes[0]
+    crashed = crash(benchmark="goal-swap", init_state_index=9, seed=0)
+    row = compare_changes([BASE, replace(fewer, lost=(crashed,))]).changes[0]
     assert (row.differences["sr"].pairs, row.left_out, row.unknown) == (90, 9, 1)
 
 
@@ -85,9 +84,9 @@ def test_without_a_changed_suite_there_is_nothing_to_compare():
 
 
 def header(name, k):
-    named = {"episode_id": f"{name}/fake/task_{k % 2}/ep_{k // 2}", "benchmark": "fake", "task_id": f"task_{k % 2}"}
+    identity = {"episode_id": f"{name}/fake/task_{k % 2}/ep_{k // 2}", "benchmark": "fake", "task_id": f"task_{k % 2}"}
     start = {"seed": 0, "env_seed": 7, "init_state_index": k // 2, "horizon": 300}
-    return Header(**named, **start, success=True, dt=0.05, target_object=None, policy=name)
+    return Header(**identity, **start, success=True, dt=0.05, target_object=None, policy=name)
 
 
 def behind(name, success, safe, *changes):
@@ -116,14 +115,19 @@ def effect(*results):
     return next(list_interventions(pair_episodes(results)))
 
 
-def test_saved_and_spoiled_are_those_pairs_in_which_the_outcome_changes():
-    effects = effect(PLAIN, CAPPED)
-    assert effects.saved == ("p (filter=cap)/fake/task_0/ep_0", "p (filter=cap)/fake/task_1/ep_0")
-    assert effects.spoiled == ("p (filter=cap)/fake/task_1/ep_0",)
-    assert (effects.violations, effects.violations_made, effects.successes, effects.successes_gained) == (2, 1, 3, 1)
-    assert effects.clean == (1, 2)
-    assert (effects.actions, effects.changed, effects.mean_change) == (76, 12, 0.5)
-    assert effects.extra_steps == pytest.approx(3.5)  # of the two pairs that succeed on both sides
+def test_saved_and_spoiled_are_the_pairs_whose_outcome_changes():
+    intervention = effect(PLAIN, CAPPED)
+    assert intervention.saved == ("p (filter=cap)/fake/task_0/ep_0", "p (filter=cap)/fake/task_1/ep_0")
+    assert intervention.spoiled == ("p (filter=cap)/fake/task_1/ep_0",)
+    assert (
+        intervention.violations,
+        intervention.violations_made,
+        intervention.successes,
+        intervention.successes_gained,
+    ) == (2, 1, 3, 1)
+    assert intervention.clean == (1, 2)
+    assert (intervention.actions, intervention.changed, intervention.mean_change) == (76, 12, 0.5)
+    assert intervention.extra_steps == pytest.approx(3.5)  # of the two pairs that succeed on both sides
 
 
 def test_a_filtered_policy_stands_beside_the_unchanged_one_of_the_nearest_name():
@@ -139,7 +143,7 @@ def test_episodes_without_a_verdict_or_an_end_are_neither_saved_nor_spoiled():
     assert effect(PLAIN, uncounted).extra_steps is None
 
 
-def test_nothing_is_said_where_no_action_was_changed_or_episodes_are_not_paired():
+def test_nothing_is_said_if_no_action_was_changed_or_episodes_are_not_paired():
     assert compare_policies([PLAIN, OTHER]).interventions == ()
     assert compare_policies([PLAIN, CAPPED], paired=False).interventions == ()
     assert compare_policies([PLAIN, CAPPED], across_seeds=True).interventions == ()

@@ -81,7 +81,7 @@ def test_a_name_without_a_number_has_no_label():
 
 
 def test_only_names_that_count_training_make_a_series_by_themselves():
-    """Version numbers and seeds are no order of training, and nobody asked for one."""
+    """Version numbers and seeds are not an order of training, and nobody asked for one."""
 
     def select(*names):
         return [result.name for result in find_series(results(*(checkpoint(name, 0.5, 0.5) for name in names)))]
@@ -180,7 +180,7 @@ def test_both_at_once_is_open():
 
 
 def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
-    """The search for risen Safety goes over all runs, and not over those in which success has risen."""
+    """The search for risen Safety goes over all runs, not only those where success has risen."""
     first, last = results(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
     (curve,) = compare_series([first, last]).curves
     gains = curve.points[1]
@@ -198,7 +198,7 @@ def test_few_tasks_say_nothing_of_others():
     assert "This is of 3 tasks alone" in text
 
 
-# What is no series
+# What is not a series
 
 
 @pytest.mark.parametrize(

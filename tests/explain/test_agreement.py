@@ -20,7 +20,7 @@ SAFE, UNSAFE = {"cost": CostLabel(0.0, -1)}, {"cost": CostLabel(2.0, 5)}
 GOOD, BAD = (True, 1, 1), (True, -5, 1)
 
 
-def counted(labels, scores):
+def count_by_clause(labels, scores):
     rows, differing = measure_agreement(labels, scores)
     by_clause = {row.clause: (row.counts.tolist(), row.unlabelled, row.undecided) for row in rows}
     return by_clause, [row.episode for row in differing]
@@ -28,14 +28,14 @@ def counted(labels, scores):
 
 def test_each_episode_is_in_one_cell_of_the_confusion_and_the_differing_ones_are_named():
     scores = verdicts(GOOD, GOOD, BAD, BAD, BAD)
-    by_clause, differing = counted([SAFE, UNSAFE, SAFE, UNSAFE, UNSAFE], scores)
+    by_clause, differing = count_by_clause([SAFE, UNSAFE, SAFE, UNSAFE, UNSAFE], scores)
     assert by_clause["any"] == ([[1, 1], [1, 2]], 0, 0)
     assert differing == [1, 2]
 
 
 def test_no_label_no_verdict_and_an_inactive_clause_are_counted_apart_and_never_as_safe():
     scores = verdicts(GOOD, (True, NAN, NAN), (True, NAN, -5), GOOD)
-    by_clause, differing = counted([{}, SAFE, UNSAFE, SAFE], scores)
+    by_clause, differing = count_by_clause([{}, SAFE, UNSAFE, SAFE], scores)
     assert by_clause["any"] == ([[1, 0], [0, 1]], 1, 1)
     force = scores.specs[0].spec_id
     assert by_clause[force] == ([[1, 0], [0, 0]], 1, 2)
@@ -45,15 +45,15 @@ def test_no_label_no_verdict_and_an_inactive_clause_are_counted_apart_and_never_
 def test_policies_and_suites_have_a_row_each_and_clauses_are_of_all_episodes():
     scores = joined(verdicts(GOOD, BAD), verdicts(BAD, suite="libero-10", policy="b"))
     rows, _ = measure_agreement([SAFE, UNSAFE, SAFE], scores)
-    cells = [(row.policy, row.suite, row.clause, row.n) for row in rows]
-    assert cells[:3] == [("a", "libero-goal", "any", 2), ("b", "libero-10", "any", 1), ("all", "all", "any", 3)]
-    assert {row[:2] for row in cells[3:]} == {("all", "all")}
+    labels_and_n = [(row.policy, row.suite, row.clause, row.n) for row in rows]
+    assert labels_and_n[:3] == [("a", "libero-goal", "any", 2), ("b", "libero-10", "any", 1), ("all", "all", "any", 3)]
+    assert {row[:2] for row in labels_and_n[3:]} == {("all", "all")}
 
 
 def test_an_episode_that_was_cut_short_is_safe_to_neither():
     scores = verdicts(GOOD, GOOD, BAD, outcome=("stopped",) * 3)
-    cells, _ = counted([SAFE, UNSAFE, SAFE], scores)
-    assert cells["any"] == ([[0, 0], [0, 0]], 2, 1)
+    by_clause, _ = count_by_clause([SAFE, UNSAFE, SAFE], scores)
+    assert by_clause["any"] == ([[0, 0], [0, 0]], 2, 1)
 
 
 def test_a_step_without_a_cost_leaves_open_if_the_episode_was_safe_unless_it_is_the_last():
@@ -118,7 +118,7 @@ def test_kappa_is_that_of_scikit_learn():
 
 
 @pytest.mark.parametrize("counts", [(0, 0, 0, 0), (9, 0, 0, 0), (0, 0, 0, 4)])
-def test_where_chance_alone_agrees_there_is_no_kappa(counts):
+def test_if_chance_alone_agrees_there_is_no_kappa(counts):
     table = np.array(counts).reshape(2, 2)
     assert np.isnan(cohen_kappa(table))
     assert kappa_interval(table) is None
@@ -132,6 +132,6 @@ def test_few_episodes_that_all_agree_leave_room_for_disagreement():
 def test_the_interval_covers_the_true_kappa():
     shares = np.array([0.7, 0.05, 0.05, 0.2])
     true = float(cohen_kappa(shares.reshape(2, 2)))
-    drawn = np.random.default_rng(0).multinomial(20, shares, size=200).reshape(-1, 2, 2)
-    intervals = [interval for counts in drawn if (interval := kappa_interval(counts))]
+    tables = np.random.default_rng(0).multinomial(20, shares, size=200).reshape(-1, 2, 2)
+    intervals = [interval for counts in tables if (interval := kappa_interval(counts))]
     assert np.mean([interval.low <= true <= interval.high for interval in intervals]) > 0.9

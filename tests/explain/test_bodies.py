@@ -60,7 +60,7 @@ def test_bystanders_are_receptacles_if_the_goal_names_them_else_distractors():
     }
 
 
-def test_a_task_whose_goal_is_not_known_has_bystanders_of_unknown_kind():
+def test_a_task_with_an_unknown_goal_has_bystanders_of_unknown_kind():
     roles = {"plate_1": "bystander", "table": "furniture"}
     assert kinds(roles, "libero-spatial", "task_99") == {
         "plate_1": "bystander of unknown kind",
@@ -130,7 +130,7 @@ def test_the_bodies_behind_each_signal_are_named_with_their_kinds():
 
 
 def pushing(moved_m: dict[str, float], task_id: str = "task_0", benchmark: str = "libero-spatial") -> Batch:
-    """An episode of five records in which bystanders move to the right, steadily, by so many metres."""
+    """An episode of five records; bystanders move steadily to the right by so many metres."""
     records, names = 5, list(moved_m)
     roles = {"robot0_link5": "robot", "akita_black_bowl_1": "target", **dict.fromkeys(names, "bystander")}
     position = np.zeros((records, 1 + len(names), 3))

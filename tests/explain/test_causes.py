@@ -26,7 +26,7 @@ FORCE = "max_contact_force"
 
 
 def pushed(*touches: tuple[int, int, int, float], at: int = 6, **changes: Any) -> Batch:
-    """A still scene in which the plate leaves its place in record `at`, 4 mm a record, with these contacts."""
+    """A still scene with these contacts; the plate leaves its place in record `at`, 4 mm a record."""
     return from_recording(scene(touches, at, **changes))
 
 
@@ -115,7 +115,7 @@ def test_times_and_speed_are_those_of_the_stamps_where_records_have_them():
     assert "At 0.45 s" in stamped.sentence
 
 
-def held(*touches: tuple[int, int, int, float]) -> Batch:
+def gripping(*touches: tuple[int, int, int, float]) -> Batch:
     grip = np.ones(N, dtype=np.bool_)
     return from_recording(
         recording(N, contacts=contacts(*touches), gripper_contact=grip, gripped_body=np.full(N, BOWL))
@@ -123,18 +123,20 @@ def held(*touches: tuple[int, int, int, float]) -> Batch:
 
 
 def test_what_a_held_object_touched_may_have_turned_it():
-    touched = find(held((3, HAND, BOWL, 9.0), (4, PLATE, BOWL, 9.0), (5, DRAWER, BOWL, 9.0)), "held_object_tilt", 6)
-    assert (touched.bodies, touched.others) == (("drawer", "bowl"), ("plate",))
-    assert "may have" in touched.sentence
-    alone = find(held((3, HAND, BOWL, 9.0), (8, PLATE, BOWL, 9.0)), "held_object_slip", 6)
+    cause = find(gripping((3, HAND, BOWL, 9.0), (4, PLATE, BOWL, 9.0), (5, DRAWER, BOWL, 9.0)), "held_object_tilt", 6)
+    assert (cause.bodies, cause.others) == (("drawer", "bowl"), ("plate",))
+    assert "may have" in cause.sentence
+    alone = find(gripping((3, HAND, BOWL, 9.0), (8, PLATE, BOWL, 9.0)), "held_object_slip", 6)
     assert (alone.bodies, alone.steps) == (("bowl",), ())
     assert "No recorded contact of bowl but the robot's" in alone.sentence
 
 
 def test_a_strained_joint_names_what_the_robot_presses_on_then():
-    pressed = find(held((6, HAND, BOWL, 9.0), (6, LINK, DRAWER, 90.0), (5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6)
+    pressed = find(
+        gripping((6, HAND, BOWL, 9.0), (6, LINK, DRAWER, 90.0), (5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6
+    )
     assert pressed.bodies == ("link7", "drawer")
-    free = find(held((5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6)
+    free = find(gripping((5, HAND, PLATE, 99.0)), "joint_torque_ratio", 6)
     assert free.bodies == ()
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode, rest_positions
 from report.scenes import run
 from safevla_bench import signals
 from safevla_bench.explain.exposure import PHASES, holding, measure_exposure, phases, summarize_exposure
@@ -36,10 +36,10 @@ def hit(*rows, n=12, **changes):
     return episode(n, contacts=touching, **changes)
 
 
-def held(grip, height, **changes):
-    """An episode in which the bowl is gripped and lifted as said, record by record."""
+def gripping(grip, height, **changes):
+    """An episode with a grip and a height of the bowl for each record."""
     n = len(grip)
-    position = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    position = rest_positions(n)
     position[:, 0, 2] += height
     fields = {"benchmark": "libero-goal", "task_id": "task_8", "gripper_contact": np.array(grip, dtype=np.bool_)}
     return episode(n, body_pos_m=position, **{**fields, **changes})
@@ -181,17 +181,17 @@ def phase_names(batch):
 
 
 def test_a_pick_and_place_has_its_phases_in_order():
-    assert "".join(phase_names(held([0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0.1, 0.1, 0.02, 0, 0]))) == "bbhtthaa"
+    assert "".join(phase_names(gripping([0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0.1, 0.1, 0.02, 0, 0]))) == "bbhtthaa"
 
 
 def test_between_two_grips_it_is_handling_and_without_any_nothing_was_grasped():
-    assert "".join(phase_names(held([0, 1, 0, 1, 0], [0, 0.1, 0.1, 0.1, 0]))) == "bthta"
-    assert "".join(phase_names(held([0, 0, 0], [0, 0, 0]))) == "bbb"
-    assert "".join(phase_names(held([1, 1, 1], [0, 0, 0.1]))) == "hht"
+    assert "".join(phase_names(gripping([0, 1, 0, 1, 0], [0, 0.1, 0.1, 0.1, 0]))) == "bthta"
+    assert "".join(phase_names(gripping([0, 0, 0], [0, 0, 0]))) == "bbb"
+    assert "".join(phase_names(gripping([1, 1, 1], [0, 0, 0.1]))) == "hht"
 
 
 def test_a_task_without_a_held_object_has_no_phases_and_no_zero():
-    batch = held([0, 1, 0], [0, 0, 0], task_id="task_7")
+    batch = gripping([0, 1, 0], [0, 0, 0], task_id="task_7")
     assert "".join(phase_names(batch)) == "---"
     spent, scores = measured(batch)
     assert np.isnan(spent.phase_s).all()
@@ -205,7 +205,9 @@ def test_a_task_without_an_entry_is_not_known_to_hold_anything():
 
 
 def test_a_record_without_the_gripper_has_no_phases():
-    batch = concatenate_batches([held([0, 1, 0], [0, 0, 0]), held([0], [0], gripper_contact=None, episode_id="blind")])
+    batch = concatenate_batches(
+        [gripping([0, 1, 0], [0, 0, 0]), gripping([0], [0], gripper_contact=None, episode_id="blind")]
+    )
     assert "".join(phase_names(batch)) == "bha-"
 
 
@@ -219,7 +221,7 @@ def test_times_by_phase_add_up_to_the_whole():
 
 def test_the_first_violation_lies_in_the_phase_of_its_record():
     force = contacts((3, HAND, DRAWER, 300.0), (6, HAND, BOWL, 300.0))
-    spent, scores = measured(held([0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0.1, 0, 0, 0], contacts=force))
+    spent, scores = measured(gripping([0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0.1, 0, 0, 0], contacts=force))
     assert PHASES[spent.first_phase[0]] == "transport"
     [cell] = summarize_exposure(spent, scores)
     assert [(phase.first_violations, phase.violation_s) for phase in cell.phases] == [

@@ -10,7 +10,7 @@ from safevla_bench.explain.exposure import CENSORED, cumulative_incidence
 from safevla_bench.statistics.intervals import wilson_interval
 
 
-def drawn(seed, censored, n=60):
+def draw_ends(seed, censored, n=60):
     generator = np.random.default_rng(seed)
     times = generator.integers(0, 30, n).astype(float)
     causes = generator.integers(0, 3, n)
@@ -20,53 +20,55 @@ def drawn(seed, censored, n=60):
 
 def test_a_case_by_hand():
     """Of four, one ends by the first cause at 1 s, one is cut short at 2 s, and the others end by either at 3 s."""
-    curve = cumulative_incidence(np.array([1.0, 2.0, 3.0, 3.0]), np.array([0, CENSORED, 1, 0]), 2)
-    assert (curve.n, curve.censored, curve.times.tolist()) == (4, 1, [0.0, 1.0, 3.0])
-    assert curve.shares == pytest.approx(np.array([[0, 0.25, 0.25 + 0.75 / 2], [0, 0, 0.75 / 2]]))
-    assert [curve.at(time) for time in (0.0, 0.9, 1.0, 99.0)] == [0, 0, 1, 2]
+    incidence = cumulative_incidence(np.array([1.0, 2.0, 3.0, 3.0]), np.array([0, CENSORED, 1, 0]), 2)
+    assert (incidence.n, incidence.censored, incidence.times.tolist()) == (4, 1, [0.0, 1.0, 3.0])
+    assert incidence.shares == pytest.approx(np.array([[0, 0.25, 0.25 + 0.75 / 2], [0, 0, 0.75 / 2]]))
+    assert [incidence.at(time) for time in (0.0, 0.9, 1.0, 99.0)] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_without_censoring_it_is_the_share_with_wilsons_interval(seed):
-    times, causes = drawn(seed, 0.0)
-    curve = cumulative_incidence(times, causes, 3)
-    for step, share, low, high in zip(curve.times, curve.shares[0], curve.low, curve.high, strict=True):
+    times, causes = draw_ends(seed, 0.0)
+    incidence = cumulative_incidence(times, causes, 3)
+    for step, share, low, high in zip(incidence.times, incidence.shares[0], incidence.low, incidence.high, strict=True):
         count = int(((causes == 0) & (times <= step)).sum())
         limits = wilson_interval(count, 60)
         assert (share, low, high) == pytest.approx((count / 60, limits.low, limits.high))
-    assert curve.shares.sum(axis=0)[-1] == pytest.approx(1)
+    assert incidence.shares.sum(axis=0)[-1] == pytest.approx(1)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # statsmodels divides by zero at the last end
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_statsmodels(seed):
     survival = pytest.importorskip("statsmodels.duration.survfunc")
-    times, causes = drawn(seed, 0.3)
+    times, causes = draw_ends(seed, 0.3)
     times += 1  # statsmodels has no step at 0
-    curve, theirs = cumulative_incidence(times, causes, 3), survival.CumIncidenceRight(times, causes + 1)
-    places = [curve.at(time) for time in theirs.times]
+    incidence, theirs = cumulative_incidence(times, causes, 3), survival.CumIncidenceRight(times, causes + 1)
+    places = [incidence.at(time) for time in theirs.times]
     for cause in range(3):
-        assert curve.shares[cause][places] == pytest.approx(theirs.cinc[cause])
-    share, error = curve.shares[0][places][-5], theirs.cinc_se[0][-5]
+        assert incidence.shares[cause][places] == pytest.approx(theirs.cinc[cause])
+    share, error = incidence.shares[0][places][-5], theirs.cinc_se[0][-5]
     effective = share * (1 - share) / error**2
     middle = (share + 1.959964**2 / (2 * effective)) / (1 + 1.959964**2 / effective)
-    assert (curve.low[places][-5] + curve.high[places][-5]) / 2 == pytest.approx(middle, abs=1e-6)
+    assert (incidence.low[places][-5] + incidence.high[places][-5]) / 2 == pytest.approx(middle, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_one_cause_it_is_kaplan_and_meiers(seed):
-    times, causes = drawn(seed, 0.3)
+    times, causes = draw_ends(seed, 0.3)
     causes = np.where(causes == CENSORED, CENSORED, 0)
-    curve = cumulative_incidence(times, causes, 1)
+    incidence = cumulative_incidence(times, causes, 1)
     sample = stats.CensoredData(uncensored=times[causes == 0], right=times[causes == CENSORED])
     theirs = stats.ecdf(sample).cdf
-    at = [curve.at(time) for time in theirs.quantiles]
-    assert curve.shares[0][at] == pytest.approx(theirs.probabilities)
+    at = [incidence.at(time) for time in theirs.quantiles]
+    assert incidence.shares[0][at] == pytest.approx(theirs.probabilities)
 
 
 def test_before_any_end_the_interval_goes_up_from_zero_and_nothing_known_is_anything():
-    curve = cumulative_incidence(np.array([5.0, 5.0]), np.array([1, 1]), 2)
-    assert (curve.shares[0][0], curve.low[0], curve.high[0]) == pytest.approx((0, 0, wilson_interval(0, 2).high))
+    incidence = cumulative_incidence(np.array([5.0, 5.0]), np.array([1, 1]), 2)
+    assert (incidence.shares[0][0], incidence.low[0], incidence.high[0]) == pytest.approx(
+        (0, 0, wilson_interval(0, 2).high)
+    )
     unknown = cumulative_incidence(np.array([0.0, 1.0]), np.array([CENSORED, 0]), 1)
     assert unknown.high[-1] <= 1.0
     nothing = cumulative_incidence(np.zeros(0), np.zeros(0, dtype=np.int64), 2)
@@ -83,7 +85,7 @@ def test_pointwise_intervals_cover(censored):
         times, is_first = generator.exponential(1 / 0.07, n), generator.random(n) < 2 / 7
         cut = np.where(generator.random(n) < censored, generator.exponential(15.0, n), np.inf)
         causes = np.where(cut < times, CENSORED, np.where(is_first, 0, 1))
-        curve = cumulative_incidence(np.minimum(times, cut), causes, 2)
-        places = [curve.at(time) for time in (5.0, 20.0, 40.0)]
-        covered.append((curve.low[places] <= true) & (true <= curve.high[places]))
+        incidence = cumulative_incidence(np.minimum(times, cut), causes, 2)
+        places = [incidence.at(time) for time in (5.0, 20.0, 40.0)]
+        covered.append((incidence.low[places] <= true) & (true <= incidence.high[places]))
     assert np.mean(covered, axis=0) == pytest.approx(0.95, abs=0.025)

@@ -67,7 +67,7 @@ def test_near_misses_are_kept_by_less_than_a_tenth_of_the_limit():
     assert (anything.near_misses.n, anything.incidence.shares[VIOLATED][-1]) == (5, 0.2)
 
 
-def test_a_specification_is_over_the_episodes_in_which_it_applies_and_absent_where_in_none():
+def test_a_specification_is_over_the_episodes_where_it_applies_and_absent_if_there_are_none():
     assert [row.incidence.n for row in measured(verdicts((True, -1, NAN), (True, 1, 1)))[0].specs] == [2, 1, 2]
     assert [row.spec_id for row in measured(verdicts((True, -1, NAN)))[0].specs] == ["force", ANY_LIMIT]
     assert measured(verdicts((True, NAN, NAN))) == []
@@ -79,9 +79,12 @@ def test_the_table_has_a_row_for_what_was_violated_or_nearly_and_for_any_limit()
     assert [(row[0].text, row[2].text) for row in table.rows] == [
         ("a", "force"), ("a", "tilt"), ("a", ANY_LIMIT), ("b", ANY_LIMIT)
     ]  # fmt: skip
-    named = {column.full: cell.text for column, cell in zip(table.columns, table.rows[2], strict=True)}
-    assert (named["Violated % by 0.25 s"], named["Violated % at the end"]) == ("25.0", "50.0")
-    assert (named["Ended without % in success"], named["Ended without % in failure"]) == ("25.0", "25.0")
+    texts = {column.full: cell.text for column, cell in zip(table.columns, table.rows[2], strict=True)}
+    assert (texts["Violated % by 0.25 s"], texts["Violated % at the end"]) == ("25.0", "50.0")
+    assert (texts["Ended without % in success"], texts["Ended without % in failure"]) == (
+        "25.0",
+        "25.0",
+    )
     assert onset_table([]).rows == ()
 
 

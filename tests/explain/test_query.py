@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from builders import BOWL, HAND, contacts, episode
+from builders import BOWL, HAND, contacts, crash, episode
 from safevla_bench.errors import FormulaError
 from safevla_bench.explain import query
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
-GONE = AbsentEpisode(
-    episode_id="z", benchmark="libero-goal", task_id="task_9", policy="b", outcome="crashed", reason="Boom\nIt broke"
-)
+GONE = crash(episode_id="z", task_id="task_9", policy="b", reason="Boom\nIt broke")
 
 
 def test_an_answer_has_the_deciding_record_and_its_signals():
@@ -37,9 +34,9 @@ def test_zero_is_satisfied():
 
 def test_what_has_no_verdict_is_an_outcome_of_its_own_and_no_number():
     batch = concatenate_batches([episode(contacts=None), episode(n=1), episode()])
-    asked = query.parse_query("G(max_contact_force < 200)")
-    answers = query.answer_query(asked, batch)
-    assert query.answer_chunks(asked, [select_episodes(batch, [k]) for k in range(len(batch))]) == answers
+    parsed = query.parse_query("G(max_contact_force < 200)")
+    answers = query.answer_query(parsed, batch)
+    assert query.answer_chunks(parsed, [select_episodes(batch, [k]) for k in range(len(batch))]) == answers
     force = [*answers, *query.answers_without_record([GONE], len(batch))]
     assert [answer.verdict for answer in force] == ["signal missing", "satisfied", "satisfied", "no record"]
     assert force[0].reason == "not recorded: contacts"

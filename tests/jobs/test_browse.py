@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_named_on_a_page(folder: Path, monkeypatch
     assert b"Permission denied" in reply.content
 
 
-def test_folders_behind_links_are_no_runs(folder: Path, tmp_path: Path):
+def test_folders_behind_links_are_not_runs(folder: Path, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     shutil.move(folder / "still", tmp_path / "elsewhere" / "still")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")

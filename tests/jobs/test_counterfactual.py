@@ -12,14 +12,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from folders import evaluate_fake
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, PhysicsChange
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.request import Request
-from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.physics import Cause, replay_without
 from safevla_bench.jobs.verify.replays import replay_actions
 from safevla_bench.judging.ruleset import load_ruleset
@@ -67,8 +66,8 @@ def plant(kind, number):
     """The start of an episode, its actions, and the contact that is planted as the cause of its first violation."""
     seed, by_m = EpisodeSeed(number % 5, number, wait_steps=2), 0.002 * (number - 4)
     with closing(HOST.make(TASK, Wants(privileged=True))) as env:
-        seen = env.reset(seed)
-    hand = Hand(seen.eef_pos_m)
+        observation = env.reset(seed)
+    hand = Hand(observation.eef_pos_m)
     if kind in ("press", "press, then push"):
         hand.close()
         hand.press()
@@ -78,7 +77,7 @@ def plant(kind, number):
     if kind == "push, then press":
         hand.press()
     if kind == "carry":
-        hand.go(*seen.privileged.body_pos_m["block"])
+        hand.go(*observation.privileged.body_pos_m["block"])
         hand.close()
         hand.sweep(by_m)
     return seed, np.array(hand.actions), CARRY if kind == "carry" else PUSH if kind.startswith("push") else PRESS
@@ -117,14 +116,14 @@ def without(seed, batch, pair):
 
 
 def test_of_forty_planted_causes_the_chains_name_at_least_38_and_without_them_the_violation_vanishes():
-    named = 0
+    count = 0
     for seed, batch, planted in episodes():
         spec_id, why = first_cause(batch)
         is_named = set(why.bodies[-2:]) == set(planted)
-        named += is_named
+        count += is_named
         assert spec_id not in broken(without(seed, batch, planted)), (planted, spec_id)
     assert len(episodes()) == 40
-    assert named == 40  # at least 38, 95 %, are asked for
+    assert count == 40  # at least 38, 95 %, are asked for
 
 
 def test_without_another_contact_or_with_nothing_changed_the_episode_is_the_same_to_the_bit():
@@ -145,9 +144,7 @@ def test_a_removed_body_is_neither_pushed_nor_gripped():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("without") / "run"
-    asked = Request(host="fake", suites=("fake",), tasks=(0,), episodes=4, policies=("random",))
-    evaluate_request(asked, load_ruleset(), folder)
+    folder = evaluate_fake(tmp_path_factory.mktemp("without") / "run", tasks=(0,), episodes=4, policies=("random",))
     return judge([folder], load_ruleset())
 
 
@@ -156,9 +153,11 @@ UNSAFE = 3
 
 
 def test_it_says_whether_the_violation_vanished(run):
-    gone = replay_without(run, UNSAFE, Cause.parse("contact:gripper,table"))
-    assert gone.has_vanished
-    assert describe_counterfactual(gone).startswith("Without contact of gripper and table the violation vanished. Kept")
+    vanishes = replay_without(run, UNSAFE, Cause.parse("contact:gripper,table"))
+    assert vanishes.has_vanished
+    assert describe_counterfactual(vanishes).startswith(
+        "Without contact of gripper and table the violation vanished. Kept"
+    )
     stays = replay_without(run, UNSAFE, Cause.parse("contact:gripper,cup"))
     assert stays.recorded == stays.without
     assert stays.left is None
@@ -174,9 +173,9 @@ def test_at_half_speed_each_action_is_played_twice_and_presses_half_as_deep(run)
 
 
 def test_held_steps_do_not_move(run):
-    held = replay_without(run, UNSAFE, Cause.parse("hold:20-40"))
-    assert held.has_vanished
-    assert held.left == 21
+    counterfactual = replay_without(run, UNSAFE, Cause.parse("hold:20-40"))
+    assert counterfactual.has_vanished
+    assert counterfactual.left == 21
 
 
 @pytest.mark.parametrize(
@@ -190,14 +189,14 @@ def test_held_steps_do_not_move(run):
         ("body:gripper", HostError, "gripper is the robot"),
     ],
 )
-def test_a_cause_that_is_none_is_refused(run, text, error, says):
+def test_what_is_not_a_cause_is_refused(run, text, error, says):
     with pytest.raises(error, match=says):
         replay_without(run, UNSAFE, Cause.parse(text))
 
 
 def test_an_episode_that_is_not_replayed_exactly_is_refused(run):
     class Forged:
-        """The records of the run, of which each position is moved by a nanometre."""
+        """The records of the run, each position moved by a nanometre."""
 
         def __getattr__(self, name):
             return getattr(run.records, name)

@@ -24,11 +24,6 @@ POLICIES = ("scripted:careful", "scripted:hasty")
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory):
-    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "out")
-
-
-@pytest.fixture(scope="module")
 def judged(shipped):
     return judge([shipped], load_ruleset())
 
@@ -83,8 +78,8 @@ def test_the_command_writes_the_report_twice_the_same_and_what_it_suggests_works
 def test_an_archive_without_an_unsafe_success_still_gets_commands_that_work(tmp_path, capsys, monkeypatch, chosen):
     batch = archive.open_archive(demo.unpack_archive(tmp_path / "all"))
     rows = list(judge([tmp_path / "all" / demo.ARCHIVE], load_ruleset()).scores.episodes())
-    kept = [k for k, row in enumerate(rows) if (row.safe if chosen == "safe" else not row.success and not row.safe)]
-    archive.write_archive(tmp_path / demo.ARCHIVE, select_episodes(batch, kept))
+    places = [k for k, row in enumerate(rows) if (row.safe if chosen == "safe" else not row.success and not row.safe)]
+    archive.write_archive(tmp_path / demo.ARCHIVE, select_episodes(batch, places))
     monkeypatch.setattr(demo, "archive_bytes", (tmp_path / demo.ARCHIVE).read_bytes)
     assert cli.run_command_line(["demo", "--out", str(tmp_path / "out")]) == cli.OK
     assert run_suggested(capsys) == ["open", "episodes", "show"]

@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from folders import rewrite_archive
+from folders import evaluate_fake, rewrite_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs import physics
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
-from safevla_bench.jobs.evaluation.request import Request
-from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.physics import vary_physics
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.ruleset import load_ruleset
@@ -26,10 +24,7 @@ from safevla_bench.sensitivity.firmness import PHYSICS, PhysicsFile, find_firmne
 @pytest.fixture(scope="session")
 def played(tmp_path_factory):
     """Ten episodes, one of which presses the table so hard that half the stiffness makes it safe."""
-    folder = tmp_path_factory.mktemp("physics") / "run"
-    asked = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=5, policies=("random",))
-    evaluate_request(asked, load_ruleset(), folder)
-    return folder
+    return evaluate_fake(tmp_path_factory.mktemp("physics") / "run", tasks=(0, 1), episodes=5, policies=("random",))
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +59,19 @@ def test_the_force_that_hangs_on_stiffness_makes_its_episode_fragile(varied):
 def test_workers_and_interruptions_change_no_byte(run, varied):
     vary_physics(judged(run), episodes=4)
     assert len(PhysicsFile.read(run).episodes()) == 4
-    made = []
-    vary_physics(judged(run), workers=2, observer=observer(made.append))
+    outcomes = []
+    vary_physics(judged(run), workers=2, observer=observer(outcomes.append))
     assert (run / PHYSICS).read_bytes() == (varied / PHYSICS).read_bytes()
-    assert len(made) == 6 * 4  # recorded physics and three variations that the fake host can make
+    assert len(outcomes) == 6 * 4  # recorded physics and three variations that the fake host can make
     vary_physics(judged(run), observer=observer(lambda outcome: pytest.fail("nothing is left to replay")))
 
 
 def test_what_was_replayed_before_an_interruption_is_kept(run):
-    made = []
+    outcomes = []
 
     def stop(outcome):
-        made.append(outcome)
-        if len(made) == 3:
+        outcomes.append(outcome)
+        if len(outcomes) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -98,7 +93,7 @@ def test_an_episode_that_is_not_replayed_exactly_is_named_and_not_varied(run):
     assert not forged.varied
 
 
-def test_where_nothing_is_replayed_exactly_it_stops_and_says_so(run):
+def test_if_nothing_is_replayed_exactly_it_stops_and_says_so(run):
     def forge(batch):
         return replace(batch, body_pos_m=replace(batch.body_pos_m, channel=_shift(batch.body_pos_m.channel)))
 
@@ -139,9 +134,9 @@ def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(r
     find = physics.find_departure
 
     def measure(recorded, replayed):
-        left = find(recorded, replayed)
-        lengths.setdefault(left, set()).add(int(replayed.lengths[0]))
-        return left
+        departure = find(recorded, replayed)
+        lengths.setdefault(departure, set()).add(int(replayed.lengths[0]))
+        return departure
 
     def compare():
         file = vary_physics(judged(run))
@@ -155,13 +150,13 @@ def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(r
 
     monkeypatch.setattr(physics, "find_departure", measure)
     monkeypatch.setattr(firmness, "LEFT_PATH_M", 1e-5)  # what is shifted by 0.1 mm is off its path at record 0
-    compared = compare()
+    comparisons = compare()
     assert lengths[0] == {6}
     whole = lengths.pop(None)
     monkeypatch.setattr(rollout_episode, "_leaves_path", lambda env, planned, step: False)
-    assert compare() == compared
+    assert compare() == comparisons
     assert lengths[0] == {6} | whole
-    assert set(compared.values()) == {"same", "flips", "left"}
+    assert set(comparisons.values()) == {"same", "flips", "left"}
 
 
 def test_a_replay_that_fails_is_left_out_and_counted(run, monkeypatch):

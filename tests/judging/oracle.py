@@ -602,7 +602,7 @@ def z_axis(quaternion: Vector) -> Vector:
 
 
 def outwards(inside: Mapping[int, float], n: int) -> Signal:
-    """The interior's nearest value at the records outside it; undefined where there is no interior."""
+    """The interior's nearest value at the records outside it; undefined without an interior."""
     if not inside:
         return None
     return [inside[min(max(t, min(inside)), max(inside))] for t in range(n)]
@@ -712,7 +712,7 @@ def atoms(formula: Node) -> Iterator[Node]:
 
 
 class NotAMultiple(Exception):
-    """A window's end is no multiple of the control step."""
+    """A window's end is not a multiple of the control step."""
 
 
 def windows(low: float, high: float, e: Episode) -> list[range]:
@@ -973,7 +973,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
     # Deepest first, then smallest margin in thresholds, then library order.
     ratios = {k: (-(v.depth or 0.0), v.margin / spec.threshold) for k, (v, spec) in rated.items()}  # type: ignore[operator]
     broken = {k: v.first for k, v in scored.items() if v.violated}
-    # The smallest of margins of which one is no number is no number.
+    # The smallest of margins is not a number if any of them is not.
     lowest = min((v.margin for v in scored.values() if v.margin is not None), default=None)
     outcome = tree.get("outcome") or ("success" if tree["success"] else "failure")
     # An episode that was cut short proves nothing but the violations that it holds.

@@ -98,8 +98,8 @@ def test_nothing_is_said_of_sane_policies(policy):
 
 def test_nothing_is_said_of_any_episode_of_the_demo():
     batch = sb.open_archive(DEMO)
-    warned = [warn_of_scores(sb.score(select_episodes(batch, [k]), sb.load_ruleset())) for k in range(len(batch))]
-    assert warned == [()] * len(batch)
+    warnings = [warn_of_scores(sb.score(select_episodes(batch, [k]), sb.load_ruleset())) for k in range(len(batch))]
+    assert warnings == [()] * len(batch)
 
 
 def test_a_replay_of_a_script_that_leaves_the_gripper_is_sane(tmp_path):

@@ -61,7 +61,7 @@ def test_without_the_library_the_remedy_is_named(monkeypatch, library):
         getattr(verdicts((True, 1, 1)), f"to_{library}")()
 
 
-def test_polars_has_the_same_table_with_null_where_there_is_no_value(scores):
+def test_polars_has_the_same_table_with_null_for_no_value(scores):
     polars = pytest.importorskip("polars")
     ours, theirs = scores.to_polars(), scores.to_pandas()
     assert ours.columns == list(theirs.columns)

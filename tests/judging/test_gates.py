@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from builders import crash
 from report.scenes import verdicts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.gates import EpisodeCosts, Gate, check_gates
@@ -26,14 +26,10 @@ estimate_gates = partial(check_gates, confidence=None)
 
 
 def scores(unsafe: int, n: int, policy: str = "a", suite: str = "s", **changes: object) -> Scores:
-    """n successes, of which some break a limit by half the severe magnitude."""
+    """n successes, some of which break a limit by half the severe magnitude."""
     plain = verdicts(*[(True, -250.0 if k < unsafe else 50.0, np.nan) for k in range(n)], policy=policy, suite=suite)
     names = ("specs", "state", "reason", "rho", "depth", "extreme", "first")
     return replace(plain, **{**{name: getattr(plain, name)[:1] for name in names}, **changes})
-
-
-def crash(policy: str = "a", suite: str = "s") -> AbsentEpisode:
-    return AbsentEpisode(episode_id="x", benchmark=suite, task_id="t", policy=policy, outcome="crashed")
 
 
 @pytest.mark.parametrize(("unsafe", "verdict"), [(1, "passed"), (2, "passed"), (3, "failed")])
@@ -105,8 +101,8 @@ def test_several_gates_policies_and_cells_share_the_confidence():
     """So that the chance of any wrong verdict of one call stays at the level."""
     single = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
     assert single.each_confidence == pytest.approx(0.95)
-    two = replace(scores(6, 200), policy=("a", "b") * 100, benchmark=("s",) * 100 + ("t",) * 100)
-    many = check_gates(two, [SAFETY, Gate("sr", "min", 0.5)], per="cell", confidence=0.95)
+    two_cells = replace(scores(6, 200), policy=("a", "b") * 100, benchmark=("s",) * 100 + ("t",) * 100)
+    many = check_gates(two_cells, [SAFETY, Gate("sr", "min", 0.5)], per="cell", confidence=0.95)
     assert many.each_confidence == pytest.approx(1 - 0.05 / 8)
     assert "8 intervals: each at 99.38 %" in many.notes[0]
     wide = check_gates(scores(3, 100), [SAFETY, SAFETY], confidence=0.95).outcomes[0].ci
@@ -178,7 +174,7 @@ def test_a_severity_of_zero_in_three_episodes_proves_little():
 
 
 def crashes(n: int, state: int | None = None) -> tuple[AbsentEpisode, ...]:
-    return tuple(msgspec.structs.replace(crash(), episode_id=f"x{k}", init_state_index=state) for k in range(n))
+    return tuple(crash(episode_id=f"x{k}", benchmark="s", task_id="t", init_state_index=state) for k in range(n))
 
 
 def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out():
@@ -232,7 +228,7 @@ def test_episodes_of_one_initial_state_count_as_one(metric):
 
 
 def test_states_that_disagree_within_have_the_interval_of_their_means():
-    run = scores(10, 40)  # the first ten of forty are unsafe: ten states of which one of two episodes is
+    run = scores(10, 40)  # the first ten of forty are unsafe: ten states with one of two episodes so
     outcome = check_gates(run, [SAFETY], states=[*range(20), *range(20)]).outcomes[0]
     expected = bounded_mean_interval(np.array([0.5] * 10 + [1.0] * 10))
     assert outcome.ci == (expected.low, expected.high)
@@ -253,7 +249,7 @@ def test_tasks_of_unequal_numbers_are_named_in_the_notes(sequential, words):
     assert [words in text for text in notes] == [True, False]
 
 
-def partly(judged: int, silent: int) -> Scores:
+def with_silent(judged: int, silent: int) -> Scores:
     """Safe episodes, then some without a verdict."""
     state = np.array([[ACTIVE] * judged + [INACTIVE] * silent], dtype=np.int8)
     lacks = {"reason": np.where(state == INACTIVE, 1, 0), "reasons": ("", "signal missing: contacts")}
@@ -263,13 +259,13 @@ def partly(judged: int, silent: int) -> Scores:
 @pytest.mark.parametrize("confidence", [None, 0.95])
 def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_it_unless_that_is_allowed(confidence):
     safety_gates = [Gate("safety", "min", 0.5), Gate("sbu", "max", 0.5), Gate("vsi", "max", 0.5)]
-    mixed = partly(60, 70)
+    mixed = with_silent(60, 70)
     report = check_gates(mixed, safety_gates, confidence=confidence)
     assert [outcome.verdict for outcome in report.outcomes] == ["undecided"] * 3
     reason = "unknown in 70 episodes (signal missing: contacts); --allow-unjudged gates the others"
     assert {outcome.reason for outcome in report.outcomes} == {reason}
     assert [(outcome.n, outcome.value) for outcome in report.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
-    few = check_gates(partly(60, 1), safety_gates, confidence=confidence).outcomes
+    few = check_gates(with_silent(60, 1), safety_gates, confidence=confidence).outcomes
     assert [outcome.verdict for outcome in few] == ["passed"] * 3
     assert all("whatever happened in 1 episode (signal missing: contacts)" in outcome.reason for outcome in few)
     allowed = check_gates(mixed, safety_gates, confidence=confidence, allow_unjudged=True)
@@ -277,7 +273,7 @@ def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_i
 
 
 def test_success_needs_no_verdict():
-    assert check_gates(partly(6, 80), [Gate("sr", "min", 0.9)]).outcomes[0].reason == "by the whole interval"
+    assert check_gates(with_silent(6, 80), [Gate("sr", "min", 0.9)]).outcomes[0].reason == "by the whole interval"
 
 
 @pytest.mark.parametrize("allow", [False, True])
@@ -305,8 +301,8 @@ def test_whatever_else_is_lost_keeps_a_run_from_passing():
 
 @pytest.mark.parametrize("per", ["policy", "cell"])
 @pytest.mark.parametrize("confidence", [None, 0.95])
-def test_nothing_scored_never_passes_even_where_crashes_are_allowed(per, confidence):
-    for nothing in (scores(0, 0), scores(0, 0, absent=(crash(),))):
+def test_nothing_scored_never_passes_even_if_crashes_are_allowed(per, confidence):
+    for nothing in (scores(0, 0), scores(0, 0, absent=crashes(1))):
         report = check_gates(nothing, [SAFETY], per=per, confidence=confidence, allow_crashed=True)
         assert report.verdict == "undecided"
         assert report.outcomes[0].reason == "no episode was scored"
@@ -323,7 +319,9 @@ def test_what_was_not_judged_cannot_be_told_to_be_safe():
 
 
 def test_a_policy_that_only_crashed_has_its_own_line():
-    report = estimate_gates(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
+    report = estimate_gates(
+        scores(0, 20, absent=(crash(policy="b", benchmark="s", task_id="t"),)), [SAFETY], allow_crashed=True
+    )
     assert [(outcome.policy, outcome.verdict) for outcome in report.outcomes] == [("a", "passed"), ("b", "undecided")]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode, rest_positions
 from safevla_bench.judging.metrics import aggregate
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
@@ -28,10 +28,10 @@ PAIRS = ((HAND, DRAWER), (BOWL, DRAWER), (HAND, BOWL), (HAND, LINK), (PLATE, DRA
 
 
 def eventful(seed: int) -> Batch:
-    """An episode in which every specification may be satisfied, violated, vacuous or inactive."""
+    """An episode where every specification may be satisfied, violated, vacuous or inactive."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 25))
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos = rest_positions(n)
     pos = pos + np.cumsum(rng.normal(0, [[0.02], [0.001], [0.001]], (n, 3, 3)), axis=0)
     quat = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1)) + rng.normal(0, 0.15, (n, 2, 4))
     hits = [
@@ -154,8 +154,8 @@ def test_diagnostics_and_alternates_change_no_scored_number(batch: Batch):
     scored_only = replace(DEFAULT, specs=DEFAULT.safe)
     for whole, bare in zip(judged(batch).episodes(), judged(batch, scored_only).episodes(), strict=True):
         assert bare == msgspec.structs.replace(whole, diagnostics={})
-    both, scored = aggregate(judged(batch)), aggregate(judged(batch, scored_only))
-    assert (both.rates, both.means, both.axes) == (scored.rates, scored.means, scored.axes)
+    every, scored = aggregate(judged(batch)), aggregate(judged(batch, scored_only))
+    assert (every.rates, every.means, every.axes) == (scored.rates, scored.means, scored.axes)
 
 
 @given(EPISODES, st.sampled_from(DEFAULT.safe))

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from builders import crash
 from report.scenes import NAN, SPECS, verdicts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, Mean
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
 
 
@@ -42,8 +42,8 @@ def test_an_episode_is_safe_iff_no_active_scored_specification_is_violated_and_a
 
 
 def test_stopped_and_crashed_episodes_are_outside_n_and_counted():
-    gone = AbsentEpisode(episode_id="e9", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
-    summary = aggregate(scores(absent=(gone,)))
+    crashed = crash(episode_id="e9")
+    summary = aggregate(scores(absent=(crashed,)))
     assert (summary.n, summary.stopped, summary.crashed) == (5, 1, 1)
     assert summary.outcomes == {"crashed": 1, "failure": 1, "stopped": 1, "success": 3, "timeout": 1}
 
@@ -78,9 +78,9 @@ def test_a_conditional_number_of_no_episode_is_unknown_not_zero():
 
 
 def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
-    gone = AbsentEpisode(episode_id="e9", benchmark="libero-10", task_id="task_0", policy="b", outcome="crashed")
+    crashed = crash(episode_id="e9", benchmark="libero-10", policy="b")
     policy = ("a", "b", "a", "b", "a", "a")
-    policy_cells = cells(replace(scores(), policy=policy, absent=(gone,)))
+    policy_cells = cells(replace(scores(), policy=policy, absent=(crashed,)))
     assert [(cell.policy, cell.suite, cell.n, cell.crashed) for cell in policy_cells] == [
         ("a", "libero-goal", 3, 0),
         ("b", "libero-goal", 2, 0),
@@ -100,12 +100,12 @@ def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
     ],
 )
 def test_the_worst_specification_has_the_greatest_depth_then_the_smallest_share_of_its_threshold(rho, depth, worst):
-    both = scores(
+    mixed = scores(
         rho=np.tile([[rho[0]], [rho[1]], [1.0]], 6),
         depth=np.tile([[depth[0]], [depth[1]], [NAN]], 6),
         state=np.array([[ACTIVE] * 6, [ACTIVE] * 4 + [INACTIVE] * 2, [ACTIVE] * 6], dtype=np.int8),
     )
-    assert both.worst_column[:5].tolist() == [worst] * 4 + [0]
+    assert mixed.worst_column[:5].tolist() == [worst] * 4 + [0]
 
 
 def test_without_a_scored_specification_no_episode_has_a_verdict():
@@ -133,7 +133,7 @@ def test_outcomes_and_reasons_stand_in_alphabetical_order():
 
 
 def many(times: int) -> Scores:
-    """The episodes over and over, with forces of which no two resamples have one mean."""
+    """The episodes over and over, with forces that give no two resamples one mean."""
     plain = scores()
     rows = {
         name: np.tile(getattr(plain, name), times) for name in ("state", "reason", "rho", "depth", "extreme", "first")
@@ -245,7 +245,7 @@ def test_what_a_violation_stopped_leaves_only_safety_known():
 
 
 def test_where_all_are_judged_no_reason_is_written():
-    """The files of ordinary runs do not grow: a reason is there only where there is one."""
+    """The files of ordinary runs do not grow: a reason is written only if there is one."""
     row = msgspec.to_builtins(aggregate(scores()))
     assert all("unknown" not in rate for rate in row["rates"].values())
     assert all("unknown" not in mean and "skipped_resamples" in mean for mean in row["means"].values())
@@ -256,7 +256,7 @@ def test_every_metric_of_a_summary_is_the_mean_of_its_values_over_the_episodes_t
     total = aggregate(scores())
     for metric in HEADLINE:
         values = metric.values(scores())
-        known = values[~np.isnan(values)]
+        measured = values[~np.isnan(values)]
         number = total.number(metric)
-        assert (number.n, getattr(total, metric.key)) == (len(known), number.value)
-        assert number.value == pytest.approx(known.mean())
+        assert (number.n, getattr(total, metric.key)) == (len(measured), number.value)
+        assert number.value == pytest.approx(measured.mean())

@@ -79,10 +79,10 @@ def compare(
     """Both judges on one batch."""
     comparison = Comparison(oracle.read_specs(*paths))
     expected = judged(part.trees, comparison.library, capabilities)
-    got = score(
+    scores = score(
         concatenate_batches(part.batches), Ruleset(library, registry, capabilities=capabilities, missing="deactivate")
     )
-    comparison.batch(expected, list(got.episodes()))
+    comparison.batch(expected, list(scores.episodes()))
     return comparison
 
 
@@ -96,7 +96,7 @@ def total(comparisons: Iterable[Comparison]) -> Comparison:
     return whole
 
 
-def agreed(whole: Comparison, episodes: int) -> None:
+def assert_agreement(whole: Comparison, episodes: int) -> None:
     """No difference but what rounding excuses, and that in less than one episode of two hundred."""
     differences = whole.differences
     assert not differences, "\n".join([f"{len(differences)} differences", *differences[:20]])
@@ -118,19 +118,19 @@ MET_BY_ALL = {*NEEDS_NO_TAG, "joint_torque", "joint_torque_peak", "self_collisio
 def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: Registry) -> None:
     library = specs_loader.library()
     parts = [corpus[k : k + BATCH] for k in range(0, len(corpus.trees), BATCH)]
-    named = [CAPABILITIES[k % len(CAPABILITIES)] for k in range(len(parts))]
-    whole = total(compare(part, DEFAULT, library, registry, c) for part, c in zip(parts, named, strict=True))
-    agreed(whole, len(corpus.trees))
+    capabilities = [CAPABILITIES[k % len(CAPABILITIES)] for k in range(len(parts))]
+    whole = total(compare(part, DEFAULT, library, registry, c) for part, c in zip(parts, capabilities, strict=True))
+    assert_agreement(whole, len(corpus.trees))
     assert thin(whole.seen, library, len(corpus.trees) / MANY) == []
 
 
 def thin(seen: Counter[tuple[str, str]], library: Library, share: float) -> list[str]:
     """The states that too few episodes put a specification in, of those that it can be in at all."""
-    wanted = {"violated": 30, "satisfied": 40, "vacuous": 40, "missing": 20, "tags": 100}
+    least_counts = {"violated": 30, "satisfied": 40, "vacuous": 40, "missing": 20, "tags": 100}
     cannot = {*((spec_id, "vacuous") for spec_id in NEVER_VACUOUS), *((spec_id, "tags") for spec_id in MET_BY_ALL)}
     rare = []
     for spec in library:
-        for state, least in wanted.items():
+        for state, least in least_counts.items():
             count = seen[spec.spec_id, state]
             if (spec.spec_id, state) in cannot:
                 rare += [f"{spec.spec_id} {state}"] * bool(count)
@@ -162,7 +162,7 @@ def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: Registry) -> N
     part = corpus.sample(Random(2), 400)
     paths = (*DEFAULT, LIBRARY / "paper_text.toml", LIBRARY / "paper_as_run.toml")
     whole = compare(part, paths, specs_loader.library("paper-as-run"), registry, ("libero-full",))
-    agreed(whole, 400)
+    assert_agreement(whole, 400)
     changed = ("held_object_tilt_world_15deg", "stable_grasp_maintained_2cm", "joint_torque")
     assert all(whole.seen[spec_id, state] > 5 for spec_id in changed for state in ("satisfied", "violated", "missing"))
 
@@ -179,7 +179,7 @@ def test_specifications_of_any_shape_agree(corpus: Corpus, registry: Registry, t
         part = corpus.sample(rng, 24)
         parts.append(compare(part, [path], specs_loader.library(path), registry, rng.choice(CAPABILITIES)))
     whole = total(parts)
-    agreed(whole, 24 * libraries)
+    assert_agreement(whole, 24 * libraries)
     states = Counter[str]()
     for (_, state), times in whole.seen.items():
         states[state] += times
@@ -196,7 +196,7 @@ def test_specifications_of_space_agree(corpus: Corpus, registry: Registry, tmp_p
         path = write_library(tmp_path / f"{number}.toml", rows)
         parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.library(path), registry))
     whole = total(parts)
-    agreed(whole, 320)
+    assert_agreement(whole, 320)
     states = Counter[str]()
     for (_, state), times in whole.seen.items():
         states[state] += times
@@ -210,9 +210,9 @@ def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdi
     corpus: Corpus, registry: Registry, tmp_path: Path
 ) -> None:
     rng = Random(11)
-    drawn = write_library(tmp_path / "drawn.toml", [Author(rng).row(k) for k in range(6)])
+    own = write_library(tmp_path / "drawn.toml", [Author(rng).row(k) for k in range(6)])
     refused = Counter[bool]()
-    for paths, library in ((DEFAULT, specs_loader.library()), ((drawn,), specs_loader.library(drawn))):
+    for paths, library in ((DEFAULT, specs_loader.library()), ((own,), specs_loader.library(own))):
         part = corpus.sample(rng, 200)
         for tree, batch, want in zip(
             part.trees, part.batches, judged(part.trees, oracle.read_specs(*paths)), strict=True

@@ -106,7 +106,7 @@ def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
     assert provenance_marks.warn_of_scores(chosen) == ()
 
 
-def test_whose_numbers_they_are_is_said_where_others_had_the_real_assets():
+def test_tables_mark_stand_in_numbers_if_others_had_the_real_assets():
     (warning,) = provenance_marks.warn_of_standins(
         {("a", "k"): True, ("b", "k"): False, ("a", "t"): False, (None, "m"): True}
     )
@@ -123,8 +123,8 @@ def test_every_table_about_them_says_so_and_no_other_does():
 
 
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
-    asked = parse_sweep("joint_torque=0.5,1,2", library())
-    result = sweep_threshold(judged.scores, library(), asked)
+    sweep = parse_sweep("joint_torque=0.5,1,2", library())
+    result = sweep_threshold(judged.scores, library(), sweep)
     assert result.warnings[0].startswith(SAID)
     as_it_stands = cell_curves(judged.scores, [judged.scores])
     assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
@@ -242,11 +242,13 @@ def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_of_stand_ins_or_several_versions_says_so(name):
-    shown = figures.FigureInput(replace(MIXED, marks=SCORES.marks), np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
-    words = texts_of(figures.FIGURES[name].draw(shown))
+    inputs = figures.FigureInput(
+        replace(MIXED, marks=SCORES.marks), np.full(len(SCORES), 0.05), np.full(len(SCORES), 9)
+    )
+    words = texts_of(figures.FIGURES[name].draw(inputs))
     assert "no results on it" in words
     assert "Several physics versions" in words
-    plain = texts_of(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
+    plain = texts_of(figures.FIGURES[name].draw(replace(inputs, scores=PLAIN)))
     assert "Stand-in" not in plain
     assert "physics" not in plain
 
@@ -281,7 +283,7 @@ def test_a_policy_that_mixes_versions_by_itself_is_marked():
     assert provenance_marks.find_mixtures(cells) == ["table: mujoco 3.17.0 (a) and 3.2.3 (a)"]
 
 
-def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_the_episodes():
+def test_tasks_whose_initial_states_do_not_hold_are_named_if_they_are_among_the_episodes():
     bad = verdicts((True, 1, 1), suite="libero-10", task_id=("task_1",))
     (warning,) = provenance_marks.warn_of_scores(replace(bad, simulator=(NEW,)))
     assert warning.startswith("Known of mujoco 3.17.0 (since 3.4.0): libero-10/task_0, libero-10/task_1")
@@ -294,7 +296,7 @@ def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_t
 
 
 def partial_scores() -> Scores:
-    """Three episodes, of which one was judged without its force."""
+    """Three episodes, one of them judged without its force."""
     scores = verdicts((True, 1, 1), (True, np.nan, -2), (False, 1, 2), suite=TABLE)
     return replace(scores, reasons=("", "signal missing: contacts"))
 

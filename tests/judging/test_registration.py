@@ -133,12 +133,12 @@ def test_a_run_without_registration_says_nothing_and_is_counted_beside_a_registe
     ],
 )
 def test_a_run_that_is_another_says_so_before_and_after(tmp_path, registration, change, difference):
-    asked = replace(REQUEST, **change, registration=registration)
-    roll_out(asked, tmp_path / "run")
+    request = replace(REQUEST, **change, registration=registration)
+    roll_out(request, tmp_path / "run")
     (sentence,) = sentences_of(tmp_path / "run")
     assert sentence.startswith("Not as registered beforehand")
     assert difference in sentence
-    assert registration.digest in describe_deviation(registration, asked, RULES)
+    assert registration.digest in describe_deviation(registration, request, RULES)
 
 
 def test_other_rules_are_a_difference_and_the_registered_ones_are_loaded_again(run, registration, tmp_path):
@@ -189,7 +189,7 @@ def test_what_cannot_be_registered_is_refused_with_the_remedy(change):
 
 
 @pytest.mark.parametrize("policies", [None, 3, [1, None, {}], [{"policy": ["x"]}], {"policy": "noop"}])
-def test_a_run_json_whose_policies_are_damaged_is_an_error_that_names_it(copy, policies):
+def test_a_run_json_with_damaged_policies_is_an_error_that_names_it(copy, policies):
     description = {**read_description(copy), "policies": policies, "decision": policies}
     (copy / "run.json").write_bytes(dump_json(description))
     with pytest.raises(RunError, match=r"run\.json.*: the plan is damaged"):

@@ -83,7 +83,7 @@ TAGS = RuleFile(
 )
 
 
-def test_the_tags_that_a_host_brings_are_added_once_and_are_no_option():
+def test_the_tags_that_a_host_brings_are_added_once_and_are_not_an_option():
     plain = load_ruleset(intervals="paper")
     rules = plain.with_host_registry([TAGS, TAGS])
     assert "manipulated_target" in rules.tags("mine", "push")

@@ -1,4 +1,4 @@
-"""Judging hand-made episodes with the default library: verdicts, depths, and everything that is no verdict."""
+"""Judging hand-made episodes with the default library: verdicts, depths, and everything that is not a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, contacts, episode
+from builders import BOWL, DRAWER, HAND, contacts, crash, episode, rest_positions
 from safevla_bench.archive.jsonl import decode_json
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.explain.episode import explain_episode
@@ -74,7 +74,7 @@ def test_depth_is_the_excess_over_the_severe_magnitude(force, depth):
 
 def lifted_and_tilted(degrees: float) -> dict:
     half = np.radians(degrees) / 2
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (12, 1, 1))
+    pos = rest_positions(12)
     pos[3:, 0, 2] += 0.2
     eef = np.tile([0.5, 0.0, 1.0], (12, 1))
     eef[3:, 2] += 0.2
@@ -180,8 +180,8 @@ def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(
 
 
 def test_absent_episodes_are_carried_along_and_no_episode_gives_no_rate():
-    gone = AbsentEpisode(episode_id="e9", benchmark="libero-goal", task_id="task_8", policy="a", outcome="crashed")
-    assert judged(episode(), gone).absent == (gone,)
+    crashed = crash(episode_id="e9", task_id="task_8")
+    assert judged(episode(), crashed).absent == (crashed,)
     assert judged(episode()).absent == ()
     total = aggregate(judged(empty_batch()))
     assert (total.n, total.sr, total.vsi) == (0, None, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import BOWL, DRAWER, PLATE, contacts, episode
+from builders import BOWL, DRAWER, PLATE, contacts, episode, rest_positions
 from safevla_bench import signals
 from safevla_bench.errors import RecordError
 from safevla_bench.judging.ruleset import load_ruleset
@@ -28,7 +28,7 @@ ABLATED = load_ruleset(missing="deactivate", applicability="off")  # tilt is jud
 
 def places(plate_m: Any = 0.0, bowl_m: Any = 0.0) -> np.ndarray:
     """Bowl lifted, plate pushed and drawer at rest, [N, 3, 3]."""
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (N, 1, 1)).astype(float)
+    pos = rest_positions(N).astype(float)
     pos[:, 0, 2] += bowl_m
     pos[:, 1, 1] += plate_m
     return pos
@@ -73,7 +73,7 @@ def test_what_was_never_seen_has_no_verdict_and_is_not_vacuous_nor_safe():
     assert DISP not in judged.active_specs
     judged = row(tracked(PLATE, seen_but(0), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
     assert judged.inactive_specs[DISP].startswith("no verdict: the pose"), "lost in record 0: no displacement at any"
-    strict = score(tracked(PLATE, [False] * N), load_ruleset()).episode(0)  # the record says so: that is no error
+    strict = score(tracked(PLATE, [False] * N), load_ruleset()).episode(0)  # the record says so: that is not an error
     assert strict.robustness[DISP] == 0.005  # the drawer was seen
 
 
@@ -115,9 +115,9 @@ def test_a_gate_that_is_not_known_to_be_open_judges_nothing():
 )
 def test_displacement_on_the_rest_is_that_of_an_episode_of_the_rest_alone(moved, seen):
     pushed = np.array([0.0, *moved[1:]])
-    shown = np.array([True, *seen])
-    whole = row(tracked(PLATE, shown, pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2]))
-    cut = episode(int(shown.sum()), pos_bodies=(PLATE,), body_pos_m=places(pushed)[shown, 1:2])
+    is_seen = np.array([True, *seen])
+    whole = row(tracked(PLATE, is_seen, pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2]))
+    cut = episode(int(is_seen.sum()), pos_bodies=(PLATE,), body_pos_m=places(pushed)[is_seen, 1:2])
     assert whole.robustness[DISP] == row(cut).robustness[DISP]
     assert (DISP in whole.violated_specs) == (DISP in row(cut).violated_specs)
 
@@ -142,8 +142,8 @@ def test_poses_that_are_marked_as_known_change_nothing():
     plain = episode(N, contacts=touching, body_pos_m=places(0.001))
     marked = tracked(PLATE, [True] * N, contacts=touching, body_pos_m=places(0.001))
     assert row(plain) == row(marked)
-    both = score(concatenate_batches([plain, marked]), RULES)
-    assert both.unknown is None
+    scores = score(concatenate_batches([plain, marked]), RULES)
+    assert scores.unknown is None
 
 
 @pytest.mark.parametrize(

@@ -34,19 +34,19 @@ def test_the_caption_is_below_and_is_never_wider_than_the_picture():
     sheet = add_caption(PLAIN, RED, "a very long title " * 40, "∑ 12.0 N·m × μ")
     assert sheet.shape == blank.shape
     assert (blank[52:] == 255).all()
-    written = np.flatnonzero((sheet[52:] < 128).all(axis=2).any(axis=0))
-    assert written[0] >= 8
-    assert written[-1] < 304
+    text_columns = np.flatnonzero((sheet[52:] < 128).all(axis=2).any(axis=0))
+    assert text_columns[0] >= 8
+    assert text_columns[-1] < 304
 
 
 def test_a_body_is_outlined_outside_of_itself():
-    seen = np.zeros((40, 300), dtype=np.uint8)
-    seen[10:20, 100:120] = 1
-    found = outline_bodies(PLAIN, seen)
-    assert tuple(found[9, 110]) == tuple(found[15, 99]) == OUTLINE_NOW
-    np.testing.assert_array_equal(found[10:20, 100:120], PLAIN[10:20, 100:120])
-    np.testing.assert_array_equal(found[:, 130:], PLAIN[:, 130:])
-    assert tuple(outline_bodies(PLAIN, seen, OUTLINE_BEFORE)[9, 110]) == OUTLINE_BEFORE
+    segmentation = np.zeros((40, 300), dtype=np.uint8)
+    segmentation[10:20, 100:120] = 1
+    outlined = outline_bodies(PLAIN, segmentation)
+    assert tuple(outlined[9, 110]) == tuple(outlined[15, 99]) == OUTLINE_NOW
+    np.testing.assert_array_equal(outlined[10:20, 100:120], PLAIN[10:20, 100:120])
+    np.testing.assert_array_equal(outlined[:, 130:], PLAIN[:, 130:])
+    assert tuple(outline_bodies(PLAIN, segmentation, OUTLINE_BEFORE)[9, 110]) == OUTLINE_BEFORE
 
 
 def test_a_floor_that_fills_the_picture_has_no_outline_and_nothing_seen_changes_nothing():
@@ -72,5 +72,5 @@ def test_a_film_holds_every_picture_at_its_speed_and_is_the_same_each_time():
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.height, stream.width) == ("h264", 40, 60)
         assert stream.average_rate == 20
-        shown = [frame.to_ndarray(format="rgb24").mean() for frame in container.decode(stream)]
-    np.testing.assert_allclose(shown, [0, 40, 80, 120, 160], atol=4)
+        brightness = [frame.to_ndarray(format="rgb24").mean() for frame in container.decode(stream)]
+    np.testing.assert_allclose(brightness, [0, 40, 80, 120, 160], atol=4)

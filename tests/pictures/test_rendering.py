@@ -1,4 +1,4 @@
-"""Shots: the first and last record, and of each broken specification the record in which it is broken worst."""
+"""Shots: the first and last record, and the worst record of each broken specification."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_torque_is_shown_at_the_loaded_joint(rough):
 
 
 def test_a_peak_torque_is_shown_at_the_loaded_joint_too(rough):
-    """A joint is not a body: the camera would look for it in vain."""
+    """A joint is not a body: the camera could not find it."""
     (clause,) = [shot.clause for shot in shots_of(rough, "joint_torque_ratio")]
     peak = replace(clause, signal_trace=replace(clause.signal_trace, signal="joint_torque_peak_ratio"))
     shot = violation_shot(peak, clause.worst)

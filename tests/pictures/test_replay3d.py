@@ -78,9 +78,9 @@ def test_poses_are_within_a_tenth_of_a_millimetre_and_a_hundredth_of_a_degree(se
         table = unpacked(document["motion"], records, 14).reshape(records, 2, 7)
     gaps = np.linalg.norm(table[..., :3] * replay3d.POSITION_M - moved.part_pos_m[:, 1:], axis=2)
     assert gaps.max() < 1e-4
-    shown = Rotation.from_quat(table[..., 3:].reshape(-1, 4).astype(float))  # the order of components does not matter
+    packed = Rotation.from_quat(table[..., 3:].reshape(-1, 4).astype(float))  # the order of components does not matter
     true = Rotation.from_quat(moved.part_quat_wxyz[:, 1:].reshape(-1, 4))
-    assert np.degrees((shown.inv() * true).magnitude()).max() < 0.01
+    assert np.degrees((packed.inv() * true).magnitude()).max() < 0.01
 
 
 def test_a_part_that_stays_has_one_row_and_the_same_rotation_of_either_sign_stays():
@@ -95,14 +95,14 @@ def test_a_part_that_stays_has_one_row_and_the_same_rotation_of_either_sign_stay
 
 def test_the_same_scene_and_motion_give_the_same_bytes():
     mesh = sphere(12)
-    shown = scene(Shape("mesh", 1, (0, 0, 0), *SPOT, mesh=0), meshes=(mesh,))
-    files = {encode_replay(simplify_geometry(shown, {}), wandering(3, 9, 3)) for _ in range(2)}
+    geometry = scene(Shape("mesh", 1, (0, 0, 0), *SPOT, mesh=0), meshes=(mesh,))
+    files = {encode_replay(simplify_geometry(geometry, {}), wandering(3, 9, 3)) for _ in range(2)}
     assert len(files) == 1
 
 
 def test_a_body_without_a_shape_is_shown_by_its_stand_in():
-    shown = scene(BALL, stand_ins={"pad": (1,), "ghost": (0,)})
-    document = json.loads(encode_replay(shown, wandering(0, 2, 3), arm=("ball", "pad")))
+    geometry = scene(BALL, stand_ins={"pad": (1,), "ghost": (0,)})
+    document = json.loads(encode_replay(geometry, wandering(0, 2, 3), arm=("ball", "pad")))
     assert document["stand_ins"] == {"pad": [0]}
     assert document["arm"] == ["ball", "pad"]
 
@@ -167,8 +167,8 @@ def test_a_mesh_of_few_triangles_keeps_its_surface_and_its_corners_are_joined():
 
 def test_corners_and_triangles_come_back_within_a_step():
     mesh = decimate_mesh(sphere(9), 10_000)
-    shown = scene(Shape("mesh", 1, (0, 0, 0), *SPOT, mesh=0), meshes=(mesh,))
-    (stored,) = json.loads(encode_replay(shown, wandering(0, 1, 3)))["meshes"].values()
+    geometry = scene(Shape("mesh", 1, (0, 0, 0), *SPOT, mesh=0), meshes=(mesh,))
+    (stored,) = json.loads(encode_replay(geometry, wandering(0, 1, 3)))["meshes"].values()
     corners = unpacked(stored["corners"][1], stored["corners"][0], 3) * stored["step_m"]
     assert np.abs(corners - mesh.corners_m).max() <= stored["step_m"] / 2 + 1e-12
     relative = unpacked(stored["triangles"][1], stored["triangles"][0], 3)
@@ -179,8 +179,8 @@ def test_corners_and_triangles_come_back_within_a_step():
 
 
 def test_a_mesh_of_two_scenes_is_simplified_once():
-    known: dict[str, TriangleMesh] = {}
-    shown = scene(Shape("mesh", 1, (0, 0, 0), *SPOT, mesh=0), meshes=(sphere(30),))
-    first, second = (simplify_geometry(shown, known) for _ in range(2))
-    assert len(known) == 1
+    simplified: dict[str, TriangleMesh] = {}
+    geometry = scene(Shape("mesh", 1, (0, 0, 0), *SPOT, mesh=0), meshes=(sphere(30),))
+    first, second = (simplify_geometry(geometry, simplified) for _ in range(2))
+    assert len(simplified) == 1
     assert first.meshes[0] is second.meshes[0]

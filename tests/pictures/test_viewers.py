@@ -176,8 +176,10 @@ def topics(mcap):
 
 def test_foxglove_knows_the_schemas(topics):
     _, schemas = topics
-    known = {"/tf": "FrameTransforms", "/violations": "Log"}
-    assert {topic: schemas[topic] for topic in known} == {topic: f"foxglove.{name}" for topic, name in known.items()}
+    expected = {"/tf": "FrameTransforms", "/violations": "Log"}
+    assert {topic: schemas[topic] for topic in expected} == {
+        topic: f"foxglove.{name}" for topic, name in expected.items()
+    }
 
 
 def test_foxglove_has_the_poses_exactly(rough, topics):
@@ -208,7 +210,7 @@ def test_foxglove_has_contacts_signals_limits_and_violations(rough, topics):
     assert logged == [(round(event.record * rough.dt_s * 1e9), event.text) for event in rough.events]
 
 
-def test_the_same_episode_gives_the_same_mcap_file_which_says_whose_it_is(rough, mcap):
+def test_the_same_episode_gives_the_same_mcap_file_which_names_its_episode(rough, mcap):
     content, reader, _ = mcap
     assert encode_mcap(rough) == content
     assert {part.name: part.metadata for part in reader.iter_metadata()}["episode"] == dict(rough.facts)

@@ -123,7 +123,7 @@ def test_leaderboard_entries_have_the_fields_that_the_hub_requires(judged):
     assert all("n = " in entry["notes"] for entry in entries)
 
 
-def test_several_policies_are_no_model(judged, tmp_path):
+def test_several_policies_are_not_a_model(judged, tmp_path):
     batch = rough_episodes()[0]
     other = tuple(msgspec.structs.replace(header, policy="other") for header in batch.headers)
     write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))

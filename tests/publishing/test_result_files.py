@@ -114,13 +114,13 @@ def test_a_split_that_is_not_whole_has_no_number(tmp_path):
     assert {"atomic_seen_success", "composite_seen_success", "batch_size", "open_source"} <= set(unknown_fields(entry))
 
 
-def test_other_suites_are_no_submission(tmp_path):
+def test_other_suites_are_not_a_submission(tmp_path):
     write_archive(tmp_path / "libero.parquet", episode(4))
     with pytest.raises(RunError, match="no episode of robocasa-365"):
         build_leaderboard_entry(judge([tmp_path / "libero.parquet"], RULES), FACTS)
 
 
-def test_stand_in_assets_are_no_result(tmp_path):
+def test_stand_in_assets_are_not_a_result(tmp_path):
     judgement = judged(tmp_path, [(TASKS[0], 1, 0)])
     scores = replace(judgement.scores, marks={"standin_assets": np.array([True])})
     with pytest.raises(RunError, match="stand-ins for its own assets"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from safevla_bench.errors import RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
@@ -20,17 +18,12 @@ from safevla_bench.sources.runs.folder import archive_digest, read_description
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Path:
-    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "records")
+def exported(shipped) -> dict[str, Any]:
+    return submission.build_submission(judge([shipped], load_ruleset()), [shipped])
 
 
-@pytest.fixture(scope="module")
-def exported(archive) -> dict[str, Any]:
-    return submission.build_submission(judge([archive], load_ruleset()), [archive])
-
-
-def test_it_names_records_judge_and_versions(exported, archive):
-    assert exported["archive"] == [{"name": archive.name, "sha256": sha256_of(archive)}]
+def test_it_names_records_judge_and_versions(exported, shipped):
+    assert exported["archive"] == [{"name": shipped.name, "sha256": sha256_of(shipped)}]
     ruleset = load_ruleset()
     assert exported["judged_by"]["library_digest"] == ruleset.library.digest
     assert exported["judged_by"]["registry_digest"] == ruleset.registry.digest
@@ -38,8 +31,8 @@ def test_it_names_records_judge_and_versions(exported, archive):
     assert exported["complete"]
 
 
-def test_its_counts_are_those_of_the_cells(exported, archive):
-    summaries, _ = judge([archive], load_ruleset()).summarize_scores()
+def test_its_counts_are_those_of_the_cells(exported, shipped):
+    summaries, _ = judge([shipped], load_ruleset()).summarize_scores()
     assert [
         (cell["policy"], cell["suite"], cell["n"], cell["unsafe_success"], cell["vsi"]) for cell in exported["cells"]
     ] == [(cell.policy, cell.suite, cell.n, cell.success_unsafe, cell.vsi) for cell in summaries]
@@ -47,10 +40,10 @@ def test_its_counts_are_those_of_the_cells(exported, archive):
     assert all(cell["privileged"] for cell in exported["cells"])
 
 
-def test_an_ablation_is_not_a_submission(archive):
+def test_an_ablation_is_not_a_submission(shipped):
     untagged = load_ruleset(applicability="off")
     with pytest.raises(RunError, match="applicability was off"):
-        submission.build_submission(judge([archive], untagged), [archive])
+        submission.build_submission(judge([shipped], untagged), [shipped])
 
 
 def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):

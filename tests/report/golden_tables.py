@@ -33,24 +33,24 @@ DEMO: dict[str, TableFormat] = {"demo.md": "md", "demo.tex": "tex", "demo.json":
 
 def golden() -> Iterator[tuple[str, str]]:
     """Name and contents of each golden file."""
-    tables_of_demo = demonstrated()
+    tables_of_demo = demo_tables()
     for name, form in DEMO.items():
         yield name, render_tables(tables_of_demo[: 2 if form == "md" else None], form)
     for table in tables_of_demo:
         yield f"demo-{table.name}.csv", render_tables([table], "csv")
-    yield "paper.txt", "\n".join(render_text(table, width=100) for table in papers())
+    yield "paper.txt", "\n".join(render_text(table, width=100) for table in paper_tables())
 
 
-def demonstrated(which: Sequence[str] = (), roster: Roster | None = None) -> list[Table]:
+def demo_tables(names: Sequence[str] = (), roster: Roster | None = None) -> list[Table]:
     """The named tables of the shipped archive, every one that it allows without names."""
     judge = load_ruleset()
     with tempfile.TemporaryDirectory() as folder:
         judged = judgement.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
         material = table_material(judged)
-        return catalog.build_tables(replace(material, roster=roster) if roster else material, which)
+        return catalog.build_tables(replace(material, roster=roster) if roster else material, names)
 
 
-def papers() -> list[Table]:
+def paper_tables() -> list[Table]:
     """The tables of the paper that its counts allow, made from them."""
     axes = {spec.spec_id: spec.axis for spec in library().safe}
     counts = [count for count in map(episode_counts, load_published(PAPER).cells) if count is not None]
@@ -60,13 +60,13 @@ def papers() -> list[Table]:
     roster = Roster(
         training={cell.policy: cell.training or "" for cell in load_published(PAPER).cells if cell.training}
     )
-    made = [suite_table(libero, roster, "LIBERO"), suite_table(robocasa, roster, "RoboCasa-365")]
-    made += [auxiliary_table(summaries, roster)]
-    made += [
+    tables = [suite_table(libero, roster, "LIBERO"), suite_table(robocasa, roster, "RoboCasa-365")]
+    tables += [auxiliary_table(summaries, roster)]
+    tables += [
         constraint_table(libero, roster, "LIBERO"),
         constraint_table(robocasa, roster, "RoboCasa-365"),
     ]
-    return [drop_intervals(table) for table in made]
+    return [drop_intervals(table) for table in tables]
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart
@@ -30,15 +32,15 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
     """One episode of n records; the rougher (0 to 1), the harder it hits, pushes, tilts and slips."""
     random = np.random.default_rng(seed)
     phase = np.linspace(0.0, 1.0, n)
-    held = (phase > 0.35) & (phase < 0.85)
-    lift = np.where(held, np.sin(np.clip((phase - 0.35) / 0.5, 0, 1) * np.pi), 0.0)
+    is_held = (phase > 0.35) & (phase < 0.85)
+    lift = np.where(is_held, np.sin(np.clip((phase - 0.35) / 0.5, 0, 1) * np.pi), 0.0)
     bowl = np.stack([0.5 + 0.2 * phase * (phase > 0.35), 0.0 * phase, 0.8 + 0.18 * lift], axis=1)
     pushed = 0.03 * rough * np.clip((phase - 0.6) * 4, 0, 1)
     plate = np.stack([0.7 + pushed, 0.1 + 0.2 * pushed, np.full(n, 0.8)], axis=1)
     cabinet = np.tile([0.2, -0.3, 0.9], (n, 1))
-    slip = 0.05 * rough * np.clip((phase - 0.5) * 5, 0, 1) * held
+    slip = 0.05 * rough * np.clip((phase - 0.5) * 5, 0, 1) * is_held
     eef = bowl + np.stack([0 * phase, 0 * phase, 0.1 + slip], axis=1)
-    tilt = np.radians(4 + 40 * rough * lift) * held
+    tilt = np.radians(4 + 40 * rough * lift) * is_held
     quat = np.stack([np.cos(tilt / 2), np.sin(tilt / 2), 0 * tilt, 0 * tilt], axis=1)
     torque = (
         random.normal(0, 6, (n, 7)) * np.array([1, 2, 1, 2, 0.3, 0.3, 0.2]) * (1 + 2.5 * rough * (phase > 0.5))[:, None]
@@ -65,11 +67,11 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
             body_pos_m=np.stack([bowl, plate, cabinet], axis=1),
             quat_bodies=(BOWL, PLATE),
             body_quat_wxyz=np.stack([quat, np.tile([1.0, 0.0, 0.0, 0.0], (n, 1))], axis=1),
-            contacts=_contacts(random, rough, n, held),
+            contacts=_contacts(random, rough, n, is_held),
             joint_torque_nm=torque,
             further={"joint_torque_peak_nm": np.abs(torque)},
-            gripper_contact=held,
-            gripped_body=np.where(held, BOWL, -1),
+            gripper_contact=is_held,
+            gripped_body=np.where(is_held, BOWL, -1),
         )
     )
 
@@ -132,6 +134,18 @@ SPECS = (
                severe=None, unit="m/s", binary=False),
 )  # fmt: skip
 NAN = float("nan")
+
+
+def with_initial_states(batch: Batch, **changes: object) -> Batch:
+    """With initial states, so that the policies' episodes pair up, and ids that differ."""
+    counts: Counter[tuple[object, ...]] = Counter()
+    headers = []
+    for k, header in enumerate(batch.headers):
+        key = (header.policy, header.benchmark, header.task_id)
+        headers.append(msgspec.structs.replace(header, episode_id=f"{header.episode_id}/{k}", seed=7,
+                                               init_state_index=counts[key], **changes))  # fmt: skip
+        counts[key] += 1
+    return replace(batch, headers=tuple(headers))
 
 
 def verdicts(

@@ -37,16 +37,16 @@ def page(**content: object) -> str:
 
 PICTURES = {}
 for form in ("png", "jpeg", "webp"):
-    drawn = io.BytesIO()
-    Image.new("RGB", (8, 6), (200, 30, 30)).save(drawn, form)
-    PICTURES[form] = drawn.getvalue()
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 6), (200, 30, 30)).save(stream, form)
+    PICTURES[form] = stream.getvalue()
 
 
 def frame(kind: str, file: str, **changes: object) -> Frame:
     about = {"episode_id": KEY[1], "policy": KEY[0], "success": True}
-    seen = {"kind": kind, "caption": f"The {kind} <state>.", "record": 3, "time_s": 0.15}
+    caption = {"kind": kind, "caption": f"The {kind} <state>.", "record": 3, "time_s": 0.15}
     image = {"camera": "front", "width": 8, "height": 6, "file": file}
-    return Frame(**{**about, **seen, **image, **changes})
+    return Frame(**{**about, **caption, **image, **changes})
 
 
 @pytest.fixture
@@ -212,13 +212,13 @@ def test_the_same_inputs_give_the_same_bytes():
 
 def test_what_does_not_fit_is_counted():
     records = EpisodeRecords(SCORES, BATCH, RULESET)
-    given = replays(replay("arm"), replay("cup"), replay("bowl"))
-    whole = embed_replays(records, given)
+    documents = replays(replay("arm"), replay("cup"), replay("bowl"))
+    whole = embed_replays(records, documents)
     texts = sum(len(text) for text in whole.episodes.values())  # without meshes, so that the last has no room
-    part = embed_replays(records, given, most_bytes=texts)
+    part = embed_replays(records, documents, most_bytes=texts)
     assert part.left_out == 1
     assert len(part.episodes) == 2
-    assert embed_replays(records, given, most_bytes=10).scripts == ()
+    assert embed_replays(records, documents, most_bytes=10).scripts == ()
 
 
 def test_clauses_have_the_stretches_the_moments_and_the_bodies():

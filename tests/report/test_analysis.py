@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
-from report.scenes import run, verdicts
+from report.scenes import run, verdicts, with_initial_states
 from safevla_bench.compare.comparison import (
     MetricComparison,
     compare_policies,
@@ -33,16 +31,7 @@ def analyse(batch, **options):
     return analyse_scores(score(batch, RULES), batch, RULES, **options)
 
 
-def started(batch):
-    """With an initial state and a seed for each episode, the same for each policy."""
-    count = len({header.policy for header in batch.headers})
-    each = len(batch.headers) // count
-    headers = (msgspec.structs.replace(header, init_state_index=k % each, seed=0)
-               for k, header in enumerate(batch.headers))  # fmt: skip
-    return replace(batch, headers=tuple(headers))
-
-
-BATCH = started(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
+BATCH = with_initial_states(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
 SCORES = score(BATCH, RULES)
 ANALYSIS = analyse_scores(SCORES, BATCH, RULES)
 
@@ -64,10 +53,10 @@ def test_what_cannot_be_paired_is_compared_as_independent_and_says_why():
 
 
 def test_one_policy_or_too_many_are_not_compared():
-    single = started(run(["calm"], [0.1], 2, ["libero-10"]))
+    single = with_initial_states(run(["calm"], [0.1], 2, ["libero-10"]))
     assert analyse(single).comparison is None
     count = MOST_COMPARED + 1
-    crowd = started(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
+    crowd = with_initial_states(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
     analysis = analyse(crowd)
     assert analysis.comparison is None
     assert f"{count} policies" in analysis.uncompared
@@ -134,7 +123,7 @@ def test_bars_say_what_the_comparison_says():
 
 
 def test_bars_of_several_policies_are_of_pooled_safety():
-    batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
+    batch = with_initial_states(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
     comparison = analyse(batch).comparison
     assert [(bar.name, bar.where) for bar in curve_charts.draw_bars(comparison)] == [
         ("a", "minus b"),
@@ -167,7 +156,10 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
 
 def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so():
     """One policy on an easy suite and one on a hard suite: the numbers rank nobody."""
-    calm, rough = started(run(["calm"], [0.1], 3, ["libero-10"])), started(run(["rough"], [1.0], 3, ["libero-goal"]))
+    calm, rough = (
+        with_initial_states(run(["calm"], [0.1], 3, ["libero-10"])),
+        with_initial_states(run(["rough"], [1.0], 3, ["libero-goal"])),
+    )
     batch = concatenate_batches([calm, rough])
     scores = score(batch, RULES)
     analysis = analyse_scores(scores, batch, RULES)
@@ -187,7 +179,7 @@ def test_the_page_tables_the_bodies_of_violations():
     page = render_page(SCORES, BATCH, RULES, title="t", analysis=ANALYSIS)
     assert "Which bodies, of what kind" in page
     assert "arm link – fixture link" in page
-    calm = score(started(run(["calm"], [0.0], 2, ["libero-10"])), RULES)
+    calm = score(with_initial_states(run(["calm"], [0.0], 2, ["libero-10"])), RULES)
     assert "Which bodies" not in render_page(calm, None, RULES, title="t")
 
 
@@ -195,7 +187,7 @@ def test_the_page_tables_the_bodies_of_violations():
 
 
 def test_checkpoints_have_a_section_of_their_own_and_other_names_none():
-    batch = started(run(["step-1000", "step-2000", "noop"], [1.0, 0.1, 0.5], 3, ["libero-10"]))
+    batch = with_initial_states(run(["step-1000", "step-2000", "noop"], [1.0, 0.1, 0.5], 3, ["libero-10"]))
     analysis = analyse(batch)
     assert [point.label for point in analysis.series.curves[0].points] == [1000, 2000]
     page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)

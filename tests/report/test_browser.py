@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from builders import crash
 from report.browser import Browser
-from report.scenes import rollout, run, verdicts
+from report.scenes import rollout, run, verdicts, with_initial_states
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
@@ -39,30 +39,17 @@ COUNT = 200
 
 
 def crashed(policy: str, k: int, reason: str = "Traceback\n  E: boom") -> AbsentEpisode:
-    return AbsentEpisode(episode_id=f"gone/{k}", benchmark="libero-goal", task_id=f"task_{k % 10}", policy=policy,
-                  outcome="crashed", reason=reason)  # fmt: skip
-
-
-def stated(batch: Batch, **changes: object) -> Batch:
-    """With initial states, so that the policies' episodes pair up, and ids that differ."""
-    counts: Counter[tuple[object, ...]] = Counter()
-    headers = []
-    for k, header in enumerate(batch.headers):
-        key = (header.policy, header.benchmark, header.task_id)
-        headers.append(msgspec.structs.replace(header, episode_id=f"{header.episode_id}/{k}", seed=7,
-                                               init_state_index=counts[key], **changes))  # fmt: skip
-        counts[key] += 1
-    return replace(batch, headers=tuple(headers))
+    return crash(episode_id=f"gone/{k}", task_id=f"task_{k % 10}", policy=policy, reason=reason)
 
 
 def large() -> Batch:
-    """Episodes in which every outcome occurs."""
+    """Episodes with every outcome."""
     batch = concatenate_batches([run(["careful", "hasty"], [0.3, 1.0], 10, SUITES, n=60)] * (COUNT // 40))
     headers = (msgspec.structs.replace(header, success=k % 3 > 0) for k, header in enumerate(batch.headers))
-    return stated(replace(batch, headers=tuple(headers)))
+    return with_initial_states(replace(batch, headers=tuple(headers)))
 
 
-def written(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
+def page_of(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
     analysis = Analysis() if batch is None else analyse_scores(scores, batch, RULESET)
     description = {"version": "1", "sources": [{"host": "fake"}]}
     return render_page(scores, batch, RULESET, title=title, description=description, analysis=analysis)
@@ -72,14 +59,14 @@ def judged(batch: Batch, *absent: AbsentEpisode) -> Scores:
     return score(batch, RULESET, absent=absent)
 
 
-ROUGH = stated(select_episodes(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
+ROUGH = with_initial_states(select_episodes(run(["hasty"], [1.0], 10, ["libero-10"]), [5, 7]))
 NAMES = [f"vendor/a-very-long-model-name_{k:02d}_finetuned-on-everything_step-{k}00000-ema" for k in range(10)]
-MANY = stated(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
-STRANGE = stated(concatenate_batches([
+MANY = with_initial_states(run(NAMES, list(np.linspace(0.1, 1.0, 10)), 2, ["libero-goal"]))
+STRANGE = with_initial_states(concatenate_batches([
     rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10", task_id="task_0"),
     rollout(6, 1.0, policy=LONG, episode_id=LONG, instruction=LONG, benchmark="libero-10", task_id="task_0"),
 ]))  # fmt: skip
-MIXED = stated(run(["careful", "hasty"], [0.2, 1.0], 4, SUITES))
+MIXED = with_initial_states(run(["careful", "hasty"], [0.2, 1.0], 4, SUITES))
 STATES = {
     "nothing": lambda: (verdicts(), None),
     "all crashed": lambda: (verdicts(absent=tuple(crashed("hasty", k) for k in range(5))), None),
@@ -96,7 +83,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     files = {name: folder / f"{name.replace(' ', '-')}.html" for name in STATES}
     for name, make in STATES.items():
         title = HOSTILE if name == "hostile" else "Safety report"
-        files[name].write_text(written(*make(), title=title), encoding="utf-8")
+        files[name].write_text(page_of(*make(), title=title), encoding="utf-8")
     return files
 
 
@@ -105,7 +92,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scores]:
     batch = large()
     scores = judged(batch)
     target = tmp_path_factory.mktemp("big") / "report.html"
-    target.write_text(written(scores, batch), encoding="utf-8")
+    target.write_text(page_of(scores, batch), encoding="utf-8")
     return target, scores
 
 
@@ -301,10 +288,10 @@ def test_columns_sort_both_ways_and_what_has_no_value_comes_last(browser: Browse
         for _ in range(2):
             browser.click(f"#columns button:nth-child({column + 1})")
             texts = [row[column] for row in browser.run(SHOWN)]
-            known = [text for text in texts if text != "—"]
-            assert texts[len(known) :] == ["—"] * (len(texts) - len(known))
+            values = [text for text in texts if text != "—"]
+            assert texts[len(values) :] == ["—"] * (len(texts) - len(values))
             state = browser.run(f"document.querySelectorAll('#columns button')[{column}].dataset.order")
-            keys = [float(text.split()[0]) for text in known] if column in (0, 5, 6) else [*map(natural_key, known)]
+            keys = [float(text.split()[0]) for text in values] if column in (0, 5, 6) else [*map(natural_key, values)]
             assert keys == sorted(keys, reverse=state == "down")
     assert browser.run("document.querySelectorAll('#columns [aria-pressed=true]').length") == 1
 
@@ -348,10 +335,10 @@ FOCUSED = """
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["mixed"])
-    wanted = browser.run("""[...document.querySelectorAll("a, button:enabled, select, summary, [tabindex='0']")]
+    count = browser.run("""[...document.querySelectorAll("a, button:enabled, select, summary, [tabindex='0']")]
         .filter((e) => e.checkVisibility()).length""")
     reached = []
-    for _ in range(wanted):
+    for _ in range(count):
         browser.press("Tab")
         reached.append(browser.run(FOCUSED))
     assert [focused for focused in reached if not focused[2]] == []
@@ -397,13 +384,13 @@ def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
     """Left, right, width of its page, its bottom as a share of the height, and the text of every printed word."""
     boxes = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], check=True, capture_output=True, text=True).stdout
     width = height = 1.0
-    kept = []
+    printed_words = []
     for line in boxes.splitlines():
         if size := re.search(r'<page width="([\d.]+)" height="([\d.]+)"', line):
             width, height = float(size[1]), float(size[2])
         elif word := re.search(r'xMin="([-\d.]+)" yMin="[-\d.]+" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*)</word>', line):
-            kept.append((float(word[1]), float(word[2]), width, float(word[3]) / height, word[4]))
-    return kept
+            printed_words.append((float(word[1]), float(word[2]), width, float(word[3]) / height, word[4]))
+    return printed_words
 
 
 @needs_pdftotext
@@ -446,7 +433,7 @@ def test_many_episodes_stand_in_order_and_are_laid_out_only_when_opened(
     browser: Browser, big: tuple[Path, Scores]
 ) -> None:
     browser.open(big[0])
-    drawn = "[...document.querySelectorAll('.episode .spark')].filter((e) => e.checkVisibility()).length"
+    sparks = "[...document.querySelectorAll('.episode .spark')].filter((e) => e.checkVisibility()).length"
     assert browser.run("document.querySelectorAll('.episode .spark').length") > 2 * COUNT
-    assert browser.run(drawn) == 0
+    assert browser.run(sparks) == 0
     assert all(b - a == 1 for a, b in pairwise(numbers(browser)))

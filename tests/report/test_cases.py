@@ -21,23 +21,23 @@ RULESET = load_ruleset()
 PLAIN = run(["a", "b", "c"], [0.05, 0.5, 1.0], 3, ["libero-10"])
 
 
-def shared(batch: Batch) -> list[SharedState]:
+def shared_states(batch: Batch) -> list[SharedState]:
     records = EpisodeRecords(score(batch, RULESET), batch, RULESET)
     return find_shared_states(records, build_episode_table(records).entries)
 
 
-def started(changes: list[dict[str, object]]) -> Batch:
+def with_starts(changes: list[dict[str, object]]) -> Batch:
     headers = (msgspec.structs.replace(header, seed=0, **change)
                for header, change in zip(PLAIN.headers, changes, strict=True))  # fmt: skip
     return replace(PLAIN, headers=tuple(headers))
 
 
-ALIKE = started([{"init_state_index": 0}] * 9)
+ALIKE = with_starts([{"init_state_index": 0}] * 9)
 
 
 @pytest.fixture(scope="module")
 def states() -> list[SharedState]:
-    return shared(ALIKE)
+    return shared_states(ALIKE)
 
 
 def test_episodes_meet_if_suite_task_state_and_seed_are_the_same(states):
@@ -57,7 +57,7 @@ def test_episodes_meet_if_suite_task_state_and_seed_are_the_same(states):
     ids=["other states", "unknown states", "repetitions of one policy"],
 )
 def test_episodes_that_did_not_start_alike_under_several_policies_do_not_meet(changes):
-    assert shared(started(changes)) == []
+    assert shared_states(with_starts(changes)) == []
 
 
 def test_the_two_that_are_drawn_are_the_furthest_apart_in_severity(states):
@@ -67,7 +67,7 @@ def test_the_two_that_are_drawn_are_the_furthest_apart_in_severity(states):
         assert state.drawn_pair[0].policy != state.drawn_pair[1].policy
 
 
-def test_the_states_in_which_policies_differ_most_come_first(states):
+def test_the_states_where_policies_differ_most_come_first(states):
     verdict_counts = [len({entry.kind[1] for entry in state.entries}) for state in states]
     assert verdict_counts == sorted(verdict_counts, reverse=True)
 
@@ -89,6 +89,6 @@ def test_a_pair_of_clauses_has_a_side_of_each_policy_with_one_limit(states):
 
 def test_beyond_a_number_of_states_the_rest_is_only_listed(monkeypatch):
     monkeypatch.setattr(cases, "MOST_PAIRED", 1)
-    states = shared(ALIKE)
+    states = shared_states(ALIKE)
     assert [len(state.drawn_pair) for state in states] == [2, 0, 0]
     assert len(states[1].entries) == 3

@@ -40,8 +40,8 @@ def test_short_series_are_not_thinned():
 
 
 def test_a_long_chart_draws_at_most_600_points():
-    drawn = draw_chart(trace_chart(np.random.default_rng(0).random(5000) * 300))
-    assert len(drawn.line.split()) <= 600
+    chart = draw_chart(trace_chart(np.random.default_rng(0).random(5000) * 300))
+    assert len(chart.line.split()) <= 600
 
 
 def numbers(path: str) -> list[float]:
@@ -51,13 +51,13 @@ def numbers(path: str) -> list[float]:
 def test_the_violation_is_marked_where_it_is_and_beyond_the_limit_only():
     values = np.full(101, 10.0)
     values[50:61] = 500.0
-    drawn = draw_chart(trace_chart(values))
-    left, top, right, bottom, _ = numbers(drawn.beyond)
+    chart = draw_chart(trace_chart(values))
+    left, top, right, bottom, _ = numbers(chart.beyond)
     assert (left, right) == (490.0, 610.0)  # one record more on both sides, to where the line crosses the limit
-    assert (top, f"{bottom:g}") == (0.0, drawn.limit_y)
-    assert drawn.first is not None
-    assert (drawn.first.x, drawn.first.label) == ("50.00%", "first violation 2.50 s")
-    assert drawn.worst.label == "500\N{NO-BREAK SPACE}N"
+    assert (top, f"{bottom:g}") == (0.0, chart.limit_y)
+    assert chart.first is not None
+    assert (chart.first.x, chart.first.label) == ("50.00%", "first violation 2.50 s")
+    assert chart.worst.label == "500\N{NO-BREAK SPACE}N"
 
 
 def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
@@ -65,19 +65,19 @@ def test_what_lies_beyond_the_limit_behind_a_closed_gate_is_not_marked():
     values[50:61] = 500.0
     gate = np.zeros(101, dtype=bool)
     gate[70:80] = True
-    drawn = draw_chart(trace_chart(values, gate=gate))
-    assert drawn.beyond == ""
-    assert drawn.first is None
-    assert numbers(drawn.open_gate)[:3] == [695.0, float(TOP), 795.0]
-    assert drawn.worst.label == "10.0\N{NO-BREAK SPACE}N"
+    chart = draw_chart(trace_chart(values, gate=gate))
+    assert chart.beyond == ""
+    assert chart.first is None
+    assert numbers(chart.open_gate)[:3] == [695.0, float(TOP), 795.0]
+    assert chart.worst.label == "10.0\N{NO-BREAK SPACE}N"
 
 
 def test_a_floor_is_violated_below():
-    drawn = draw_chart(trace_chart(np.linspace(0.0, -0.05, 101), limit=-0.02, upper=False, unit="m"))
-    _, top, _, bottom, _ = numbers(drawn.beyond)
-    assert (f"{top:g}", bottom) == (drawn.limit_y, float(BOTTOM))
-    assert drawn.limit_label == "limit -20\N{NO-BREAK SPACE}mm"
-    assert drawn.worst.label == "-50.0\N{NO-BREAK SPACE}mm"
+    chart = draw_chart(trace_chart(np.linspace(0.0, -0.05, 101), limit=-0.02, upper=False, unit="m"))
+    _, top, _, bottom, _ = numbers(chart.beyond)
+    assert (f"{top:g}", bottom) == (chart.limit_y, float(BOTTOM))
+    assert chart.limit_label == "limit -20\N{NO-BREAK SPACE}mm"
+    assert chart.worst.label == "-50.0\N{NO-BREAK SPACE}mm"
 
 
 @given(
@@ -86,27 +86,27 @@ def test_a_floor_is_violated_below():
     st.booleans(),
 )
 def test_everything_lies_inside_the_plot(values, limit, upper):
-    drawn = draw_chart(trace_chart(values, limit=limit, upper=upper))
-    heights = [float(point.rsplit(",", 1)[1]) for point in drawn.line.split()]
-    assert all(TOP - 0.1 <= y <= BOTTOM + 0.1 for y in [*heights, float(drawn.limit_y), float(drawn.worst.y)])
+    chart = draw_chart(trace_chart(values, limit=limit, upper=upper))
+    heights = [float(point.rsplit(",", 1)[1]) for point in chart.line.split()]
+    assert all(TOP - 0.1 <= y <= BOTTOM + 0.1 for y in [*heights, float(chart.limit_y), float(chart.worst.y)])
 
 
 def test_values_that_are_not_finite_leave_a_gap():
-    drawn = draw_chart(trace_chart([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
-    assert drawn.line.count("M") == 3
+    chart = draw_chart(trace_chart([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
+    assert chart.line.count("M") == 3
 
 
 def test_a_margin_that_is_zero_throughout_is_a_chart_too():
     """A formula drawn by its margin has the limit 0, and a margin may lie on it from end to end."""
-    drawn = draw_chart(trace_chart([0.0, 0.0], limit=0.0))
-    assert drawn.limit_y == f"{BOTTOM}"
+    chart = draw_chart(trace_chart([0.0, 0.0], limit=0.0))
+    assert chart.limit_y == f"{BOTTOM}"
     assert draw_sparkline(trace_chart([0.0, 0.0], limit=0.0)).line
 
 
 def test_one_record_is_a_chart_too():
-    drawn = draw_chart(trace_chart([300.0]))
-    assert drawn.across[0][1] == "0 s"
-    assert drawn.worst.x == "0.00%"
+    chart = draw_chart(trace_chart([300.0]))
+    assert chart.across[0][1] == "0 s"
+    assert chart.worst.x == "0.00%"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 897.3), (-0.05, 0.01), (0, 1e-6), (-3e5, 2e7)])

@@ -7,14 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import crash
 from report.scenes import NAN, verdicts
 from safevla_bench.errors import RunError
 from safevla_bench.report import episode_list
-from safevla_bench.sources.runs.folder import AbsentEpisode
 
-GONE = AbsentEpisode(
-    episode_id="z", benchmark="libero-goal", task_id="task_9", policy="b", outcome="crashed", reason="Boom\nIt broke"
-)
+GONE = crash(episode_id="z", task_id="task_9", policy="b", reason="Boom\nIt broke")
 SCORES = verdicts((True, -10, 1), (True, -900, -40), (True, NAN, 3), (False, -600, 1), (True, 50, NAN), absent=(GONE,))
 DT_S = np.full(5, 0.5)
 
@@ -50,7 +48,7 @@ def test_filters_choose_and_keep_the_numbers():
 
 
 @pytest.mark.parametrize("filters", [{"policy": "nobody"}, {"task": "task_7"}, {"outcome": "timeout"}])
-def test_a_filter_that_nothing_has_names_what_there_is(filters):
+def test_a_filter_that_nothing_passes_lists_the_choices(filters):
     with pytest.raises(RunError, match="There are: ") as caught:
         episode_list.filter_episodes(episode_list.list_episodes(SCORES, DT_S), **filters)
     assert next(iter(filters.values())) in str(caught.value)
@@ -85,7 +83,7 @@ def test_an_episode_is_found_by_id_number_and_unique_suffix():
     assert episode_list.find_episode(rows, "2").number == 4, "an id is taken before a number"
     assert episode_list.find_episode(rows, "3").number == 3
     assert episode_list.find_episode(rows, "task_1/ep_000").number == 3
-    assert episode_list.find_episode(rows, "007").number == 5, "with leading zeros it is no number"
+    assert episode_list.find_episode(rows, "007").number == 5, "with leading zeros it is not a number"
     assert episode_list.find_episode(rows, "6").number == 6, "a lost episode has a number too"
     with pytest.raises(RunError, match=r"2 episodes fit 'ep_000'.*\n.*1 is suite/task_0/ep_000.*3 is suite/task_1"):
         episode_list.find_episode(rows, "ep_000")

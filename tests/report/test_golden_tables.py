@@ -6,7 +6,7 @@ from report.golden_tables import FOLDER, golden
 
 
 def test_tables_are_as_in_the_golden_files():
-    made = dict(golden())
-    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(made)
-    for name, contents in made.items():
+    contents_by_name = dict(golden())
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(contents_by_name)
+    for name, contents in contents_by_name.items():
         assert (FOLDER / name).read_text(encoding="utf-8") == contents, name

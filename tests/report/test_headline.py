@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import crash
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables.cells import headline_table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 
 
 def write_headline(scores: Scores) -> Headline:
@@ -23,7 +23,7 @@ def write_headline(scores: Scores) -> Headline:
 
 
 SAFE, UNSAFE, SILENT = (True, 1, 1), (True, -5, 1), (True, NAN, NAN)
-CRASH = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
+CRASH = crash(task_id="t")
 STOPPED = replace(verdicts(SAFE, (False, -5, 1), outcome=("success", "stopped")),
                   marks={"stopped_on_violation": np.array([False, True])})  # fmt: skip
 B = {"policy": "b"}
@@ -120,7 +120,7 @@ def test_the_headline_answers_what_the_counts_allow(case):
     assert [sentence for sentence in support if sentence not in headline.support] == []
 
 
-def test_where_episodes_were_stopped_nothing_is_said_of_successes():
+def test_if_episodes_were_stopped_nothing_is_said_of_successes():
     assert not any("came about unsafely" in sentence for sentence in write_headline(STOPPED).support)
 
 

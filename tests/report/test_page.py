@@ -11,13 +11,13 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
+from builders import crash
 from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import page, render
 from safevla_bench.report.page import render_page
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
 RULESET = load_ruleset()
@@ -60,7 +60,7 @@ class Checked(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def shown(scores, batch=None, *, title="Report", provenance=None, privileged=(), **description) -> str:
+def page_of(scores, batch=None, *, title="Report", provenance=None, privileged=(), **description) -> str:
     return render_page(scores, batch, RULESET, title=title, provenance=provenance, description=description,
                        privileged=privileged)  # fmt: skip
 
@@ -69,9 +69,7 @@ def judged(batch, *absent):
     return score(batch, RULESET, absent=absent)
 
 
-CRASH = AbsentEpisode(
-    episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed", reason="E: boom"
-)
+CRASH = crash(task_id="t", reason="E: boom")
 CALM, ROUGH = run(["calm"], [0.05], 3, ["libero-10"]), run(["rough"], [1.0], 10, ["libero-10"])
 STATES = {
     "nothing": (verdicts(), None),
@@ -86,9 +84,9 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_is_a_whole_page_of_the_same_bytes_whose_parts_are_named(state):
-    text = shown(*STATES[state])
-    assert text == shown(*STATES[state])
+def test_every_state_is_a_whole_page_of_the_same_bytes_with_named_parts(state):
+    text = page_of(*STATES[state])
+    assert text == page_of(*STATES[state])
     checked = Checked(text)
     tags = [tag for tag, _ in checked.tags]
     assert tags.count("h1") == 1
@@ -109,7 +107,7 @@ def test_every_state_is_a_whole_page_of_the_same_bytes_whose_parts_are_named(sta
 
 
 def test_nothing_is_fetched_and_nothing_but_our_script_runs():
-    text = shown(*STATES["all unsafe"], title=HOSTILE)
+    text = page_of(*STATES["all unsafe"], title=HOSTILE)
     checked = Checked(text)
     assert not {tag for tag, _ in checked.tags} & {"link", "img", "iframe", "object", "embed", "form", "base"}
     assert [attributes for tag, attributes in checked.tags if tag == "script"] == [{}]
@@ -121,7 +119,7 @@ def test_nothing_is_fetched_and_nothing_but_our_script_runs():
 
 
 def test_the_security_policy_allows_this_style_sheet_and_this_script_and_nothing_else():
-    text = shown(*STATES["nothing"])
+    text = page_of(*STATES["nothing"])
     style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
     script = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
     digests = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in (style, script)]
@@ -134,7 +132,7 @@ def test_the_security_policy_allows_this_style_sheet_and_this_script_and_nothing
 def test_text_from_data_is_inert():
     batch = rollout(5, 1.0, policy=HOSTILE, episode_id=HOSTILE, instruction=HOSTILE, benchmark="libero-10")
     scores = judged(batch, msgspec.structs.replace(CRASH, reason=HOSTILE, policy=HOSTILE))
-    text = shown(scores, batch, title=HOSTILE, provenance=RULESET.provenance([HOSTILE]), privileged=[HOSTILE],
+    text = page_of(scores, batch, title=HOSTILE, provenance=RULESET.provenance([HOSTILE]), privileged=[HOSTILE],
                  policies=[{"policy": HOSTILE, "privileged": True}], **{HOSTILE: HOSTILE})  # fmt: skip
     checked = Checked(text)
     assert [tag for tag, _ in checked.tags].count("script") == 1
@@ -146,31 +144,33 @@ def test_text_from_data_is_inert():
 
 
 def test_lone_surrogates_can_be_written():
-    shown(verdicts((True, 1, 1), policy="\ud800"), title="\udfff").encode()
+    page_of(verdicts((True, 1, 1), policy="\ud800"), title="\udfff").encode()
 
 
 def test_inactive_specifications_are_dashes_in_the_page():
-    text = shown(verdicts((True, 1, NAN), (True, 1, NAN)))
+    text = page_of(verdicts((True, 1, NAN), (True, 1, NAN)))
     row = re.search(r'<tr role="row">\s*<th[^>]*>tilt</th>(.*?)</tr>', text, re.DOTALL)[1]
     assert re.findall(r"<td[^>]*>([^ <]*)", row)[:5] == ["—"] * 5
 
 
 def test_privileged_policies_are_named():
     scores = joined(verdicts((True, 1, 1)), verdicts((True, 1, 1), policy="b"))
-    text = Checked(shown(scores, privileged=["a", None])).text
+    text = Checked(page_of(scores, privileged=["a", None])).text
     assert "Privileged: a reads simulator state that no real robot has." in text
-    assert "Privileged" not in Checked(shown(scores)).text
+    assert "Privileged" not in Checked(page_of(scores)).text
 
 
 def test_provenance_is_shown_as_it_came():
-    text = Checked(shown(*STATES["nothing"], versions={"mujoco": "3.2.1"}, seed=7, missing=None, tasks=["a", "b"])).text
+    text = Checked(
+        page_of(*STATES["nothing"], versions={"mujoco": "3.2.1"}, seed=7, missing=None, tasks=["a", "b"])
+    ).text
     assert re.search(r"versions\. ?mujoco 3\.2\.1", text)  # a line may end after the dot
     assert "seed 7" in text
     assert "tasks a, b" in text
 
 
 def test_the_worst_episode_is_drawn_with_its_bodies_and_limit():
-    checked = Checked(shown(*STATES["one episode"]))
+    checked = Checked(page_of(*STATES["one episode"]))
     labels = [a["aria-label"] for tag, a in checked.tags if tag == "svg" and a.get("class") == "chart"]
     assert any("limit 5\N{NO-BREAK SPACE}mm" in label and "first violation at" in label for label in labels)
     assert "plate_1" in checked.text
@@ -178,7 +178,7 @@ def test_the_worst_episode_is_drawn_with_its_bodies_and_limit():
 
 
 def test_without_records_the_page_says_that_signals_cannot_be_drawn():
-    assert "not at hand" in Checked(shown(*STATES["without records"])).text
+    assert "not at hand" in Checked(page_of(*STATES["without records"])).text
 
 
 def test_a_page_about_one_episode_begins_with_its_verdict_and_has_no_rates():
@@ -191,7 +191,7 @@ def test_a_page_about_one_episode_begins_with_its_verdict_and_has_no_rates():
 
 
 def test_safe_runs_show_their_closest_calls():
-    page = shown(*STATES["all safe"])
+    page = page_of(*STATES["all safe"])
     assert "Closest calls" in Checked(page).text
     for case in page.split('<article class="case"')[1:]:
         nearest, _, others = case.partition("</article>")[0].partition("<details>")
@@ -202,14 +202,14 @@ def test_safe_runs_show_their_closest_calls():
 
 def test_a_short_provenance_is_open_and_a_long_one_folded():
     for count, opened in ((2, "<details open data-fold>"), (60, "<details>")):
-        page = shown(*STATES["nothing"], versions={f"package_{k}": "1" for k in range(count)})
+        page = page_of(*STATES["nothing"], versions={f"package_{k}": "1" for k in range(count)})
         section = page.partition('<section id="provenance">')[2]
         assert opened in section
         assert section.count("<tr>") == count
 
 
 def test_no_line_ends_between_a_number_and_its_percent_sign():
-    page = shown(*STATES["all safe"])
+    page = page_of(*STATES["all safe"])
     answer = page.partition('<p class="answer">')[2].partition("</p>")[0]
     assert "\N{NO-BREAK SPACE}%" in answer
     assert " %" not in answer
@@ -218,14 +218,14 @@ def test_no_line_ends_between_a_number_and_its_percent_sign():
 def test_records_are_found_by_policy_and_id_whatever_their_order():
     scores = judged(ROUGH)
     turned = select_episodes(ROUGH, list(range(len(ROUGH)))[::-1])
-    assert shown(scores, ROUGH) == shown(scores, turned)
+    assert page_of(scores, ROUGH) == page_of(scores, turned)
 
 
 def test_400_episodes_stay_under_10_megabytes():
     part = run(["one", "two"], [0.3, 1.0], 10, ["libero-10", "libero-goal"], n=600)
     batch = concatenate_batches([renamed(part, k) for k in range(10)])
     assert len(batch) == 400
-    text = shown(judged(batch), batch)
+    text = page_of(judged(batch), batch)
     assert len(text.encode()) < 10_000_000
     Checked(text)
 
@@ -239,7 +239,7 @@ def renamed(batch, k):
 
 
 def colours() -> list[dict[str, str]]:
-    style = re.search("<style>(.*?)</style>", shown(*STATES["nothing"]), re.DOTALL)[1]
+    style = re.search("<style>(.*?)</style>", page_of(*STATES["nothing"]), re.DOTALL)[1]
     roots = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
     light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root)) for root in roots)
     return [light, light | dark]
@@ -275,19 +275,19 @@ def test_text_has_double_a_contrast_and_marks_stand_out_in_both_schemes(scheme):
 # The baseline
 
 
-def test_the_page_warns_where_doing_nothing_breaks_a_limit_and_only_there():
+def test_the_page_warns_only_if_doing_nothing_breaks_a_limit():
     others = verdicts((True, -30, 1), policy="a")
-    warned = Checked(shown(joined(verdicts((False, -40, NAN), policy="noop"), others)))
+    warned = Checked(page_of(joined(verdicts((False, -40, NAN), policy="noop"), others)))
     assert "Baseline: noop, which does nothing, broke limits in 1 of 1 episode (libero-goal task_0)" in warned.text
     for safe in (others, joined(verdicts((False, 40, NAN), policy="noop"), others)):
-        assert "Baseline:" not in Checked(shown(safe)).text
+        assert "Baseline:" not in Checked(page_of(safe)).text
 
 
 def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
     silent = verdicts((True, NAN, NAN), policy="silent")
-    (drawn,) = (page.describe_outcome(cell, False) for cell in cells(silent))
-    assert ([name for name, _, _ in drawn.whiskers], drawn.square) == (["Success"], ())
-    page_of = Checked(shown(joined(silent, verdicts((True, -30, 1), policy="a"))))
-    assert "libero-goal, n = 1, 1 without a verdict" in page_of.text
+    (outcome,) = (page.describe_outcome(cell, False) for cell in cells(silent))
+    assert ([name for name, _, _ in outcome.whiskers], outcome.square) == (["Success"], ())
+    checked = Checked(page_of(joined(silent, verdicts((True, -30, 1), policy="a"))))
+    assert "libero-goal, n = 1, 1 without a verdict" in checked.text
     assert page.summarize_violations(cells(silent)[0]).words == "no verdict"
-    assert "No specification reached a verdict: whether these episodes were safe is not known." in page_of.text
+    assert "No specification reached a verdict: whether these episodes were safe is not known." in checked.text

@@ -11,11 +11,9 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
+from folders import evaluate_fake
 from safevla_bench import cli
-from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.request import Request
-from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
@@ -25,17 +23,16 @@ from safevla_bench.tasks.loader import registry
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
-    return judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
+def judged(shipped):
+    return judge([shipped], load_ruleset())
 
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     """A judged run with episodes that crashed; nobody writes into it."""
-    folder = tmp_path_factory.mktemp("evaluated") / "run"
-    request = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
-    evaluate_request(request, load_ruleset(), folder)
-    return folder
+    return evaluate_fake(
+        tmp_path_factory.mktemp("evaluated") / "run", episodes=2, policies=("random", "noop"), max_steps=12
+    )
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def run(evaluated, tmp_path):
 # From a number to its episodes
 
 
-def counted(judged, spec: str | None = None, **filters: object) -> int:
+def count_listed(judged, spec: str | None = None, **filters: object) -> int:
     """How many episodes `safevla episodes` lists."""
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec)
     return len(episode_list.filter_episodes(rows, **filters))
@@ -55,19 +52,19 @@ def counted(judged, spec: str | None = None, **filters: object) -> int:
 def test_the_episodes_of_every_cell_can_be_listed_and_are_as_many_as_it_counts(judged):
     for cell in metrics.cells(judged.scores):
         of = {"policy": cell.policy, "suite": cell.suite}
-        assert counted(judged, **of) == cell.n
-        assert counted(judged, **of, success=True) == cell.rates["sr"].count
-        assert counted(judged, **of, safe=True) == cell.rates["safety"].count
-        assert counted(judged, **of, success=True, violated=True) == cell.rates["sbu"].count
-        assert counted(judged, **of, success=True, safe=True) == cell.success_safe
-        assert counted(judged, **of, success=False, violated=True) == cell.failure_unsafe
-        assert counted(judged, **of, success=False, safe=True) == cell.failure_safe
+        assert count_listed(judged, **of) == cell.n
+        assert count_listed(judged, **of, success=True) == cell.rates["sr"].count
+        assert count_listed(judged, **of, safe=True) == cell.rates["safety"].count
+        assert count_listed(judged, **of, success=True, violated=True) == cell.rates["sbu"].count
+        assert count_listed(judged, **of, success=True, safe=True) == cell.success_safe
+        assert count_listed(judged, **of, success=False, violated=True) == cell.failure_unsafe
+        assert count_listed(judged, **of, success=False, safe=True) == cell.failure_safe
         for axis, rate in cell.axes.items():
-            assert counted(judged, **of, axis=axis) == rate.count
+            assert count_listed(judged, **of, axis=axis) == rate.count
 
 
 def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
-    seen = 0
+    violations = 0
     for cell in metrics.cells(judged.scores):
         for spec in cell.specs:
             every = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec.spec_id)
@@ -75,29 +72,29 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
             assert len(rows) == spec.active - spec.vacuous
             assert len(episode_list.filter_episodes(rows, violated=True)) == spec.violations.count
             assert len(episode_list.filter_episodes(rows, violated=True, success=True)) == spec.unsafe_success
-            seen += spec.violations.count
-    assert seen
+            violations += spec.violations.count
+    assert violations
 
 
 def test_the_episodes_of_every_task_and_every_ending_can_be_listed(run):
     judged = judge([run], load_ruleset())
     for task in metrics.task_rates(judged.scores):
         of = {"policy": task.policy, "task": f"{task.suite}/{task.task_id}"}
-        assert counted(judged, **of) == task.sr.n + task.crashed
+        assert count_listed(judged, **of) == task.sr.n + task.crashed
     for cell in metrics.cells(judged.scores):
         of = {"policy": cell.policy, "suite": cell.suite}
-        assert counted(judged, **of, outcome="crashed") == cell.crashed == 2
-        assert counted(judged, **of, success=False) == cell.n - cell.rates["sr"].count, "a crash is not a failure"
+        assert count_listed(judged, **of, outcome="crashed") == cell.crashed == 2
+        assert count_listed(judged, **of, success=False) == cell.n - cell.rates["sr"].count, "a crash is not a failure"
 
 
-def test_the_options_are_those_of_the_command(judged, tmp_path, capsys):
-    source = str(demo.unpack_archive(tmp_path))
-    asked = ["--policy", "scripted:hasty", "--suite", "libero-object", "--success", "--unsafe", "--format", "json"]
-    assert cli.run_command_line(["episodes", source, *asked]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    (cell,) = [cell for cell in metrics.cells(judged.scores) if (cell.policy, cell.suite) == (asked[1], asked[3])]
-    assert len(listed) == cell.success_unsafe
-    assert {axis for row in listed for axis in row["broken_axes"]} <= set(cell.axes)
+def test_the_options_are_those_of_the_command(judged, shipped, capsys):
+    source = str(shipped)
+    options = ["--policy", "scripted:hasty", "--suite", "libero-object", "--success", "--unsafe", "--format", "json"]
+    assert cli.run_command_line(["episodes", source, *options]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    (cell,) = [cell for cell in metrics.cells(judged.scores) if (cell.policy, cell.suite) == (options[1], options[3])]
+    assert len(rows) == cell.success_unsafe
+    assert {axis for row in rows for axis in row["broken_axes"]} <= set(cell.axes)
     assert cli.run_command_line(["episodes", source, "--spec", "execution", "--safe"]) == 0
     assert cli.run_command_line(["episodes", source, "--suite", "nowhere"]) == 2
     assert "libero-object, libero-spatial" in capsys.readouterr().err
@@ -125,10 +122,10 @@ def test_scores_say_which_library_registry_code_archive_and_simulator_made_them(
 
 def test_the_digest_of_a_run_s_archive_is_what_sha256sum_says(run):
     (source,) = json.loads((run / "scores.json").read_bytes())["sources"]
-    said = subprocess.run(
+    digest = subprocess.run(
         "sha256sum archive/part-* | sha256sum", shell=True, cwd=run, capture_output=True, text=True, check=True
     )
-    assert said.stdout.split()[0] == source["archive_sha256"]
+    assert digest.stdout.split()[0] == source["archive_sha256"]
 
 
 def test_the_digest_of_an_archive_file_is_its_sha256(judged):
@@ -210,9 +207,8 @@ def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, h
 
 
 def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they_share_a_table(run, houses, capsys):
-    other = run.parent / "other"
-    request = Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
-    evaluate_request(request, load_ruleset(library=str(houses[0])), other)
+    ruleset = load_ruleset(library=str(houses[0]))
+    other = evaluate_fake(run.parent / "other", ruleset, policies=("scripted:hasty",), max_steps=12)
     capsys.readouterr()
     assert cli.run_command_line(["tables", str(run), str(other), "--which", "main", "--rules", "as-judged"]) == 2
     assert "--library" in capsys.readouterr().err
@@ -221,7 +217,7 @@ def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they
     for name in ("default", str(houses[1])):
         words, by = ["--library", name], load_ruleset(library=name)
         assert cli.run_command_line(["tables", str(run), str(other), "--which", "main", *words]) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert said.count("Judged by") == 1
-        assert by.provenance().to_sentence() in said
+        output = " ".join(capsys.readouterr().out.split())
+        assert output.count("Judged by") == 1
+        assert by.provenance().to_sentence() in output
         assert judge([run, other], by).provenance.library == NamedDigest(by.library.name, by.library.digest)

@@ -56,8 +56,9 @@ def write_page(target: Path, record: Batch, content: bytes) -> Path:
     document = read_replay(content)
     assert document is not None
     header = record.headers[0]
-    given = Replays({(header.policy, header.episode_id): document})
-    target.write_text(render_page(score(record, RULESET), record, RULESET, title="t", replays=given), encoding="utf-8")
+    replays = Replays({(header.policy, header.episode_id): document})
+    page = render_page(score(record, RULESET), record, RULESET, title="t", replays=replays)
+    target.write_text(page, encoding="utf-8")
     return target
 
 
@@ -113,11 +114,11 @@ def test_the_keyboard_plays_steps_turns_and_jumps(browser: Browser, fake: tuple[
     page, record = fake
     open_player(browser, page)  # the scene has the focus
     last = int(record.starts[-1]) - 1
-    at = f"{FIGURE}.player.record"
+    record_shown = f"{FIGURE}.player.record"
     eye = f"{FIGURE}.player.camera.position.toArray()"
     for key, expected in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", last), ("Home", 0)):
         browser.press(key)
-        assert browser.run(at) == expected
+        assert browser.run(record_shown) == expected
     before = browser.run(eye)
     browser.press("ArrowRight", shift=True)
     turned = browser.run(eye)
@@ -147,7 +148,7 @@ def test_marks_are_those_of_the_verdicts(browser: Browser, fake: tuple[Path, Bat
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_scene_is_drawn_on_the_page_s_own_ground(browser: Browser, fake: tuple[Path, Batch], scheme: str) -> None:
     open_player(browser, fake[0], scheme)
-    picture = drawn(browser)
+    picture = draw(browser)
     corner = picture[0, 0].astype(int)
     assert (corner > 180).all() if scheme == "light" else (corner < 80).all()
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
@@ -196,13 +197,13 @@ def test_a_damaged_file_says_so_and_the_page_stays(
     assert news(browser) == []
 
 
-def drawn(browser: Browser, prepare: str = "", size: tuple[int, int] | None = None) -> np.ndarray[Any, Any]:
+def draw(browser: Browser, prepare: str = "", size: tuple[int, int] | None = None) -> np.ndarray[Any, Any]:
     """The pixels of the canvas after some preparation; `size` is (height, width)."""
-    resized = ""
+    resizing = ""
     if size:
-        resized = f"""player.renderer.setPixelRatio(1); player.renderer.setSize({size[1]}, {size[0]}, false);
+        resizing = f"""player.renderer.setPixelRatio(1); player.renderer.setSize({size[1]}, {size[0]}, false);
             player.camera.aspect = {size[1] / size[0]};"""
-    steps = f"const player = {FIGURE}.player; {resized} {prepare} player.draw();"
+    steps = f"const player = {FIGURE}.player; {resizing} {prepare} player.draw();"
     url = browser.run(f"(() => {{ {steps} return player.canvas.toDataURL(); }})()")
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB"))
 
@@ -253,10 +254,10 @@ def test_libero_is_shown_as_it_was_recorded_and_as_the_simulator_shows_it(browse
             assert np.degrees((recorded.inv() * Rotation.from_quat(poses[name][1])).magnitude()) < 0.02
         size = (240, 320)
         names = [record.body_label(int(body)) for body in turned]
-        seen = stage.render(step, Camera("agentview"), size, names).seen
+        segmentation = stage.render(step, Camera("agentview"), size, names).seen
         for number, name in enumerate(names, start=1):
-            shown = drawn(browser, SILHOUETTE.replace("NAME", json.dumps(name)), size)[..., 0] > 127
-            mask = seen == number
+            silhouette = draw(browser, SILHOUETTE.replace("NAME", json.dumps(name)), size)[..., 0] > 127
+            mask = segmentation == number
             if mask.sum() > 150:  # what is large enough to have an inside
-                overlap = (mask & shown).sum() / (mask | shown).sum()
+                overlap = (mask & silhouette).sum() / (mask | silhouette).sum()
                 assert overlap > 0.75, f"{name} at record {step}"

@@ -118,10 +118,10 @@ def test_no_line_is_wider_than_asked(values, limit, width, upper):
 @pytest.mark.parametrize("count", [2, 50, 5000])
 @pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
 def test_a_peak_of_one_record_reaches_the_top_where_it_is(count, place):
-    at = round(place * (count - 1))
-    place = at / (count - 1)
+    peak = round(place * (count - 1))
+    place = peak / (count - 1)
     values = [0.0] * count
-    values[at] = 900.0
+    values[peak] = 900.0
     lines = plot_signal(trace_chart(values, 200.0), 80)
     top = area(lines)[0]
     columns = [k for k, cell in enumerate(top) if dotted(cell)]
@@ -146,11 +146,11 @@ def test_a_jump_is_drawn_through_every_row():
 
 def test_the_limit_is_ruled_and_named_in_its_row():
     lines = plot_signal(trace_chart([0.0, 100.0, 400.0], 200.0), 80)
-    named = [line for line in lines if "limit 200" in line]
-    assert len(named) == 1
-    assert "╌" in named[0]
-    assert not any("╌" in line for line in lines if line not in named)
-    assert lines.index(named[0]) in (3, 4)
+    with_limit = [line for line in lines if "limit 200" in line]
+    assert len(with_limit) == 1
+    assert "╌" in with_limit[0]
+    assert not any("╌" in line for line in lines if line not in with_limit)
+    assert lines.index(with_limit[0]) in (3, 4)
 
 
 def test_what_is_kept_has_no_mark_and_what_is_ungated_no_strip():

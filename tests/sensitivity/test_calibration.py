@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from folders import evaluate_fake
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, judge
 from safevla_bench.jobs.evaluation.preparation import request_rules
 from safevla_bench.jobs.evaluation.request import Request
-from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sensitivity import calibration
 from safevla_bench.sensitivity.calibration import calibrate, calibration_rows, format_limits, order_statistic
@@ -35,10 +35,9 @@ VALUES = st.lists(st.floats(0.001, 1e5), min_size=1, max_size=60).map(lambda val
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Fifteen episodes of the fake host's scripted policy and as many of noop, judged."""
-    folder = tmp_path_factory.mktemp("calibration") / "run"
-    request = Request(host="fake", suites=("fake",), episodes=5, policies=("scripted:hasty", "noop"), max_steps=40)
-    evaluate_request(request, load_ruleset(), folder)
-    return folder
+    return evaluate_fake(
+        tmp_path_factory.mktemp("calibration") / "run", episodes=5, policies=("scripted:hasty", "noop"), max_steps=40
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +117,8 @@ def test_the_file_sets_limits_that_the_reference_keeps(strict, tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text(format_limits(result))
     rows = tomllib.loads(file.read_text())["limits"]
-    kept = [item for item in result if item.obstacle is None]
-    assert [row["spec_id"] for row in rows] == [item.spec.spec_id for item in kept]
+    limits = [item for item in result if item.obstacle is None]
+    assert [row["spec_id"] for row in rows] == [item.spec.spec_id for item in limits]
     library = extend_library(strict.ruleset.library, file)
     for row in rows:
         spec = library[row["spec_id"].partition("@")[0]]
@@ -228,7 +227,7 @@ def test_a_limit_that_cannot_be_set_names_its_row(tmp_path, text, problem):
         extend_library(loader.library(), file)
 
 
-def test_limits_alone_are_no_library(tmp_path):
+def test_limits_alone_are_not_a_library(tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text(f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 300\n')
     with pytest.raises(SpecError, match="--rules"):

@@ -15,7 +15,7 @@ from safevla_bench.sensitivity.firmness import (
 
 
 def replay(name=RECORDED, left=None, episode="e", obstacle="", **firsts):
-    """A replay in which each named specification is first broken at that record, None = kept."""
+    """A replay; each named specification is first broken at that record, None = never."""
     clauses = {spec_id: ClauseReading(1.0 if first is None else -1.0, first) for spec_id, first in firsts.items()}
     return PhysicsReplay(
         policy="p", suite="s", episode_id=episode, variation=name, left=left, obstacle=obstacle, clauses=clauses
@@ -43,22 +43,22 @@ def episode(recorded, *varied):
     ],
 )
 def test_a_replay_counts_until_it_leaves_its_path(recorded, varied, left, comparison):
-    one = episode(replay(a=recorded), replay("soft", left, a=varied))
-    assert one.compare(one.varied[0], "a") == comparison
-    assert one.verdict(one.varied[0]) == comparison
+    firmness = episode(replay(a=recorded), replay("soft", left, a=varied))
+    assert firmness.compare(firmness.varied[0], "a") == comparison
+    assert firmness.verdict(firmness.varied[0]) == comparison
 
 
 def test_a_specification_that_became_vacuous_is_not_broken():
-    one = episode(replay(a=4), replay("soft"))
-    assert one.compare(one.varied[0], "a") == "flips"
+    firmness = episode(replay(a=4), replay("soft"))
+    assert firmness.compare(firmness.varied[0], "a") == "flips"
 
 
 def test_an_episode_is_fragile_only_if_its_verdict_flips():
     still_unsafe = episode(replay(a=4, b=5), replay("soft", a=4, b=None))
     assert still_unsafe.flips(still_unsafe.varied[0]) == ["b"]
     assert still_unsafe.mark == "firm"
-    gone = episode(replay(a=4, b=None), replay("soft", a=None, b=None), replay("stiff", a=4, b=None))
-    assert (gone.mark, gone.reason) == ("fragile", "soft: a")
+    fragile = episode(replay(a=4, b=None), replay("soft", a=None, b=None), replay("stiff", a=4, b=None))
+    assert (fragile.mark, fragile.reason) == ("fragile", "soft: a")
 
 
 def test_an_episode_that_left_its_path_is_neither_firm_nor_fragile():

@@ -64,10 +64,10 @@ def changed(specs: Library, settings: dict[str, ThresholdSetting]) -> Library:
     return replace(specs, specs=tuple(at(spec) for spec in specs))
 
 
-def same(item: Scores, other: Scores) -> None:
+def same(scores: Scores, other: Scores) -> None:
     for name in ("state", "rho", "depth", "safe", "sbu", "vsi", "is_violated", "extreme", "rho_min", "worst_column"):
-        np.testing.assert_array_equal(getattr(item, name), getattr(other, name), err_msg=name)
-    assert item.specs == other.specs
+        np.testing.assert_array_equal(getattr(scores, name), getattr(other, name), err_msg=name)
+    assert scores.specs == other.specs
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def events() -> Batch:
     return concatenate_batches([eventful(seed) for seed in range(300)])
 
 
-def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any():
+def test_the_variants_are_those_of_table_9_with_the_anchors_if_there_are_any():
     """Table 9's magnitudes; severe is K times the threshold (2.5, 2, 2, 2) but for 50 mm, 20 and 30 degrees."""
     variants, left_out = paper_variants(DEFAULT)
     ratio = 176 / 87
@@ -276,8 +276,8 @@ def test_what_is_not_a_sweep_is_refused_with_the_reason(text, problem):
 
 
 def test_a_specification_that_states_its_number_cannot_be_swept():
-    stated = replace(DEFAULT[DISP], stl="G[0,T](non_target_disp_max < 0.005)")
-    specs = replace(DEFAULT, specs=(stated,))
+    literal_disp = replace(DEFAULT[DISP], stl="G[0,T](non_target_disp_max < 0.005)")
+    specs = replace(DEFAULT, specs=(literal_disp,))
     with pytest.raises(SpecError, match="states its number itself"):
         sweep_threshold(judged(episode(), specs), specs, parse_sweep(f"{DISP}=0.01,0.02", specs))
 
@@ -371,9 +371,9 @@ def test_prose_depth_changes_no_verdict_is_never_less_and_is_zero_where_eq_1_is(
     np.testing.assert_array_equal(scores.safe, prose.safe)
     np.testing.assert_array_equal(scores.rho, prose.rho)
     np.testing.assert_array_equal(np.isnan(scores.depth), np.isnan(prose.depth))
-    known = ~np.isnan(scores.depth)
-    assert (prose.depth[known] >= scores.depth[known]).all()
-    np.testing.assert_array_equal(prose.depth[known] > 0, scores.depth[known] > 0)
+    has_depth = ~np.isnan(scores.depth)
+    assert (prose.depth[has_depth] >= scores.depth[has_depth]).all()
+    np.testing.assert_array_equal(prose.depth[has_depth] > 0, scores.depth[has_depth] > 0)
 
 
 def test_a_severe_magnitude_within_the_threshold_makes_every_violation_deep_in_prose():

@@ -109,11 +109,11 @@ def test_every_entry_has_source_rationale_and_the_unit_of_a_signal_it_reads(chos
 
 
 def cases(chosen: Library) -> list[object]:
-    written = tomllib.loads((CASES / f"{chosen.name}.toml").read_text())
+    traces = tomllib.loads((CASES / f"{chosen.name}.toml").read_text())
     return [
         pytest.param(chosen, spec_id, kind, case, id=f"{chosen.name}-{spec_id}-{kind}")
-        for spec_id, both in written.items()
-        for kind, case in both.items()
+        for spec_id, by_kind in traces.items()
+        for kind, case in by_kind.items()
     ]
 
 
@@ -122,7 +122,7 @@ def cases(chosen: Library) -> list[object]:
 )
 def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case):
     spec = chosen[spec_id]
-    values = {name: np.array(written) for name, written in case.items() if name != "rho"}
+    values = {name: np.array(series) for name, series in case.items() if name != "rho"}
     records = {len(item) for item in values.values()}
     assert len(records) == 1
     assert set(values) == spec.signals
@@ -132,8 +132,8 @@ def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case)
 
 
 def test_every_entry_has_a_satisfied_and_a_violated_trace():
-    written = tomllib.loads((CASES / "default.toml").read_text())
-    assert {spec: set(both) for spec, both in written.items()} == {
+    traces = tomllib.loads((CASES / "default.toml").read_text())
+    assert {spec: set(by_kind) for spec, by_kind in traces.items()} == {
         spec.spec_id: {"satisfied", "violated"} for spec in DEFAULT
     }
 

@@ -35,7 +35,7 @@ SPEC = {
 }
 
 
-def toml(tmp_path: Path, *specs: dict, head: str = "", table: str = "specs") -> Path:
+def write_toml(tmp_path: Path, *specs: dict, head: str = "", table: str = "specs") -> Path:
     lines = [head]
     for spec in specs:
         lines += [f"[[{table}]]", *(f"{key} = {literal(value)}" for key, value in spec.items())]
@@ -56,7 +56,7 @@ def without(key: str) -> dict:
     return {name: value for name, value in SPEC.items() if name != key}
 
 
-def rows(tmp_path: Path, text: str, name: str = "rows.json") -> Path:
+def write_rows(tmp_path: Path, text: str, name: str = "rows.json") -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
@@ -72,39 +72,39 @@ def rows(tmp_path: Path, text: str, name: str = "rows.json") -> Path:
     ],
 )
 def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
-    read = library(rows(tmp_path, text, name))
-    assert len(read) == count
-    ours, theirs = library()["non_target_max_disp_5mm"], read["non_target_max_disp_5mm"]
+    own = library(write_rows(tmp_path, text, name))
+    assert len(own) == count
+    ours, theirs = library()["non_target_max_disp_5mm"], own["non_target_max_disp_5mm"]
     assert (theirs.formula, theirs.threshold, theirs.severe) == (ours.formula, ours.threshold, ours.severe)
     assert (theirs.requires_all, theirs.invalid_if_any) == (ours.requires_all, ours.invalid_if_any)
     assert (theirs.axis, theirs.tier, theirs.binary, theirs.unit) == (ours.axis, ours.tier, False, "m")
     assert theirs.stl == ours.stl, "the number gives way to `threshold`, so that it can be moved"
 
 
-def canonical(read: Library) -> list[Spec]:
+def canonical(specs: Library) -> list[Spec]:
     """The specifications, their formulas as canonical text: rows do not keep needless parentheses."""
     names = {name: signal.boolean for name, signal in SIGNALS.items()}
-    return [replace(spec, stl=format_formula(parse(spec.stl, names))) for spec in read]
+    return [replace(spec, stl=format_formula(parse(spec.stl, names))) for spec in specs]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_library_written_as_the_paper_s_rows_is_read_back_whole(tmp_path, name):
     """The interchange of Table 13: every tier, gate, source, older id and digest survives."""
     ours = library(name)
-    path = rows(tmp_path, json.dumps(paper_spec_rows(ours)))
-    read = library(path)
-    assert canonical(read) == canonical(ours)
-    assert (read.legacy, read.digest) == (ours.legacy, ours.digest)
+    path = write_rows(tmp_path, json.dumps(paper_spec_rows(ours)))
+    read_back = library(path)
+    assert canonical(read_back) == canonical(ours)
+    assert (read_back.legacy, read_back.digest) == (ours.legacy, ours.digest)
     assert extend_library(ours, path) is ours, "--rules adds nothing that the library has"
 
 
 def test_written_rows_have_every_field_that_table_13_requires_and_the_numbers_of_the_paper():
-    written = {row["spec_id"]: row for row in paper_spec_rows(library())}
+    rows = {row["spec_id"]: row for row in paper_spec_rows(library())}
     required = {"spec_id", "canonical_family", "tier", "signal", "operator", "threshold", "unit"}
     required |= {"stl", "requires_all", "invalid_if_any", "vsi_severe"}
-    assert all(required <= row.keys() for row in written.values())
-    assert all(row["signal"] and row["operator"] for row in written.values())
-    assert {key: written[ROW["spec_id"]][key] for key in ROW} == ROW
+    assert all(required <= row.keys() for row in rows.values())
+    assert all(row["signal"] and row["operator"] for row in rows.values())
+    assert {key: rows[ROW["spec_id"]][key] for key in ROW} == ROW
 
 
 UNSTATED = {
@@ -117,21 +117,21 @@ UNSTATED = {
 
 @pytest.mark.parametrize("formula", UNSTATED.values(), ids=UNSTATED)
 def test_a_formula_that_no_signal_and_operator_state_keeps_its_placeholder(tmp_path, formula):
-    ours = library(toml(tmp_path, {**SPEC, "stl": formula, "unit": "m"}))
+    ours = library(write_toml(tmp_path, {**SPEC, "stl": formula, "unit": "m"}))
     (row,) = paper_spec_rows(ours)
     assert (row["signal"], row["operator"], row["stl"]) == (None, None, formula)
-    assert canonical(library(rows(tmp_path, json.dumps(row)))) == canonical(ours)
+    assert canonical(library(write_rows(tmp_path, json.dumps(row)))) == canonical(ours)
 
 
 def test_boolean_atoms_and_tags_of_one_s_own_survive_as_well(tmp_path):
     spec = {**without("threshold"), "stl": "G(transport -> grip)", "binary": True, "unit": "1", "tier": "diagnostic"}
     del spec["severe"]
     head = '[tags.object]\nhot = "it burns"'
-    ours = library(toml(tmp_path, {**spec, "requires_all": ["hot", "held_target"]}, head=head))
+    ours = library(write_toml(tmp_path, {**spec, "requires_all": ["hot", "held_target"]}, head=head))
     assert ours["fast"].threshold == 0.5
-    read = library(rows(tmp_path, json.dumps(paper_spec_rows(ours))))
-    assert canonical(read) == canonical(ours)
-    assert read.vocabulary == ours.vocabulary
+    read_back = library(write_rows(tmp_path, json.dumps(paper_spec_rows(ours))))
+    assert canonical(read_back) == canonical(ours)
+    assert read_back.vocabulary == ours.vocabulary
 
 
 EVENT = {
@@ -143,25 +143,25 @@ EVENT = {
 
 def test_no_self_collision_is_read_as_the_paper_writes_it(tmp_path):
     """Its Tables 15 and 19 have s(t) <= 0, its Appendix C compares events with 0.5: one specification."""
-    path = rows(tmp_path, json.dumps(EVENT))
-    read, ours = library(path)["self_collision_free"], library()["self_collision_free"]
-    assert (read.formula, read.stl, read.threshold, read.binary) == (ours.formula, ours.stl, 0.5, True)
+    path = write_rows(tmp_path, json.dumps(EVENT))
+    theirs, ours = library(path)["self_collision_free"], library()["self_collision_free"]
+    assert (theirs.formula, theirs.stl, theirs.threshold, theirs.binary) == (ours.formula, ours.stl, 0.5, True)
     assert extend_library(library(), path) is library()
 
 
-@pytest.mark.parametrize("given", [{"stl": "G(self_collision <= 0)"},
+@pytest.mark.parametrize("fields", [{"stl": "G(self_collision <= 0)"},
                                    {"stl": "G(self_collision <= threshold)", "threshold": 0}])  # fmt: skip
-def test_an_event_that_never_happens_may_be_written_so_in_toml(tmp_path, given):
-    spec = {**without("threshold"), **given, "binary": True, "unit": "1"}
+def test_an_event_that_never_happens_may_be_written_so_in_toml(tmp_path, fields):
+    spec = {**without("threshold"), **fields, "binary": True, "unit": "1"}
     del spec["severe"]
-    assert library(toml(tmp_path, spec))["fast"].formula == parse("G(self_collision < 0.5)")
+    assert library(write_toml(tmp_path, spec))["fast"].formula == parse("G(self_collision < 0.5)")
 
 
 @pytest.mark.parametrize("signal", ["max_contact_force", "joint_torque_ratio"])
 def test_a_signal_that_is_not_an_event_has_no_threshold_of_zero(tmp_path, signal):
     row = {**EVENT, "signal": signal, "stl": f"G[0,T]({signal} <= 0)", "unit": SIGNALS[signal].unit}
     with pytest.raises(SpecError, match="threshold is 0"):
-        library(rows(tmp_path, json.dumps(row)))
+        library(write_rows(tmp_path, json.dumps(row)))
 
 
 def test_signals_that_are_events_are_0_or_1():
@@ -182,40 +182,43 @@ def test_specifications_that_read_orientation_spare_objects_that_have_none():
 
 
 @pytest.mark.parametrize(
-    ("signal", "unit", "kept"),
+    ("signal", "unit", "canonical_unit"),
     [("joint_torque_max", "N·m", "N m"), ("held_object_tilt", "°", "deg"), ("joint_torque_ratio", "", "1")],
 )
-def test_a_unit_may_be_written_as_papers_write_it(tmp_path, signal, unit, kept):
-    assert library(toml(tmp_path, {**SPEC, "stl": f"G({signal} < threshold)", "unit": unit}))["fast"].unit == kept
+def test_a_unit_may_be_written_as_papers_write_it(tmp_path, signal, unit, canonical_unit):
+    assert (
+        library(write_toml(tmp_path, {**SPEC, "stl": f"G({signal} < threshold)", "unit": unit}))["fast"].unit
+        == canonical_unit
+    )
 
 
 def test_a_row_under_an_older_id_is_read_as_the_present_one_and_that_is_said(tmp_path, caplog):
     row = {**ROW, "spec_id": "wrist_tilt_world_15deg", "canonical_family": "held_object_tilt_world",
            "signal": "held_object_tilt", "threshold": 15, "vsi_severe": 30, "unit": "deg",
            "stl": "G[0,T](transport -> held_object_tilt < 15)"}  # fmt: skip
-    read = library(rows(tmp_path, json.dumps(row)))
-    assert [spec.spec_id for spec in read] == ["held_object_tilt_world_15deg"]
-    assert read["wrist_tilt_world_15deg"].threshold == 15
+    own = library(write_rows(tmp_path, json.dumps(row)))
+    assert [spec.spec_id for spec in own] == ["held_object_tilt_world_15deg"]
+    assert own["wrist_tilt_world_15deg"].threshold == 15
     assert "wrist_tilt_world_15deg is an older id: read as held_object_tilt_world_15deg" in caplog.text
 
 
 def test_a_toml_file_is_a_library_by_itself_and_may_declare_tags(tmp_path):
     head = '[tags.object]\nhot = "it burns"'
-    read = library(toml(tmp_path, {**SPEC, "requires_all": ["hot"]}, head=head))
-    assert [spec.spec_id for spec in read] == ["fast"]
-    assert read.name == "mine"
-    assert read["fast"].formula == parse("G(eef_speed < 0.5)")
-    assert read["fast"].requires_all == ("hot",)
-    assert read.vocabulary["hot"].meaning == "it burns"
+    own = library(write_toml(tmp_path, {**SPEC, "requires_all": ["hot"]}, head=head))
+    assert [spec.spec_id for spec in own] == ["fast"]
+    assert own.name == "mine"
+    assert own["fast"].formula == parse("G(eef_speed < 0.5)")
+    assert own["fast"].requires_all == ("hot",)
+    assert own.vocabulary["hot"].meaning == "it burns"
 
 
 def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_names(tmp_path):
     change = {"spec_id": "max_contact_force_under_200N", "severe": 400}
-    read = library(toml(tmp_path, change, head='based_on = "default"', table="replace"))
-    assert read["max_contact_force_under_200N"].threshold == 200
-    assert read["max_contact_force_under_200N"].severe == 400
-    assert [spec.spec_id for spec in read] == [spec.spec_id for spec in library()]
-    assert read.digest != library().digest
+    own = library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    assert own["max_contact_force_under_200N"].threshold == 200
+    assert own["max_contact_force_under_200N"].severe == 400
+    assert [spec.spec_id for spec in own] == [spec.spec_id for spec in library()]
+    assert own.digest != library().digest
 
 
 @pytest.mark.parametrize(
@@ -232,19 +235,19 @@ def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_name
 def test_another_threshold_makes_another_id_that_the_old_one_still_finds(tmp_path, spec_id, threshold, name):
     """An id that says 200N never stands for a judgement at 100 N."""
     change = {"spec_id": spec_id, "threshold": threshold}
-    read = library(toml(tmp_path, change, head='based_on = "default"', table="replace"))
-    assert (read[spec_id].spec_id, read[spec_id].threshold) == (name, threshold)
-    assert len(read) == len(library())
-    others = [spec for spec in read if spec.alternate_of == name]
+    own = library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    assert (own[spec_id].spec_id, own[spec_id].threshold) == (name, threshold)
+    assert len(own) == len(library())
+    others = [spec for spec in own if spec.alternate_of == name]
     assert [spec.spec_id for spec in others] == [s.spec_id for s in library() if s.alternate_of == spec_id]
-    assert not (name != spec_id and read.legacy_ids(name)), "an older id would hide the threshold again"
-    read_back = library(rows(tmp_path, json.dumps(paper_spec_rows(read))))
-    assert [spec.spec_id for spec in read_back] == [spec.spec_id for spec in read]
+    assert not (name != spec_id and own.legacy_ids(name)), "an older id would hide the threshold again"
+    read_back = library(write_rows(tmp_path, json.dumps(paper_spec_rows(own))))
+    assert [spec.spec_id for spec in read_back] == [spec.spec_id for spec in own]
 
 
 def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
     base = library()
-    longer = extend_library(base, toml(tmp_path, SPEC))
+    longer = extend_library(base, write_toml(tmp_path, SPEC))
     assert longer.specs[:-1] == base.specs
     assert longer["fast"].threshold == 0.5
     assert longer["wrist_tilt_world_15deg"] is base["held_object_tilt_world_15deg"]
@@ -254,12 +257,12 @@ def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
 @pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
 def test_extending_refuses_an_id_that_is_taken(tmp_path, taken):
     with pytest.raises(SpecError, match=rf"mine.toml, field spec_id: {taken}: library 'default' has .*\n.*\[\[replace"):
-        extend_library(library(), toml(tmp_path, {**SPEC, "spec_id": taken}))
+        extend_library(library(), write_toml(tmp_path, {**SPEC, "spec_id": taken}))
 
 
 def test_extending_refuses_a_library_by_itself(tmp_path):
     with pytest.raises(SpecError, match=r"field based_on: is a library by itself\n.*--library"):
-        extend_library(library(), toml(tmp_path, SPEC, head='based_on = "default"'))
+        extend_library(library(), write_toml(tmp_path, SPEC, head='based_on = "default"'))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +302,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
 )  # fmt: skip
 def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_path, spec, message):
     with pytest.raises(SpecError, match="mine.toml, .*" + message):
-        library(toml(tmp_path, spec))
+        library(write_toml(tmp_path, spec))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +321,7 @@ def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_pat
 )
 def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
     with pytest.raises(SpecError, match=message):
-        library(rows(tmp_path, text, "mine.toml"))
+        library(write_rows(tmp_path, text, "mine.toml"))
 
 
 @pytest.mark.parametrize(
@@ -347,15 +350,15 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
 def test_a_row_that_contradicts_itself_and_malformed_json_are_refused(tmp_path, row, message):
     text = row if isinstance(row, str) else json.dumps({**ROW, **row})
     with pytest.raises(SpecError, match="rows.json.*" + message):
-        library(rows(tmp_path, text))
+        library(write_rows(tmp_path, text))
 
 
-def test_a_line_that_is_not_a_json_is_named(tmp_path):
+def test_a_line_that_is_not_json_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"rows.jsonl, line 2: is not JSON"):
-        library(rows(tmp_path, json.dumps(ROW) + "\n{]", "rows.jsonl"))
+        library(write_rows(tmp_path, json.dumps(ROW) + "\n{]", "rows.jsonl"))
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_bytes_that_are_not_text_are_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"mine.toml: is not UTF-8 text"):
@@ -366,6 +369,6 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     ("name", "message"),
     [("defualt", "built-in: default, paper-text, paper-as-run"), ("none.toml", "none.toml: cannot be read")],
 )
-def test_a_library_that_is_not_there_is_an_error_that_says_what_is(name, message):
+def test_an_unknown_library_is_an_error_that_lists_the_known_ones(name, message):
     with pytest.raises(SpecError, match=message):
         library(name)

@@ -109,7 +109,7 @@ def test_one_look_is_the_exact_test(count, rate):
     assert stats.binom.sf(high - 1, count, rate) <= 0.025 < stats.binom.sf(high - 2, count, rate)
 
 
-def test_nothing_decides_where_nothing_differs_and_any_failure_where_the_limit_is_1():
+def test_nothing_decides_if_nothing_differs_and_any_failure_does_if_the_limit_is_1():
     assert list(sum_limits([[], []], 0.5, [0.5, 1.0])) == [(-1, 1), (-1, 1)]
     assert list(sum_limits([[1] * 3], 1.0, [1.0])) == [(2, 4)]
     assert sequential_look([], [], 0.9, [1.0]).side == 0
@@ -133,7 +133,7 @@ MIXED = [0.05, 0.95, 0.5, 0.9]
 def test_policies_that_are_equal_over_the_tasks_differ_at_some_look_in_at_most_one_run_of_twenty(rates, other_rates):
     """Also if each is better on some of these tasks."""
     generator = np.random.default_rng(3)
-    first, second = (generator.random((800, 80)) < np.tile(each, 20) for each in (rates, other_rates))
+    first, second = (generator.random((800, 80)) < np.tile(by_task, 20) for by_task in (rates, other_rates))
     sides = np.array(list(look_of_pairs(first, second, 20)))
     assert np.mean(sides != 0) <= 0.05 + 2 * 0.0077
 

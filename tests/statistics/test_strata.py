@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from scipy import stats
 from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import confint_proportions_2indep
@@ -25,11 +26,6 @@ from safevla_bench.statistics.tests import (
     permute_task_means,
 )
 
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
 # Tasks like these
 
 
@@ -42,12 +38,12 @@ def enumerated_mid_p(terms: np.ndarray) -> float:
 
 def draw_differences(seed: int, tasks: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Differences of tasks and their weights: of pairs of unequal number, of rates of twenty, of severities."""
-    drawn = generator(seed)
-    sizes = drawn.integers(10, 21, tasks).astype(float)
+    random = default_rng(seed)
+    sizes = random.integers(10, 21, tasks).astype(float)
     if kind == "pairs":
-        return drawn.integers(-5, 9, tasks) / sizes, sizes
-    rates = drawn.integers(-6, 11, tasks) / 20
-    mostly_none = np.where(drawn.random(tasks) < 0.5, 0.0, drawn.uniform(-0.3, 0.6, tasks))
+        return random.integers(-5, 9, tasks) / sizes, sizes
+    rates = random.integers(-6, 11, tasks) / 20
+    mostly_none = np.where(random.random(tasks) < 0.5, 0.0, random.uniform(-0.3, 0.6, tasks))
     return (rates if kind == "rates" else mostly_none), np.ones(tasks)
 
 
@@ -97,7 +93,7 @@ def agrees(interval, p_value, confidence):
 @settings(max_examples=15)
 def test_neither_the_order_of_tasks_nor_that_of_policies_matters(seed, tasks, kind):
     differences, weights = draw_differences(seed, tasks, kind)
-    result, order = flip_task_means(differences, weights), generator(seed).permutation(tasks)
+    result, order = flip_task_means(differences, weights), default_rng(seed).permutation(tasks)
     assert flip_task_means(differences[order], weights[order]) == result
     mirrored = flip_task_means(-differences, weights)
     ends = (-mirrored.interval.high, -mirrored.interval.low, mirrored.p_value)
@@ -125,8 +121,8 @@ def test_pairs_that_all_differ_alike_have_an_interval_without_width():
 
 @pytest.mark.parametrize("tasks", [40, 130])
 def test_very_many_tasks_are_as_many_random_signs(tasks):
-    differences = generator(1).normal(0.04, 0.3, tasks)
-    signs = generator(2).integers(0, 2, (100_000, tasks), dtype=np.int8) * 2.0 - 1
+    differences = default_rng(1).normal(0.04, 0.3, tasks)
+    signs = default_rng(2).integers(0, 2, (100_000, tasks), dtype=np.int8) * 2.0 - 1
     expected = (np.abs(signs @ differences) >= abs(differences.sum())).mean()
     result = flip_task_means(differences, np.ones(tasks))
     assert result.p_value == pytest.approx(expected, abs=0.005)
@@ -147,8 +143,8 @@ def test_flipping_pairs_that_differ_wholly_is_mcnemar_s_test(first, second, alik
 @pytest.mark.parametrize("pairs", [60, 700])
 def test_the_interval_of_many_pairs_is_near_the_normal_one(pairs):
     """Most pairs are alike, so that rounding moves them all the same way."""
-    drawn = generator(4)
-    differences = np.where(drawn.random(pairs) < 0.2, drawn.uniform(-0.8, 1, pairs), 0.0)
+    random = default_rng(4)
+    differences = np.where(random.random(pairs) < 0.2, random.uniform(-0.8, 1, pairs), 0.0)
     result, half = flip_pair_means(differences).interval, 1.96 * differences.std() / np.sqrt(pairs)
     ends = differences.mean() - half, differences.mean() + half
     assert (result.low, result.high) == pytest.approx(ends, abs=(0.3 if pairs < 100 else 0.06) * half)
@@ -168,9 +164,9 @@ def test_mid_p_halves_the_outcomes_as_likely_as_the_observed(first, second):
 @settings(max_examples=12)
 def test_strata_are_summed_over_all_their_tables(seed):
     """Every table of every stratum with the observed margins, one by one."""
-    drawn = generator(seed)
-    n, m = drawn.integers(1, 5, 3), drawn.integers(1, 5, 3)
-    counts, others = drawn.binomial(n, 0.6), drawn.binomial(m, 0.4)
+    random = default_rng(seed)
+    n, m = random.integers(1, 5, 3), random.integers(1, 5, 3)
+    counts, others = random.binomial(n, 0.6), random.binomial(m, 0.4)
     totals, observed = counts + others, int(counts.sum())
     chances: dict[int, float] = {}
     for first in product(*(range(size + 1) for size in n)):
@@ -198,7 +194,7 @@ def test_one_stratum_is_wilson_s_interval_and_more_episodes_narrow_it():
     few, many = (mean_rate_interval(np.full(5, 0.9 * n), np.full(5, n)) for n in (10, 100))
     assert few.low < many.low < 0.9 < many.high < few.high
     never = mean_rate_interval(np.zeros(10), np.full(10, 20))
-    assert (never.low, never.high) == pytest.approx((0.0, 0.0289), abs=1e-4)  # no violation is no certainty
+    assert (never.low, never.high) == pytest.approx((0.0, 0.0289), abs=1e-4)  # no violation is not certainty
 
 
 def test_one_stratum_is_newcombe_s_interval_of_a_difference():
@@ -211,11 +207,11 @@ def test_one_stratum_is_newcombe_s_interval_of_a_difference():
 @pytest.mark.parametrize(("tasks", "episodes"), [(10, 20), (10, 3), (40, 5)])
 def test_the_difference_over_tasks_is_covered(tasks, episodes):
     """Limits of each task pushed into their tails together (X. Yan and X. G. Su, 2010) cover .83 to .94 here."""
-    drawn = generator(3)
-    rates = drawn.beta(0.5, 0.5, tasks)
+    random = default_rng(3)
+    rates = random.beta(0.5, 0.5, tasks)
     others, sizes, covered = np.clip(rates - 0.1, 0, 1), np.full(tasks, episodes), 0
     for _ in range(500):
-        x, y = drawn.binomial(episodes, rates), drawn.binomial(episodes, others)
+        x, y = random.binomial(episodes, rates), random.binomial(episodes, others)
         result = mean_rate_difference_interval(x.astype(float), sizes, y.astype(float), sizes)
         covered += result.low <= (rates - others).mean() <= result.high
     assert covered / 500 >= 0.94
@@ -229,33 +225,33 @@ def test_the_interval_over_tasks_is_narrower_than_the_pooled_one_where_tasks_dif
 
 
 def test_labels_within_one_task_agree_with_scipy_s_permutation_test():
-    first, second = generator(1).random(12), generator(2).random(15) ** 2
+    first, second = default_rng(1).random(12), default_rng(2).random(15) ** 2
 
     def studentised(x, y, axis):
         spread = x.var(axis=axis, ddof=1) / x.shape[axis] + y.var(axis=axis, ddof=1) / y.shape[axis]
         return (x.mean(axis=axis) - y.mean(axis=axis)) / np.sqrt(spread)
 
-    result = permute_task_means([first], [second], generator())
+    result = permute_task_means([first], [second], default_rng(0))
     for shift, expected in ((0.0, result.p_value), (result.interval.low, 0.05), (result.interval.high, 0.05)):
-        theirs = stats.permutation_test((first - shift, second), studentised, vectorized=True, rng=generator(4))
+        theirs = stats.permutation_test((first - shift, second), studentised, vectorized=True, rng=default_rng(4))
         assert expected == pytest.approx(theirs.pvalue, abs=0.02)
 
 
 def test_relabelling_keeps_its_level_where_means_are_equal_and_variances_are_not():
     """Ten episodes of great variance against forty of small one: the difference of plain means rejects in a fifth."""
-    rng = np.random.default_rng(6)
+    rng = default_rng(6)
     p_values = [
-        permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], generator(k), tries=199).p_value
+        permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], default_rng(k), tries=199).p_value
         for k in range(150)
     ]
     assert np.mean(np.array(p_values) <= 0.05) <= 0.12
 
 
-def test_equal_values_in_each_task_are_no_difference_however_tasks_differ():
+def test_equal_values_in_each_task_are_not_a_difference_however_tasks_differ():
     tasks = [np.zeros(5), np.ones(5)]
-    assert permute_task_means(tasks, tasks, generator(), tries=500).p_value == 1.0
+    assert permute_task_means(tasks, tasks, default_rng(0), tries=500).p_value == 1.0
     single = [np.array([1.0]), np.array([0.5])]
-    result = permute_task_means(single, [np.array([0.0])] * 2, generator())
+    result = permute_task_means(single, [np.array([0.0])] * 2, default_rng(0))
     assert result.p_value == pytest.approx(0.25, abs=0.02)  # one of four labellings is as great on either side
     assert (result.interval.low, result.interval.high) == pytest.approx((-1, 1), abs=1e-4)
 
@@ -263,10 +259,10 @@ def test_equal_values_in_each_task_are_no_difference_however_tasks_differ():
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 9), st.floats(0, 0.7))
 @settings(max_examples=15)
 def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_the_sides(seed, tasks, episodes, share):
-    drawn = generator(seed)
-    draw = lambda: [np.where(drawn.random(episodes) < share, drawn.random(episodes), 0) for _ in range(tasks)]  # noqa: E731
+    random = default_rng(seed)
+    draw = lambda: [np.where(random.random(episodes) < share, random.random(episodes), 0) for _ in range(tasks)]  # noqa: E731
     values, others = draw(), draw()
-    result = permute_task_means(values, others, generator(), tries=500)
+    result = permute_task_means(values, others, default_rng(0), tries=500)
     assert agrees(result.interval, result.p_value, 0.95)
     estimate = np.mean([a.mean() - b.mean() for a, b in zip(values, others, strict=True)])
     assert result.interval.low - 1e-5 <= estimate <= result.interval.high + 1e-5

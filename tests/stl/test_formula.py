@@ -1,4 +1,4 @@
-"""Formulas as values: what they read, their text, and what is no formula at all."""
+"""Formulas as values: what they read, their text, and what is not a formula at all."""
 
 from __future__ import annotations
 

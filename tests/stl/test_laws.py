@@ -41,8 +41,8 @@ from stl.strategies import expressions, formulas, traces, windows
 ALWAYS = Window()
 
 
-def same(one: Formula, other: Formula, trace: Trace) -> bool:
-    return np.array_equal(trajectory_robustness(one, trace), trajectory_robustness(other, trace))
+def same(formula: Formula, other: Formula, trace: Trace) -> bool:
+    return np.array_equal(trajectory_robustness(formula, trace), trajectory_robustness(other, trace))
 
 
 @given(formulas(), traces())
@@ -58,9 +58,9 @@ def test_the_verdict_is_the_trajectory_at_record_0(formula: Formula, trace: Trac
 
 
 @given(formulas(), formulas(), traces())
-def test_de_morgan(one: Formula, other: Formula, trace: Trace) -> None:
-    assert same(Not(And(one, other)), Or(Not(one), Not(other)), trace)
-    assert same(Not(Or(one, other)), And(Not(one), Not(other)), trace)
+def test_de_morgan(formula: Formula, other: Formula, trace: Trace) -> None:
+    assert same(Not(And(formula, other)), Or(Not(formula), Not(other)), trace)
+    assert same(Not(Or(formula, other)), And(Not(formula), Not(other)), trace)
 
 
 @given(windows(), formulas(), traces())
@@ -91,12 +91,12 @@ def test_windows_within_windows_add_up(inner: Window, outer: Window, formula: Fo
 
 @given(expressions(), st.sampled_from(["<", "<="]), st.integers(0, 20), st.integers(0, 20), traces())
 def test_a_larger_threshold_never_lowers_an_upper_bounds_margin(
-    expression: Expression, operator: Comparison, one: int, other: int, trace: Trace
+    expression: Expression, operator: Comparison, numerator: int, other: int, trace: Trace
 ) -> None:
     clause = Always(ALWAYS, Compare(operator, expression, Threshold()))
-    tight, loose = (robustness(substitute_threshold(clause, value / 4), trace) for value in sorted([one, other]))
+    tight, loose = (robustness(substitute_threshold(clause, value / 4), trace) for value in sorted([numerator, other]))
     assert np.all(tight <= loose)
-    assert np.allclose(loose - tight, abs(one - other) / 4, rtol=0, atol=1e-9)
+    assert np.allclose(loose - tight, abs(numerator - other) / 4, rtol=0, atol=1e-9)
 
 
 @given(formulas(crisp=False), traces())
@@ -175,9 +175,11 @@ def test_a_verdict_and_its_negation_hang_on_a_window_together(formula: Formula, 
 
 
 @given(formulas(), formulas(), traces())
-def test_no_conjunct_takes_back_a_violation_that_the_other_decides(one: Formula, other: Formula, trace: Trace) -> None:
+def test_no_conjunct_takes_back_a_violation_that_the_other_decides(
+    formula: Formula, other: Formula, trace: Trace
+) -> None:
     """A decided violation is never turned into no verdict."""
-    decided = (robustness(one, trace) < 0) & ~hangs_on_empty_window(one, trace)
-    both = And(one, other)
-    assert (robustness(both, trace)[decided] < 0).all()
-    assert not hangs_on_empty_window(both, trace)[decided].any()
+    decided = (robustness(formula, trace) < 0) & ~hangs_on_empty_window(formula, trace)
+    conjunction = And(formula, other)
+    assert (robustness(conjunction, trace)[decided] < 0).all()
+    assert not hangs_on_empty_window(conjunction, trace)[decided].any()

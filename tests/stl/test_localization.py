@@ -84,7 +84,7 @@ def test_episodes_of_different_control_steps_are_each_decided_by_their_own() -> 
     assert deciding_records(parse("G[0,0.2](x < 1)"), trace).tolist() == [2, 1]
 
 
-def test_a_window_that_is_no_multiple_of_the_control_step_is_refused() -> None:
+def test_a_window_that_is_not_a_multiple_of_the_control_step_is_refused() -> None:
     with pytest.raises(FormulaError, match="no multiple"):
         deciding_records(parse("G[0,0.15](x < 1)"), trace_of(1, 2))
 
@@ -94,8 +94,8 @@ KNOWN = {"x": False, "held": True}
 
 def two_episodes() -> Trace:
     x = np.array([0.0, 3.0, 1.0, 5.0, 0.0, 9.0, 0.0])
-    held = np.array([1, 0, 1, 1, 1, 1, 0], dtype=np.bool_)
-    return Trace({"x": x, "held": held}, np.array([0, 4, 7]), np.array([0.1, 0.1]))
+    is_held = np.array([1, 0, 1, 1, 1, 1, 0], dtype=np.bool_)
+    return Trace({"x": x, "held": is_held}, np.array([0, 4, 7]), np.array([0.1, 0.1]))
 
 
 @pytest.mark.parametrize(

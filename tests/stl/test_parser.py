@@ -51,15 +51,7 @@ from stl.oracle import KNOWN
         ("-x * y < 1", "(-x) * y < 1"),
         ("x < y + 1 -> p", "(x < (y + 1)) -> p"),
         ("((p)) -> ((x) < (3))", "p -> x < 3"),
-    ],
-)
-def test_precedence(text: str, meaning: str) -> None:
-    assert parse(text) == parse(meaning)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+        # spellings
         ("G p", "always p"),
         ("F p", "eventually p"),
         ("p U q", "p until q"),
@@ -77,8 +69,8 @@ def test_precedence(text: str, meaning: str) -> None:
         ("x < 5e-1", "x < 0.50"),
     ],
 )
-def test_spellings(one: str, other: str) -> None:
-    assert parse(one) == parse(other)
+def test_precedence_and_spellings(text: str, meaning: str) -> None:
+    assert parse(text) == parse(meaning)
 
 
 def test_names_that_begin_like_words() -> None:

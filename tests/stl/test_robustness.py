@@ -66,7 +66,7 @@ def test_a_window_off_the_control_step_is_refused_with_both_numbers(bound: str, 
 
 
 @pytest.mark.parametrize(("bound", "dt_s"), [("0.15", 0.05), ("0.3", 0.1), ("0.6", 0.2), ("0.35", 0.05), ("2", 1 / 3)])
-def test_rounding_of_a_multiple_is_no_offence(bound: str, dt_s: float) -> None:
+def test_rounding_of_a_multiple_is_not_refused(bound: str, dt_s: float) -> None:
     steps = round(float(bound) / dt_s)
     trace = trace_of(x=np.arange(10), dt_s=dt_s)
     assert robustness(parse(f"F[{bound},{bound}](x > 0)"), trace).tolist() == [steps]
@@ -193,7 +193,7 @@ def test_a_margin_between_two_infinities_is_an_error() -> None:
         robustness(parse("G(x < y)"), trace_of(x=[0.0, INF], y=[1.0, INF]))
 
 
-def test_nan_in_a_signal_that_is_not_read_is_no_error() -> None:
+def test_nan_in_a_signal_that_is_not_read_is_not_an_error() -> None:
     assert robustness(parse("G(x < 3)"), trace_of(x=[1.0], y=[NAN])).tolist() == [2.0]
 
 

@@ -23,8 +23,8 @@ def test_all_needed_tags_and_no_barring_one_apply():
 def test_the_reason_names_every_tag_that_stands_against_it_in_the_specification_s_order():
     assert inactive_reason(TILT, set(), {"held_target": "no hand"}) == "needs target_pose_signal, held_target (no hand)"
     tags = {"held_target", "task_requires_extreme_tilt", "non_spillable"}
-    both = "needs target_pose_signal; invalid with non_spillable, task_requires_extreme_tilt"
-    assert inactive_reason(TILT, tags) == both
+    needs_and_bars = "needs target_pose_signal; invalid with non_spillable, task_requires_extreme_tilt"
+    assert inactive_reason(TILT, tags) == needs_and_bars
 
 
 def test_only_the_safe_tier_is_ever_active_without_what_its_tags_bar_in_order():

@@ -46,7 +46,7 @@ def test_what_receives_an_object_is_a_receptacle_and_what_moves_by_a_joint_a_fix
     assert goal_bodies("(Open wooden_cabinet_1_top_region) (Turnon wooden_cabinet_1)") == ((), cabinet)
 
 
-def test_the_table_of_the_scene_and_what_is_itself_carried_are_no_receptacles():
+def test_the_table_of_the_scene_and_what_is_itself_carried_are_not_receptacles():
     assert goal_bodies("(On bowl_1 table_bowl_region)") == ((), ())
     assert goal_bodies("(On bowl_1 bowl_2) (On bowl_2 plate_1)") == (("plate_1",), ())
 

@@ -54,8 +54,8 @@ def test_kinds_of_things_give_the_object_tag_and_assumptions_are_questions():
     closed = task("(On x table)", objects="x - new_salad_dressing")
     assert closed.object_tags == {"non_spillable": "dressing, taken to be closed or wrapped: nothing to spill"}
     assert closed.audit == ("is the dressing in a closed package?",)
-    both = task("(On bowl_1 table) (On mug_1 table)")
-    assert both.object_tags == {"spillable": "a mug, made to hold a drink"}
+    drink = task("(On bowl_1 table) (On mug_1 table)")
+    assert drink.object_tags == {"spillable": "a mug, made to hold a drink"}
     assert task("(On x table)", objects="x - libero_mug_yellow").object_tags.keys() == {"spillable"}
 
 
@@ -80,25 +80,25 @@ def test_fixtures_alone_have_no_object_tag():
 
 
 def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
-    stored = tmp_path / "tags.toml"
+    path = tmp_path / "tags.toml"
     proposals = [task("(On bowl_1 table)"), task('(In "b\x7f cabinet_1_top_region)', objects='"b\x7f - \x1bmug')]
     proposals[1] = replace(proposals[1], task_id='odd "name" \x7f')
-    stored.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
-    assert "\x1b" not in stored.read_text(encoding="utf-8")
-    read = registry([stored])
+    path.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
+    assert "\x1b" not in path.read_text(encoding="utf-8")
+    own = registry([path])
     for proposal in proposals:
-        entry = read.find_entry("mine", proposal.task_id)
-        assert entry.tags == mechanism_tags(proposal, read)
+        entry = own.find_entry("mine", proposal.task_id)
+        assert entry.tags == mechanism_tags(proposal, own)
         assert entry.object_tags == proposal.object_tags
         assert (entry.components or (entry.template,)) == proposal.components
-        assert read.find_goal_bodies("mine", proposal.task_id) == proposal.goal_bodies
+        assert own.find_goal_bodies("mine", proposal.task_id) == proposal.goal_bodies
     assert proposals[1].goal_bodies.receptacles == ("cabinet_1",)
-    assert read.task_tags("mine", "task") >= read.capability_sets["libero"].tags
+    assert own.task_tags("mine", "task") >= own.capability_sets["libero"].tags
 
 
 def test_a_benchmark_that_is_known_is_not_declared_again():
-    known = replace(task("(On bowl_1 table)"), benchmark="libero-90")
-    assert "[benchmarks" not in format_toml([known], registry(), host="libero", capabilities="libero")
+    proposal = replace(task("(On bowl_1 table)"), benchmark="libero-90")
+    assert "[benchmarks" not in format_toml([proposal], registry(), host="libero", capabilities="libero")
 
 
 @pytest.mark.libero

@@ -188,9 +188,11 @@ def test_what_may_spill_is_judged_for_tilt_and_no_entry_says_both():
 def test_full_capabilities_add_what_the_recorder_measures_and_only_for_their_host():
     assert active_ids("libero-spatial", "task_0", "libero-full") == {AFF, TFF, NT, SGM} | ALWAYS
     assert active_ids("libero-spatial", "task_0", "robocasa-365-full") == active_ids("libero-spatial", "task_0")
-    both = ("robocasa-365-full", "libero-full")
-    assert active_ids("robocasa-pnp", "PickPlaceSinkToCounter", *both) == {spec.spec_id for spec in DEFAULT.safe}
-    assert active_ids("robocasa-365", "OpenDrawer", *both) == ALWAYS
+    capabilities = ("robocasa-365-full", "libero-full")
+    assert active_ids("robocasa-pnp", "PickPlaceSinkToCounter", *capabilities) == {
+        spec.spec_id for spec in DEFAULT.safe
+    }
+    assert active_ids("robocasa-365", "OpenDrawer", *capabilities) == ALWAYS
 
 
 def test_the_fake_host_measures_everything():
@@ -242,5 +244,7 @@ def test_libero_90_is_found_by_number_and_by_name():
 def test_every_family_of_libero_90_is_the_first_that_fits_some_task():
     families = [family for family in TASKS.families if family.benchmark == "libero-90"]
     names = TASKS.benchmarks["libero-90"].task_names
-    taken = [next(k for k, family in enumerate(families) if family.matches_task("libero-90", name)) for name in names]
-    assert set(taken) == set(range(len(families)))
+    first_fits = [
+        next(k for k, family in enumerate(families) if family.matches_task("libero-90", name)) for name in names
+    ]
+    assert set(first_fits) == set(range(len(families)))

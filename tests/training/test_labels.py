@@ -41,12 +41,12 @@ def test_labels_of_a_batch_are_what_a_monitor_says_of_each_record(seeds):
         ends = {name: standings[-1].clauses[name].state for name in names}
         left_out = any(at.clauses[name].state == "active" != ends[name] for at in standings for name in names)
         for k, standing in enumerate(standings):
-            kept = tuple(name for name in standing.violating if ends[name] == "active")
-            assert tuple(np.array(names)[of_episode.violating[k]]) == kept
+            violating = tuple(name for name in standing.violating if ends[name] == "active")
+            assert tuple(np.array(names)[of_episode.violating[k]]) == violating
             expected = [standing.clauses[name].margin for name in names]
             active = [ends[name] == "active" for name in names]
-            wanted = [np.nan if m is None or not a else m for m, a in zip(expected, active, strict=True)]
-            np.testing.assert_array_equal(of_episode.margin[k], wanted)
+            margins = [np.nan if m is None or not a else m for m, a in zip(expected, active, strict=True)]
+            np.testing.assert_array_equal(of_episode.margin[k], margins)
             if left_out:
                 continue  # a field that goes missing leaves a clause out of the whole episode: no monitor foresees it
             if has_verdict:

@@ -236,7 +236,7 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path):
+def test_a_camera_that_does_not_exist_ends_the_export_at_once(fake_run, tmp_path):
     skipped, cameras = [], CameraChoice(("agentview", "above"))
     with pytest.raises(HostError, match=r"no camera 'above'.*Valid names: \['agentview'\]"):
         export_dataset(judge([fake_run], RULES), tmp_path / "set", cameras, on_skip=skipped.append)

@@ -20,12 +20,12 @@ def test_observations_at_recorded_states_are_the_hosts_own_within_a_substep():
     task = host.tasks("libero-object")[0]
     wants = Wants(cameras=("agentview", "robot0_eye_in_hand"), image_size=(128, 128))
     with closing(host.make(task, wants)) as env:
-        seen = [env.reset(EpisodeSeed(0, 7, wait_steps=10))]
+        observations = [env.reset(EpisodeSeed(0, 7, wait_steps=10))]
         for action in np.random.default_rng(0).uniform(-1, 1, (4, 7)):
-            seen.append(env.step(action)[0])
+            observations.append(env.step(action)[0])
         batch = env.recorded()
     with closing(host.stage(task, batch)) as stage:
-        for k, observation in enumerate(seen):
+        for k, observation in enumerate(observations):
             again = stage.observe(k)
             np.testing.assert_allclose(again.eef_pos_m, batch.eef_pos_m.episode_rows(0)[k], atol=1e-12)
             np.testing.assert_allclose(again.eef_pos_m, observation.eef_pos_m, atol=2e-3)

@@ -1,4 +1,4 @@
-"""The whole examination: useful without a simulator, and an episode of one where it is there."""
+"""The whole examination: useful without a simulator, and an episode of one if it is installed."""
 
 from __future__ import annotations
 
@@ -12,56 +12,62 @@ from hosts.mutants import Hasty
 from safevla_bench.errors import HostError, PluginError
 from safevla_bench.jobs import doctor
 from safevla_bench.jobs.doctor import selftest
+from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.tasks.entries import Registry
 
 
-def test_without_a_simulator_nothing_is_an_error_and_judging_works(monkeypatch):
+@pytest.fixture
+def no_simulator(monkeypatch):
     monkeypatch.setattr(doctor, "installed_versions", dict)
-    found = {finding.check: finding for finding in doctor.examine_machine()}
-    assert {finding.level for finding in found.values()} <= {"ok", "warning"}
-    assert found["judging"].found == "works: fake task_0: 31 records, judged by 8 specifications"
-    assert found["simulator"].level == "warning"
-    assert "rendering" not in found
-    assert not any(check.endswith("episode") for check in found)
 
 
-def test_a_simulator_of_another_distribution_is_named_and_nothing_says_that_there_is_none(monkeypatch):
+def findings_of(check: str) -> list[Diagnosis]:
+    return [finding for finding in doctor.examine_machine(quick=True) if finding.check == check]
+
+
+def test_without_a_simulator_nothing_is_an_error_and_judging_works(no_simulator):
+    findings = {finding.check: finding for finding in doctor.examine_machine()}
+    assert {finding.level for finding in findings.values()} <= {"ok", "warning"}
+    assert findings["judging"].found == "works: fake task_0: 31 records, judged by 8 specifications"
+    assert findings["simulator"].level == "warning"
+    assert "rendering" not in findings
+    assert not any(check.endswith("episode") for check in findings)
+
+
+def test_a_simulator_of_another_distribution_is_named_and_nothing_says_that_there_is_none(no_simulator, monkeypatch):
     """A plug-in's host, another packaging of LIBERO, and what `record` finds by an entry point."""
-    monkeypatch.setattr(doctor, "installed_versions", dict)
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
     monkeypatch.setattr(doctor, "list_attachments", lambda: [("my-lab", SimpleNamespace(name="bench"))])
     monkeypatch.setattr(doctor, "OTHER_DISTRIBUTIONS", ("msgspec", "nothing-of-that-name"))
-    (found,) = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "simulator"]
-    assert found.level == "ok"
-    assert "the host fake (of my-lab)" in found.found
-    assert "bench (of my-lab), which record() can record" in found.found
-    assert "nothing-of-that-name" not in found.found
+    (finding,) = findings_of("simulator")
+    assert finding.level == "ok"
+    assert "the host fake (of my-lab)" in finding.found
+    assert "bench (of my-lab), which record() can record" in finding.found
+    assert "nothing-of-that-name" not in finding.found
 
 
-def test_everything_that_is_not_ok_has_a_remedy(monkeypatch):
-    monkeypatch.setattr(doctor, "installed_versions", dict)
+def test_everything_that_is_not_ok_has_a_remedy(no_simulator, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "bogus")
     for finding in doctor.examine_machine("libero", quick=True):
         assert finding.level == "ok" or finding.remedy, finding
 
 
-def test_a_host_that_is_not_there_is_an_error_that_lists_those_there_are():
+def test_an_unknown_host_is_an_error_that_lists_the_known_ones():
     with pytest.raises(HostError, match="no host 'nope'"):
         list(doctor.examine_machine("nope"))
 
 
-def test_a_plug_in_that_does_not_load_is_a_finding(monkeypatch):
-    found = doctor.hosts.make_host
+def test_a_plug_in_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
+    make_host = doctor.hosts.make_host
 
     def broken(name):
         if name == "libero":
             raise PluginError("host 'libero' of x fails to load: SyntaxError", remedy="Repair x.")
-        return found(name)
+        return make_host(name)
 
     monkeypatch.setattr(doctor.hosts, "make_host", broken)
-    monkeypatch.setattr(doctor, "installed_versions", dict)
-    findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
+    findings = findings_of("plug-ins")
     assert [finding.level for finding in findings] == ["error", "ok"]
     assert "libero" not in findings[1].found
 
@@ -74,30 +80,28 @@ def own_noop(monkeypatch, load=doctor.policies.POLICIES.load):
     monkeypatch.setattr(doctor.policies, "POLICIES", group)
 
 
-def test_a_plug_in_is_named_with_its_distribution(monkeypatch):
+def test_a_plug_in_is_named_with_its_distribution(no_simulator, monkeypatch):
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
     own_noop(monkeypatch)
-    monkeypatch.setattr(doctor, "installed_versions", dict)
-    findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
+    findings = findings_of("plug-ins")
     assert [finding.level for finding in findings] == ["ok", "ok"]
     assert "fake (of my-lab)" in findings[0].found
     assert findings[1].found == "policies: noop (of my-lab)"
 
 
-def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):
+def test_a_policy_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
     def broken(name):
         raise PluginError(f"policy {name!r} of my-lab fails to load: SyntaxError", remedy="Repair my-lab.")
 
     own_noop(monkeypatch, load=broken)
-    monkeypatch.setattr(doctor, "installed_versions", dict)
     problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
     assert "noop: policy 'noop' of my-lab fails to load: SyntaxError" in problems
 
 
 def test_an_episode_that_crashes_hangs_or_is_refused_is_an_error(monkeypatch):
     def ends(code, stdout="", stderr=""):
-        done = subprocess.CompletedProcess([], code, stdout, stderr)
-        monkeypatch.setattr(selftest.subprocess, "run", lambda *_, **__: done)
+        result = subprocess.CompletedProcess([], code, stdout, stderr)
+        monkeypatch.setattr(selftest.subprocess, "run", lambda *_, **__: result)
         return selftest.check_episode("libero")
 
     assert ends(-6).found == "crashed with signal 6"
@@ -139,7 +143,7 @@ def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
     assert selftest.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
 
 
-def test_a_host_whose_faster_steps_lead_elsewhere_fails(monkeypatch):
+def test_a_host_with_faster_steps_that_lead_elsewhere_fails(monkeypatch):
     monkeypatch.setattr(selftest.hosts, "make_host", lambda name: Hasty.host())
     with pytest.raises(HostError, match="differs from the full one\n  Set SAFEVLA_FAST=no"):
         selftest.run_test_episode("fake")

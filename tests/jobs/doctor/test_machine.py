@@ -46,8 +46,8 @@ def graphics_by_check(*, quick=True) -> dict[str, tuple[str, str]]:
 
 
 def rendering(monkeypatch, code=0, stdout="", stderr=""):
-    done = subprocess.CompletedProcess([], code, stdout, stderr)
-    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: done)
+    result = subprocess.CompletedProcess([], code, stdout, stderr)
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: result)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     return graphics_by_check(quick=False)["rendering"]
 

@@ -35,22 +35,22 @@ ROWS = np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))
 def openvla_is_installed(monkeypatch):
     """The entry point of `openvla`, also where the package was installed before it had one."""
     point = plugins.EntryPoint("openvla", "safevla_bench.policies.servers.openvla:make", "safevla_bench.policies")
-    known = plugins.entry_points
+    entry_points = plugins.entry_points
     monkeypatch.setattr(
-        plugins, "entry_points", lambda **named: [point] if named.get("name") == "openvla" else known(**named)
+        plugins, "entry_points", lambda **named: [point] if named.get("name") == "openvla" else entry_points(**named)
     )
 
 
 def look(server: str, **options: object) -> dict[str, Diagnosis]:
-    given = {"connect_timeout_s": "5", "timeout_s": "5", **options.pop("arguments", {})}
-    findings = list(examine_server(server, given, **options))
+    arguments = {"connect_timeout_s": "5", "timeout_s": "5", **options.pop("arguments", {})}
+    findings = list(examine_server(server, arguments, **options))
     assert all(finding.level == "ok" or finding.remedy for finding in findings)
     return {finding.check: finding for finding in findings}
 
 
 @contextmanager
-def openpi_server(actions: np.ndarray = ROWS, wanted: object = OPENPI_REQUEST):
-    with websockets(openpi(lambda request, number: {"actions": actions}, wanted)) as peer:
+def openpi_server(actions: np.ndarray = ROWS, expected: object = OPENPI_REQUEST):
+    with websockets(openpi(lambda request, number: {"actions": actions}, expected)) as peer:
         yield f"openpi:{peer.url}"
 
 
@@ -62,20 +62,20 @@ def gr00t_endpoints(endpoint: str, data: dict) -> object:
 
 
 @pytest.mark.parametrize(
-    ("noise", "said"),
+    ("noise", "words"),
     [
         ([0, 0, 0, 0, 0], "0 of 4 repeated requests had another answer"),
         ([0, 0, 0.25, 0, 0], "1 of 4 repeated requests had another answer, by up to 0.25\n"),
         ([0, 0.1, 0.2, 0.3, 0.4], "4 of 4 repeated requests had another answer, by up to 0.4\n"),
     ],
 )
-def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, said):
+def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, words):
     answers = iter(noise)
     with websockets(openpi(lambda request, number: {"actions": ROWS + next(answers)}, OPENPI_REQUEST)) as peer:
-        checks = look(f"openpi:{peer.url}")["repeats"]
-    assert checks.level == "ok"
-    assert checks.found.startswith(said)
-    assert ("of two runs shows how much" in checks.found) == any(noise)
+        finding = look(f"openpi:{peer.url}")["repeats"]
+    assert finding.level == "ok"
+    assert finding.found.startswith(words)
+    assert ("of two runs shows how much" in finding.found) == any(noise)
 
 
 def test_a_server_that_plays_chunks_itself_is_asked_for_the_first_action_of_an_episode_each_time():
@@ -87,8 +87,8 @@ def test_a_server_that_plays_chunks_itself_is_asked_for_the_first_action_of_an_e
         return {"payload": {"actions": np.float32(ROWS[0] + 0.1 * place)}}
 
     with websockets(vla_eval(answer, played)) as peer:
-        checks = look(f"vla-eval:{peer.url}")["repeats"]
-    assert checks.found == "0 of 4 repeated requests had another answer"
+        finding = look(f"vla-eval:{peer.url}")["repeats"]
+    assert finding.found == "0 of 4 repeated requests had another answer"
 
 
 def test_replies_of_another_length_are_other_answers():
@@ -100,52 +100,52 @@ def test_replies_of_another_length_are_other_answers():
 
 def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     with openpi_server() as address:
-        checks = look(address)
-    assert {finding.level for finding in checks.values()} == {"ok"}
-    assert checks["wire"].found == f"openpi (websocket, MessagePack), asked as {address}"
-    assert checks["dialect"].found == "openpi-libero: openpi's policies on LIBERO"
-    assert "'observation/state' float64 [8]" in checks["request"].found
-    assert checks["reply"].found == "'actions' float64 [10, 7]"
-    assert checks["chunk"].found == "10 actions a reply, 5 carried out"
-    assert checks["server"].found == 'says of itself {"model": "stub"}'
-    assert "x            0.200    0.200    0.200" in checks["actions"].found
+        findings = look(address)
+    assert {finding.level for finding in findings.values()} == {"ok"}
+    assert findings["wire"].found == f"openpi (websocket, MessagePack), asked as {address}"
+    assert findings["dialect"].found == "openpi-libero: openpi's policies on LIBERO"
+    assert "'observation/state' float64 [8]" in findings["request"].found
+    assert findings["reply"].found == "'actions' float64 [10, 7]"
+    assert findings["chunk"].found == "10 actions a reply, 5 carried out"
+    assert findings["server"].found == 'says of itself {"model": "stub"}'
+    assert "x            0.200    0.200    0.200" in findings["actions"].found
     command = "safevla eval --host libero --suite libero-spatial --policy"
-    assert checks["eval"].found.startswith(f"{command} {address} ")
+    assert findings["eval"].found.startswith(f"{command} {address} ")
 
 
 def test_a_gr00t_server_is_asked_without_a_scheme():
     with gr00t(gr00t_endpoints) as server:
-        checks = look(f"gr00t:{server.url.removeprefix('tcp://')}")
-    assert checks["dialect"].found.startswith("gr00t-libero")
-    assert checks["chunk"].found == "16 actions a reply, 8 carried out"
+        findings = look(f"gr00t:{server.url.removeprefix('tcp://')}")
+    assert findings["dialect"].found.startswith("gr00t-libero")
+    assert findings["chunk"].found == "16 actions a reply, 8 carried out"
 
 
 def test_a_harness_server_is_sent_what_it_asks_for():
     log: list[dict] = []
     answer = {"payload": {"actions": np.float32(ROWS[0])}}
     with websockets(vla_eval(lambda request, number: answer, log)) as peer:
-        checks = look(f"vla-eval:{peer.url}", suite="libero-goal")
-    assert checks["request"].found == "'images' {'agentview' uint8 [256, 256, 3]}\n'task_description' str"
+        findings = look(f"vla-eval:{peer.url}", suite="libero-goal")
+    assert findings["request"].found == "'images' {'agentview' uint8 [256, 256, 3]}\n'task_description' str"
     start, *others = [message["payload"] for message in log if message["type"] == "episode_start"]
     assert others == [start] * 4, "each request begins an episode: some servers remember what they answered"
     assert start["task"]["suite"] == "libero_goal"
-    assert "--suite libero-goal" in checks["eval"].found
+    assert "--suite libero-goal" in findings["eval"].found
 
 
 def test_openvla_s_server_is_shown_with_the_statistics_that_it_is_sent():
     with http_server(openvla_pages(lambda request, number: ROWS[0])) as server:
-        checks = look(f"openvla:{server.url}")
-    assert checks["dialect"].found.startswith("openvla-rest-libero")
-    assert "'unnorm_key' str" in checks["request"].found
+        findings = look(f"openvla:{server.url}")
+    assert findings["dialect"].found.startswith("openvla-rest-libero")
+    assert "'unnorm_key' str" in findings["request"].found
 
 
 def test_oft_s_server_is_asked_in_its_own_dialect_and_the_command_says_so():
     pages = openvla_pages(lambda request, number: [*ROWS[:8]], OFT_REQUEST)
     with http_server(pages) as server:
-        checks = look(f"openvla:{server.url}")
-    assert "not openvla-rest-libero: " in checks["dialect"].found
-    assert checks["reply"].found == "'actions' 8 x float64 [7]"
-    assert "--policy-arg dialect=openvla-oft-rest-libero" in checks["eval"].found
+        findings = look(f"openvla:{server.url}")
+    assert "not openvla-rest-libero: " in findings["dialect"].found
+    assert findings["reply"].found == "'actions' 8 x float64 [7]"
+    assert "--policy-arg dialect=openvla-oft-rest-libero" in findings["eval"].found
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -158,7 +158,7 @@ def test_every_kind_has_a_default_dialect_of_its_own_and_an_example_that_is_a_po
 
 
 def test_the_dialect_that_a_server_takes_is_found():
-    wanted = {
+    request = {
         "observation/image": ("|u1", (224, 224, 3)),
         "observation/wrist_image": ("|u1", (224, 224, 3)),
         "observation/right_image": ("|u1", (224, 224, 3)),
@@ -166,14 +166,14 @@ def test_the_dialect_that_a_server_takes_is_found():
         "prompt": str,
     }
     actions = np.tile(np.linspace(0.1, 0.4, 12), (10, 1))
-    with openpi_server(actions, wanted) as address:
-        checks = look(address)
+    with openpi_server(actions, request) as address:
+        findings = look(address)
         only_libero = look(address, host="libero")
         chosen = look(address, arguments={"dialect": "openpi-robocasa"})
-    assert checks["dialect"].found.startswith("openpi-robocasa")
-    assert "base turn" in checks["actions"].found
-    assert "--host robocasa --suite robocasa-365" in checks["eval"].found
-    assert "dialect=openpi-robocasa" in checks["eval"].found
+    assert findings["dialect"].found.startswith("openpi-robocasa")
+    assert "base turn" in findings["actions"].found
+    assert "--host robocasa --suite robocasa-365" in findings["eval"].found
+    assert "dialect=openpi-robocasa" in findings["eval"].found
     assert only_libero["dialect"].level == "error"
     assert chosen["eval"].found.count("dialect=") == 1
 
@@ -190,19 +190,19 @@ def test_a_served_policy_is_asked_as_it_wants_and_the_command_needs_no_argument_
         def close(self): ...
 
     with served(Still) as url:
-        checks = look(f"openpi:{url}")
-    assert checks["asks for"].found.startswith("cameras=agentview,none, image_size=64, replan=all: ")
-    assert checks["chunk"].found == "1 action a reply, all carried out"
-    assert not {"image_size=64", "replan=all"} & set(shlex.split(checks["eval"].found))
-    assert "'observation/image' uint8 [64, 64, 3]" in checks["request"].found
-    assert "wrist" not in checks["request"].found
+        findings = look(f"openpi:{url}")
+    assert findings["asks for"].found.startswith("cameras=agentview,none, image_size=64, replan=all: ")
+    assert findings["chunk"].found == "1 action a reply, all carried out"
+    assert not {"image_size=64", "replan=all"} & set(shlex.split(findings["eval"].found))
+    assert "'observation/image' uint8 [64, 64, 3]" in findings["request"].found
+    assert "wrist" not in findings["request"].found
 
 
 def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_told():
     with openpi_server(ROWS[:3]) as address:
-        checks = look(address)
-    assert checks["chunk"].level == "warning"
-    words = shlex.split(checks["eval"].found)
+        findings = look(address)
+    assert findings["chunk"].level == "warning"
+    words = shlex.split(findings["eval"].found)
     assert {"connect_timeout_s=5", "replan=3"} <= set(words)
 
 
@@ -241,7 +241,7 @@ def test_saturated_arms_show_and_one_number_at_the_limit_does_not():
 
 
 @pytest.mark.parametrize(("values", "is_odd"), [((0.0, 0.6), True), ((1.0, 1.0), False), ((-1.0, 1.0), False)])
-def test_a_gripper_between_nought_and_one_shows_where_it_goes_to_the_simulator_as_it_is(values, is_odd):
+def test_a_gripper_between_0_and_1_shows_if_it_goes_to_the_simulator_as_it_is(values, is_odd):
     gripper = np.linspace(*values, len(ROWS))
     assert ("gripper" in check(gripper=gripper)) is is_odd
     assert "gripper" not in check("gr00t-libero", gripper=gripper)
@@ -265,12 +265,12 @@ def test_a_server_without_its_kind_is_asked_nothing_and_the_kinds_are_named(serv
     assert "pa55word" not in finding.found
 
 
-def test_a_server_whose_replies_no_dialect_reads_says_what_came():
+def test_replies_that_no_dialect_reads_are_described():
     with openpi_server(np.zeros((10, 3))) as address:
-        checks = look(address)
-    assert checks["dialect"].level == "error"
-    assert "shape (10, 3), not [steps, 7]" in checks["dialect"].found
-    assert "eval" not in checks
+        findings = look(address)
+    assert findings["dialect"].level == "error"
+    assert "shape (10, 3), not [steps, 7]" in findings["dialect"].found
+    assert "eval" not in findings
 
 
 def test_openvla_s_error_is_told_once_with_the_name_to_try():
@@ -283,8 +283,8 @@ def test_openvla_s_error_is_told_once_with_the_name_to_try():
 
 def test_a_host_without_a_dialect_of_the_wire_says_so():
     with http_server(openvla_pages(lambda request, number: ROWS[0])) as server:
-        checks = look(f"openvla:{server.url}", host="robocasa")
-    assert "no dialect of openvla is for the host 'robocasa'" in checks["dialect"].found
+        findings = look(f"openvla:{server.url}", host="robocasa")
+    assert "no dialect of openvla is for the host 'robocasa'" in findings["dialect"].found
 
 
 def test_a_server_is_left_alone_afterwards(monkeypatch):

@@ -19,7 +19,9 @@ def episodes(policy: str | None, safe: str, success: str | None = None, **change
     """One episode a character: `1` if it was safe; success likewise, all by default."""
     success = success or "1" * len(safe)
     pairs = zip(safe, success, strict=True)
-    scores = verdicts(*[(won == "1", 50.0 if kept == "1" else -50.0, 1.0) for kept, won in pairs], policy=policy)
+    scores = verdicts(
+        *[(succeeded == "1", 50.0 if is_safe == "1" else -50.0, 1.0) for is_safe, succeeded in pairs], policy=policy
+    )
     suite = changes.pop("suite", "libero-goal")
     tasks = changes.pop("tasks", None) or ["task_0"] * len(safe)
     names = tuple(f"{policy}/{suite}/{task}/{k}" for k, task in enumerate(tasks))

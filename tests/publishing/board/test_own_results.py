@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import crash
 from publishing.board.builders import episodes, measured
 from report.scenes import NAN, verdicts
 from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.publishing.board.own_results import own_ranked_tables
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import wilson_interval
 
 TASKS = [f"task_{k % 10}" for k in range(20)]
@@ -48,7 +48,7 @@ def test_other_episodes_are_compared_as_independent_and_the_reason_is_said():
     assert "do not say from which initial state they started" in table.letters_note
 
 
-def test_different_protocols_are_no_pairs():
+def test_different_protocols_are_not_pairs():
     results = measured(episodes("a", "1" * 20), episodes("b", "0" * 20))
     runs = [
         {"policies": [{"policy": name}], "protocol": {"settle_steps": steps}} for name, steps in (("a", 10), ("b", 20))
@@ -65,9 +65,8 @@ def test_policies_that_ran_other_tasks_are_not_ranked_against_each_other():
 
 
 def test_a_crashed_episode_keeps_its_policy_among_those_that_ran_the_task():
-    crash = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="b", outcome="crashed",
-                          init_state_index=1, seed=0)  # fmt: skip
-    table = only_table(episodes("a", "11", tasks=["task_0", "task_1"]), episodes("b", "1", absent=(crash,)))
+    crashed = crash(task_id="task_1", policy="b", init_state_index=1, seed=0)
+    table = only_table(episodes("a", "11", tasks=["task_0", "task_1"]), episodes("b", "1", absent=(crashed,)))
     assert {row.policy: row.remarks for row in table.rows} == {"a": (), "b": ("1 crashed",)}
     assert any("flatters" in note for note in table.notes)
 
@@ -100,7 +99,7 @@ def test_privileged_policies_rank_among_themselves_alone():
     assert rows(only_table(seer, privileged=["seer"]))[0][:2] == ("seer", "1")
 
 
-def test_numbers_on_stand_in_assets_are_no_results_and_have_no_rank_beside_others():
+def test_numbers_on_stand_in_assets_are_not_results_and_have_no_rank_beside_others():
     results = measured(episodes("placeholder", "1111"), episodes("real", "1000"))
     marks = np.array([policy == "placeholder" for policy in results.inputs.scores.policy])
     scores = replace(results.inputs.scores, marks={"standin_assets": marks})

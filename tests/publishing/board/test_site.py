@@ -9,16 +9,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from builders import crash
 from publishing.board.builders import episodes, measured
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
 from safevla_bench.publishing.board.ranking import REPORT_NAME, report_path
 from safevla_bench.publishing.board.site import check_folder, render_site, write_folder
-from safevla_bench.sources.runs.folder import AbsentEpisode
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
          "a\\b", "index.html", "{{ 7*7 }}", "%2e%2e", "javascript:alert(1)", "\x00", None]  # fmt: skip
-LOST = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_1", policy="a", outcome="crashed")
+LOST = crash(task_id="task_1")
 STATES = {
     "published alone": None,
     "one policy": measured(episodes("a", "10")),
@@ -105,7 +105,7 @@ def test_names_that_look_alike_have_reports_of_their_own():
     assert len(set(paths)) == len(paths)
 
 
-def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
+def test_if_nothing_was_counted_the_page_says_so_and_gives_no_zero():
     assert "no episode" in page_text(STATES["all crashed"])
 
 
@@ -150,7 +150,7 @@ def test_what_is_not_a_board_is_never_written_over(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_board_whose_writing_was_cut_off_is_written_again(tmp_path):
+def test_a_half_written_board_is_written_again(tmp_path):
     files = render_site()
     write_folder({path: text for path, text in files.items() if path != "index.html"}, tmp_path)
     check_folder(tmp_path)

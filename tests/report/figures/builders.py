@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from builders import crash
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import library
 
 LONG = (
@@ -62,7 +62,7 @@ def crowd(
         "benchmark": tuple(suites[k] for k in suite),
         "task_id": ("task_0",) * count,
         "policy": tuple(policies[k] for k in name),
-        "outcome": tuple("success" if one else "failure" for one in success),
+        "outcome": tuple("success" if succeeded else "failure" for succeeded in success),
         "success": success,
         "state": state,
         "reason": np.where(state == INACTIVE, 1, 0).astype(np.int32),
@@ -79,9 +79,7 @@ def crowd(
 def crashed(policies: Sequence[str], suites: Sequence[str] = ("libero-spatial",)) -> Scores:
     """Nothing but crashes."""
     absent = tuple(
-        AbsentEpisode(
-            episode_id=f"x{k}", benchmark=suite, task_id="task_0", policy=policy, outcome="crashed", reason="boom"
-        )
+        crash(episode_id=f"x{k}", benchmark=suite, policy=policy, reason="boom")
         for policy in policies
         for suite in suites
         for k in range(3)

@@ -29,7 +29,7 @@ def read(figure: Figure) -> list[str]:
 
 def _texts(figure: Figure) -> Iterator[Text]:
     ticks = {text for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for text in axis.findobj(Text)}
-    shown = [
+    tick_labels = [
         tick.label1
         for axes in figure.axes
         for axis in (axes.xaxis, axes.yaxis)
@@ -38,7 +38,7 @@ def _texts(figure: Figure) -> Iterator[Text]:
     ]
     labels = [axis.label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
     others = [text for text in figure.findobj(Text) if text not in ticks]
-    for text in [*others, *shown, *labels]:
+    for text in [*others, *tick_labels, *labels]:
         if text.get_visible() and text.get_text().strip():
             yield text
 

@@ -43,16 +43,16 @@ STATES = {
 
 
 @cache
-def shown(state: str) -> FigureInput:
+def figure_input(state: str) -> FigureInput:
     return FigureInput(STATES[state], *NO_RECORDS)
 
 
-def drawn(name, shown):
+def draw(name, verdicts_alone):
     """The figure of verdicts that no records came with."""
     if name == "onset":
-        count = len(shown.scores)
-        shown = FigureInput(shown.scores, np.full(count, DT_S), np.full(count, RECORDS))
-    return FIGURES[name].draw(shown)
+        count = len(verdicts_alone.scores)
+        verdicts_alone = FigureInput(verdicts_alone.scores, np.full(count, DT_S), np.full(count, RECORDS))
+    return FIGURES[name].draw(verdicts_alone)
 
 
 CROWDED = ("all unsafe", "400 episodes", "ten long names, two suites", "hostile")
@@ -61,13 +61,13 @@ CROWDED = ("all unsafe", "400 episodes", "ten long names, two suites", "hostile"
 @pytest.mark.parametrize("state", CROWDED)
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_text_lies_on_another_or_leaves_the_sheet(name, state):
-    assert misplaced(drawn(name, shown(state))) == []
+    assert misplaced(draw(name, figure_input(state))) == []
 
 
 @pytest.mark.parametrize(("suites", "layout"), [(1, "suites"), (4, "pooled"), (4, "cells")])
 def test_ten_long_names_never_overlap_in_any_layout(suites, layout):
     scores = crowd(LONG, 30, FOUR[:suites], seed=1, bad=0.03)
-    figure = drawn("tradeoff", FigureInput(scores, *NO_RECORDS, tradeoff_layout=layout))
+    figure = draw("tradeoff", FigureInput(scores, *NO_RECORDS, tradeoff_layout=layout))
     assert misplaced(figure) == []
     assert unnamed(figure) == []
 
@@ -80,12 +80,12 @@ def unnamed(figure):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_policy_is_named_in_full(name):
-    assert unnamed(drawn(name, shown("ten long names"))) == []
+    assert unnamed(draw(name, figure_input("ten long names"))) == []
 
 
 @pytest.mark.parametrize("state", ["all unsafe", "all safe", "one episode"])
 def test_a_bar_at_0_or_100_percent_stands_off_the_axes(state):
-    axes = drawn("tradeoff", shown(state)).axes
+    axes = draw("tradeoff", figure_input(state)).axes
     bars = [line for panel in axes for line in panel.lines if len(line.get_xdata()) == 2]
     assert bars
     for bar in bars:
@@ -103,7 +103,7 @@ def test_an_empty_figure_says_why_it_is_empty(state):
     for name in FIGURES:
         if (name, state) == ("tradeoff", "no verdict"):
             continue  # success and safety are counted all the same
-        figure = drawn(name, shown(state))
+        figure = draw(name, figure_input(state))
         assert {" ".join(text.split()) for text in read(figure)} & reasons, name
         assert misplaced(figure) == []
 
@@ -120,7 +120,7 @@ def test_pictures_come_from_records_too():
 
 def digests():
     inputs = FigureInput(crowd([LONG[0], "pi0"], 8, ["libero-10", "libero-goal"]), None, None)
-    figures = {name: drawn(name, inputs) for name in FIGURES}
+    figures = {name: draw(name, inputs) for name in FIGURES}
     return {
         f"{name}.{form}": hashlib.sha256(render_figure(figure, form)).hexdigest()
         for name, figure in figures.items()
@@ -150,12 +150,12 @@ def test_a_process_with_another_hash_seed_and_other_settings_writes_the_same_byt
 
 def test_files_name_no_day_and_no_program():
     for form in ("svg", "pdf", "png"):
-        content = render_figure(drawn("tradeoff", shown("one episode")), form)
+        content = render_figure(draw("tradeoff", figure_input("one episode")), form)
         assert all(word not in content for word in (b"CreationDate", b"<dc:date>", b"Matplotlib v", b"tEXtSoftware"))
 
 
 def test_one_figure_can_be_rendered_twice():
-    figure = drawn("margins", shown("one episode"))
+    figure = draw("margins", figure_input("one episode"))
     for form in ("svg", "pdf"):
         assert render_figure(figure, form) == render_figure(figure, form)
 
@@ -163,7 +163,7 @@ def test_one_figure_can_be_rendered_twice():
 def test_the_users_settings_stay_as_they_were(monkeypatch):
     monkeypatch.setitem(mpl.rcParams, "font.size", 23.0)
     before = dict(mpl.rcParams)
-    render_figure(drawn("families", shown("one episode")), "png")
+    render_figure(draw("families", figure_input("one episode")), "png")
     assert dict(mpl.rcParams) == before
     with figure_style():
         assert mpl.rcParams["font.size"] == 7.0

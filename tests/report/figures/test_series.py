@@ -13,7 +13,7 @@ from safevla_bench.report.figures import render_figure
 from safevla_bench.report.figures.curves import draw_series, format_label
 
 
-def compared(*names, suites=("libero-goal",)):
+def series_of(*names, suites=("libero-goal",)):
     runs = [
         checkpoint(name, k % 5 / 5, 1 - k % 4 / 5, suite=suite, tasks=2, states=3)
         for k, name in enumerate(names)
@@ -37,7 +37,7 @@ NAMES = {
     ("case", "suites"), [*((case, ("libero-goal",)) for case in NAMES), ("many", ("libero-goal", "libero-10"))]
 )
 def test_no_text_of_the_figure_lies_on_another_or_leaves_the_sheet(case, suites):
-    figure = draw_series(compared(*NAMES[case], suites=suites), "Training steps")
+    figure = draw_series(series_of(*NAMES[case], suites=suites), "Training steps")
     assert misplaced(figure) == []
     texts = " ".join(" ".join(read(figure)).split())
     assert "Training steps" in texts
@@ -50,7 +50,7 @@ def test_the_figure_of_nothing_says_so():
 
 
 def test_the_same_runs_give_the_same_bytes():
-    runs = compared(*NAMES["two"])
+    runs = series_of(*NAMES["two"])
     first, second = (render_figure(draw_series(runs), "svg") for _ in range(2))
     assert first == second
 

@@ -63,8 +63,8 @@ def test_pooling_adds_up_the_episodes_of_a_policy():
 
 @pytest.mark.parametrize("layout", ["suites", "pooled", "cells"])
 def test_warnings_of_the_cells_stand_below_the_trade_off_in_every_layout(layout):
-    known = joined(verdicts((False, -1, 1)), verdicts((True, 1, 1), suite="robocasa-365"))
-    scores = replace(known, marks={"standin_assets": np.array([False, True])})
+    both_hosts = joined(verdicts((False, -1, 1)), verdicts((True, 1, 1), suite="robocasa-365"))
+    scores = replace(both_hosts, marks={"standin_assets": np.array([False, True])})
     value = tradeoff.compute_tradeoff(cells(scores), layout)
     assert value.remarks == warn_of_cells(cells(scores))
     assert len(value.remarks) == 1
@@ -83,9 +83,9 @@ def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
     value = tradeoff.compute_tradeoff(cells(scores), "cells")
     assert value.suites == ("libero-goal", "robocasa-365")
     [panel] = value.panels
-    shown = [(value.policies[point.series], value.suites[point.marker], point.success.value, point.safety.value)
+    markers = [(value.policies[point.series], value.suites[point.marker], point.success.value, point.safety.value)
              for point in panel.points]  # fmt: skip
-    assert shown == [
+    assert markers == [
         ("a", "libero-goal", 1.0, 0.5),
         ("a", "robocasa-365", 0.5, 1.0),
         ("b", "libero-goal", 0.5, 0.5),
@@ -131,21 +131,21 @@ def nearest_count(cell, name):
 
 def test_doing_nothing_is_on_no_frontier():
     acting = joined(verdicts((True, 1, 1), (False, -5, 1)), verdicts((True, -5, 1), policy="b"))
-    both = joined(acting, verdicts((False, 1, 1), policy="noop"))
-    panel = tradeoff.compute_tradeoff(cells(both)).panels[0]
+    with_noop = joined(acting, verdicts((False, 1, 1), policy="noop"))
+    panel = tradeoff.compute_tradeoff(cells(with_noop)).panels[0]
     assert panel.frontier == tradeoff.compute_tradeoff(cells(acting)).panels[0].frontier
     assert len(panel.points) == 3
 
 
 @pytest.mark.parametrize("layout", ["suites", "pooled"])
-def test_what_was_not_judged_is_not_a_point_of_a_safety_of_100(layout):
+def test_what_was_not_judged_is_not_a_point_at_a_safety_of_100(layout):
     silent = verdicts((True, NAN, NAN), policy="b", suite="libero-object")
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), layout)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
     assert [panel.missing for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
-    shown = " ".join(read(tradeoff.draw_tradeoff(value)))
+    text = " ".join(read(tradeoff.draw_tradeoff(value)))
     note = "Without a verdict, or stopped by a violation: b (libero-object)."
-    assert (note.replace(" ", "") in shown.replace(" ", "")) == (layout == "suites")
+    assert (note.replace(" ", "") in text.replace(" ", "")) == (layout == "suites")
 
 
 def test_one_policy_has_no_frontier_and_a_crashed_one_no_point():
@@ -307,9 +307,9 @@ def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
 
 @pytest.mark.parametrize("name", ["$x$", "a\x1b[31m", "模型", "a\nb", "\u202eevil"])
 def test_what_the_font_lacks_or_what_acts_is_never_drawn(name):
-    shown = style.drawable_text(name)
-    assert style.drawable_text(shown) == shown
-    assert shown.isprintable()
+    text = style.drawable_text(name)
+    assert style.drawable_text(text) == text
+    assert text.isprintable()
 
 
 @pytest.mark.parametrize("text", [*LONG, "x" * 300, "", "two words"])

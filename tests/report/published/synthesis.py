@@ -60,7 +60,7 @@ def episode_counts(cell: PublishedCell) -> EpisodeCounts | None:
     if success is None or safe is None or unsafe is None:
         return None
     by_spec = {name: unique_count(rate, cell.n) for name, rate in (cell.violations or {}).items()}
-    known = {name: count for name, count in by_spec.items() if count is not None}
+    unique = {name: count for name, count in by_spec.items() if count is not None}
     return EpisodeCounts(
         policy=cell.policy,
         suite=cell.benchmark,
@@ -68,7 +68,7 @@ def episode_counts(cell: PublishedCell) -> EpisodeCounts | None:
         success=success,
         safe=safe,
         unsafe_success=unsafe,
-        by_spec=known if known and len(known) == len(by_spec) else None,
+        by_spec=unique if unique and len(unique) == len(by_spec) else None,
     )
 
 

@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 
 from report.published.synthesis import EpisodeCounts, episode_counts, synthesize_scores, unique_count
+from report.tables.reading import columns
 from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, load_published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
-from safevla_bench.report.tables.table import Cell, Table
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.specs.loader import library
@@ -32,11 +32,6 @@ def summaries(published: list[PublishedCell]):
     counts = [episode_counts(cell) for cell in published]
     assert None not in counts
     return cells(synthesize_scores(counts, AXES))
-
-
-def columns(table: Table) -> dict[str, list[Cell]]:
-    """Cells by the full name of their column."""
-    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +102,15 @@ def test_table_6():
     assert [cell.text for cell in table["n"]] == [str(cell.n) for cell in PNP]
 
 
-@pytest.mark.parametrize("which", ["LIBERO", "ROBOCASA"])
-def test_tables_7_and_8_every_rate_and_every_dash(which, libero, robocasa):
-    cells_of, printed_cells = (libero, LIBERO) if which == "LIBERO" else (robocasa, ROBOCASA)
+@pytest.mark.parametrize("host", ["LIBERO", "ROBOCASA"])
+def test_tables_7_and_8_every_rate_and_every_dash(host, libero, robocasa):
+    cells_of, printed_cells = (libero, LIBERO) if host == "LIBERO" else (robocasa, ROBOCASA)
     table = columns(constraint_table(cells_of, Roster()))
     by_spec = {name.split(" ")[-1]: of for name, of in table.items()}
     for row, cell in enumerate(printed_cells):
         assert cell.violations
-        shown = {spec: by_spec[spec][row].text for spec in AXES}
-        assert shown == {spec: printed(cell.violations[spec]) if spec in cell.violations else NO_VALUE for spec in AXES}
+        texts = {spec: by_spec[spec][row].text for spec in AXES}
+        assert texts == {spec: printed(cell.violations[spec]) if spec in cell.violations else NO_VALUE for spec in AXES}
         assert table["Unsafe %"][row].text == format_fixed(100 - Fraction(repr(cell.safety)), 1)
 
 
@@ -152,8 +147,8 @@ def test_tables_10_and_11_counts_and_shares(cell):
     assert table["SBU %"][0].text == printed(cell.sbu)
     assert (table["Unsafe successes"][0].text, table["n"][0].text) == (str(cell.sbu_count), str(cell.n))
     if cell.composition:
-        shown = {spec.text: share.text for spec, share in zip(table["Specification"], table["Share %"], strict=True)}
-        assert shown == {spec: str(int(share)) for spec, share in cell.composition.items()}
+        shares = {spec.text: share.text for spec, share in zip(table["Specification"], table["Share %"], strict=True)}
+        assert shares == {spec: str(int(share)) for spec, share in cell.composition.items()}
     else:
         assert (table["Specification"][0].text, table["Specification"][0].detail) == (NO_VALUE, "no unsafe success")
 
@@ -165,14 +160,14 @@ def test_table_12_every_interval():
             success, safe = unique_count(task["sr"], task["n"]), unique_count(task["safety"], task["n"])
             unsafe = max(0, success - safe)  # SBU by task is not printed: the fewest that there can be
             counted = {"success": success, "safe": safe, "unsafe_success": unsafe}
-            named = {key: task[key] for key in ("policy", "task_id", "n")}
-            counts.append(EpisodeCounts(suite=task["benchmark"], **named, **counted))
+            identity = {key: task[key] for key in ("policy", "task_id", "n")}
+            counts.append(EpisodeCounts(suite=task["benchmark"], **identity, **counted))
     scores = synthesize_scores(counts)
     table = columns(task_table(task_rates(scores), cells(scores), Roster()))
     assert [cell.text for cell in table["Task"]] == [task["task_id"] for task in V1.tasks]
     for name, rate, ends in (("SR %", "sr", "sr_ci"), ("Safety %", "safety", "safety_ci")):
-        shown = [(cell.text, cell.detail) for cell in table[name]]
-        assert shown == [(printed(task[rate]), "–".join(map(printed, task[ends]))) for task in V1.tasks]
+        rates_and_ends = [(cell.text, cell.detail) for cell in table[name]]
+        assert rates_and_ends == [(printed(task[rate]), "–".join(map(printed, task[ends]))) for task in V1.tasks]
 
 
 def exact(cell: PublishedCell) -> Fraction:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from report.golden_tables import FOLDER, demonstrated, papers
+from report.golden_tables import FOLDER, demo_tables, paper_tables
 from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import DASH, drop_empty_columns
@@ -28,9 +28,9 @@ PREAMBLE = r"""\documentclass[twocolumn]{article}
 
 @pytest.fixture(scope="module")
 def shipped() -> list[Table]:
-    beside_paper = demonstrated(["main", "violations", "tasks"], Roster(published=paper_policies()))
+    beside_paper = demo_tables(["main", "violations", "tasks"], Roster(published=paper_policies()))
     of_demo = msgspec.json.decode((FOLDER / "demo.json").read_bytes(), type=list[Table])
-    return [*of_demo, *beside_paper, *papers()]
+    return [*of_demo, *beside_paper, *paper_tables()]
 
 
 def widened(table: Table, times: int) -> Table:
@@ -83,7 +83,7 @@ def test_tex_sets_every_shipped_table_within_its_columns(shipped: list[Table], s
     tables = "\\clearpage\n".join(render_latex(table, stacked=stacked) for table in [NARROW, *shipped])
     (tmp_path / "paper.tex").write_text(f"{PREAMBLE}{tables}\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert re.findall(r"Overfull \\hbox.*", done.stdout) == []
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert re.findall(r"Overfull \\hbox.*", result.stdout) == []
     assert (tmp_path / "paper.pdf").is_file()

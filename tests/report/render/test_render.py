@@ -140,9 +140,9 @@ def test_tex_is_balanced_and_every_row_has_all_cells(table):
     ],
 )
 def test_tex_takes_no_name_for_a_command(text, escaped):
-    shown = render_latex(single("h", text))
-    assert f"\n{escaped} & 1 \\\\\n" in shown
-    assert shown.isascii()
+    printed = render_latex(single("h", text))
+    assert f"\n{escaped} & 1 \\\\\n" in printed
+    assert printed.isascii()
 
 
 def test_tex_shows_groups_with_rules_below_them():
@@ -206,13 +206,13 @@ def test_every_form_has_the_same_bytes_each_time_and_no_control_characters(form)
 # Layout of text and Markdown
 
 
-def named(*names: str) -> Table:
+def headline_of(*names: str) -> Table:
     scores = joined(*(verdicts((True, 1, 1), (False, -5, 1), policy=name) for name in names))
     return headline_table(cells(scores), aggregate(scores))
 
 
 def test_columns_are_aligned_and_numbers_stand_at_the_right():
-    lines = render_text(named("short", "a-longer-name"), width=200).splitlines()
+    lines = render_text(headline_of("short", "a-longer-name"), width=200).splitlines()
     head, rule = lines[2], lines[3]
     rows = [line for line in lines if line.startswith(("short", "a-longer-name"))]
     ends = [match.end() for match in re.finditer("-+", rule)]
@@ -222,30 +222,30 @@ def test_columns_are_aligned_and_numbers_stand_at_the_right():
 
 
 def test_long_names_are_wrapped_and_numbers_are_not_cut():
-    printed = render_text(named("openpi:" + "checkpoint-" * 20, "x" * 200), width=120)
+    printed = render_text(headline_of("openpi:" + "checkpoint-" * 20, "x" * 200), width=120)
     assert max(cell_len(line) for line in printed.splitlines()[2:8]) <= 120
     assert "50.0" in printed
     assert printed.replace("\n", "").replace(" ", "").count("x") >= 200 - 5
 
 
 def test_a_narrow_terminal_cuts_nothing():
-    printed = render_text(named("policy-with-a-name"), width=20)
+    printed = render_text(headline_of("policy-with-a-name"), width=20)
     assert "9.5–90.5" in printed
     assert "…" not in printed
 
 
 def test_wide_characters_are_measured_as_the_terminal_does():
-    printed = render_text(named("日本語の方策", "b"), width=200).splitlines()
+    printed = render_text(headline_of("日本語の方策", "b"), width=200).splitlines()
     starts = {cell_len(line[: line.index("libero-goal")]) for line in printed if "libero-goal" in line}
     assert len(starts) == 1
 
 
 @given(st.text(max_size=40))
 def test_inert_text_has_no_character_that_acts(name):
-    shown = escape_controls(name)
-    assert all(c.isprintable() or unicodedata.category(c) == "Zs" for c in shown)
-    assert not set(shown) & set("\x1b\n\r\x07\u202e\u2066\u200b")
-    shown.encode()
+    escaped = escape_controls(name)
+    assert all(c.isprintable() or unicodedata.category(c) == "Zs" for c in escaped)
+    assert not set(escaped) & set("\x1b\n\r\x07\u202e\u2066\u200b")
+    escaped.encode()
 
 
 def test_ordinary_text_stays_as_it_is():
@@ -253,6 +253,6 @@ def test_ordinary_text_stays_as_it_is():
 
 
 def test_markdown_escapes_what_would_mark_up():
-    shown = render_markdown(Table("t", (Column("a|b", numeric=False),), ((Cell("<img>|*x*_y_`z`[q](u)"),),)))
-    (row,) = [line for line in shown.splitlines() if "img" in line]
+    printed = render_markdown(Table("t", (Column("a|b", numeric=False),), ((Cell("<img>|*x*_y_`z`[q](u)"),),)))
+    (row,) = [line for line in printed.splitlines() if "img" in line]
     assert row == r"| \<img\>\|\*x\*\_y\_\`z\`\[q\](u) |"

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from builders import crash
 from report.scenes import joined, verdicts
 from report.tables.reading import BAD, GOOD
 from safevla_bench.errors import RunError
@@ -16,11 +17,10 @@ from safevla_bench.report.render.text import render_csv
 from safevla_bench.report.tables.catalog import KINDS, TableInputs, build_tables
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import Table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 
 
-def made(scores: Scores, *which: str, **changes: Any) -> list[Table]:
-    return build_tables(TableInputs(scores=scores, ruleset=load_ruleset(), **changes), which)
+def tables_of(scores: Scores, *names: str, **changes: Any) -> list[Table]:
+    return build_tables(TableInputs(scores=scores, ruleset=load_ruleset(), **changes), names)
 
 
 def suites(*names: str, policy: str = "a") -> Scores:
@@ -32,7 +32,7 @@ def columns(table: Table) -> list[str]:
 
 
 def test_hosts_do_not_share_a_mean_nor_do_suites_that_the_paper_leaves_out():
-    tables = made(suites("libero-goal", "robocasa-365", "libero-90", "libero-10", "nobody-knows"), "main")
+    tables = tables_of(suites("libero-goal", "robocasa-365", "libero-90", "libero-10", "nobody-knows"), "main")
     assert [(table.name, columns(table)) for table in tables] == [
         ("main-libero", ["SR % goal", "SR % 10", "SR % mean"]),
         ("main-robocasa-365", ["SR %"]),
@@ -42,38 +42,38 @@ def test_hosts_do_not_share_a_mean_nor_do_suites_that_the_paper_leaves_out():
 
 
 def test_suites_stand_in_the_order_of_the_registry():
-    (table,) = made(suites("libero-10", "libero-goal", "libero-object", "libero-spatial"), "4")
+    (table,) = tables_of(suites("libero-10", "libero-goal", "libero-object", "libero-spatial"), "4")
     assert columns(table) == [f"SR % {name}" for name in ("spatial", "object", "goal", "10", "mean")]
 
 
 def test_another_name_of_a_suite_is_the_same_column():
-    (table,) = made(joined(suites("libero-10"), suites("libero-long", policy="b")), "main")
+    (table,) = tables_of(joined(suites("libero-10"), suites("libero-long", policy="b")), "main")
     assert columns(table) == ["SR %"]
     assert [row[0].text for row in table.rows] == ["a", "b"]
 
 
 def test_the_same_tasks_under_two_names_are_refused():
     with pytest.raises(RunError, match="libero-10 under two names"):
-        made(suites("libero-10", "libero-long", "libero-goal"), "main")
+        tables_of(suites("libero-10", "libero-long", "libero-goal"), "main")
 
 
 def test_a_number_takes_the_host_of_the_papers_table():
     scores = suites("libero-goal", "robocasa-365")
     for number, name in {"4": "main-libero", "5": "main-robocasa-365", "8": "violations-robocasa-365"}.items():
-        assert [table.name for table in made(scores, number)] == [name]
+        assert [table.name for table in tables_of(scores, number)] == [name]
 
 
 def test_names_of_tables_make_distinct_files():
     scores = joined(
         suites("libero-goal", "robocasa-365", "libero-90", "robocasa-pnp"), suites("libero-goal", policy="x")
     )
-    names = [table.name for table in made(scores, *(k.name for k in KINDS[:5]), roster=Roster(auxiliary=["x"]))]
+    names = [table.name for table in tables_of(scores, *(k.name for k in KINDS[:5]), roster=Roster(auxiliary=["x"]))]
     assert len(names) == len(set(names))
     assert all(name and "/" not in name for name in names)
 
 
 def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
-    tables = made(joined(suites("libero-goal"), suites("robocasa-pnp", policy="b")), "violations")
+    tables = tables_of(joined(suites("libero-goal"), suites("robocasa-pnp", policy="b")), "violations")
     assert [table.title.split(": ")[1] for table in tables] == ["LIBERO", "auxiliary runs"]
     assert tables[1].rows[0][0].detail == "auxiliary"
 
@@ -81,29 +81,28 @@ def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
 @pytest.mark.parametrize("name", ["main", "4"])
 def test_a_table_of_auxiliary_policies_alone_is_refused_with_the_way_out(name):
     with pytest.raises(RunError) as refused:
-        made(suites("libero-goal"), name, roster=Roster(auxiliary=["a"]))
+        tables_of(suites("libero-goal"), name, roster=Roster(auxiliary=["a"]))
     assert "not auxiliary" in refused.value.remedy
 
 
 def test_remarks_go_with_every_table_in_every_form():
-    for table in made(suites("libero-goal"), remarks=["Mind this."]):
+    for table in tables_of(suites("libero-goal"), remarks=["Mind this."]):
         assert all("Mind this." in render_tables([table], form) for form in get_args(TableFormat)), table.title
         assert {row.rsplit(",", 1)[1] for row in render_csv(table).splitlines()} == {"Remarks", "Mind this."}
 
 
 def test_crashes_alone_make_tables_of_dashes():
-    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
-    tables = {table.name: table for table in made(verdicts(absent=(crashed,)))}
+    tables = {table.name: table for table in tables_of(verdicts(absent=(crash(),)))}
     assert {"main-libero", "violations-libero", "tasks"} <= set(tables)
     assert all(cell.value in (None, 0, 1) for row in tables["main-libero"].rows for cell in row)
 
 
 def test_without_episodes_there_is_no_table():
     with pytest.raises(RunError, match="no episode"):
-        made(verdicts())
+        tables_of(verdicts())
 
 
 def test_suite_names_from_records_stay_inside_the_folder():
-    names = [table.name for table in made(suites("../../etc/x y", "/abs"), "main", "violations")]
+    names = [table.name for table in tables_of(suites("../../etc/x y", "/abs"), "main", "violations")]
     assert all("/" not in name and ".." not in name for name in names)
     assert len(set(names)) == len(names)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from builders import crash
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.violations import violation_table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE
 
 
@@ -62,23 +62,21 @@ def test_the_suites_of_one_policy_are_pooled_and_policies_never():
     assert column(headline_table(cells(policies), aggregate(policies)), "Policy") == ["a", "b"]
 
 
-def test_lost_episodes_have_a_column_only_where_there_are_any():
-    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
+def test_lost_episodes_have_a_column_only_if_there_are_any():
     assert "Crashed" not in [
         column_of_table.name for column_of_table in headline_table(cells(verdicts((True, 1, 1)))).columns
     ]
-    table = headline_table(cells(verdicts((True, 1, 1), absent=(crashed,))))
+    table = headline_table(cells(verdicts((True, 1, 1), absent=(crash(task_id="t"),))))
     assert column(table, "Crashed") == ["1"]
     assert column(table, "n") == ["1"]
 
 
 def test_a_cell_of_crashes_alone_has_dashes_everywhere():
-    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed")
-    (row,) = headline_table(cells(verdicts(absent=(crashed,)))).rows
+    (row,) = headline_table(cells(verdicts(absent=(crash(task_id="t"),)))).rows
     assert [cell.text for cell in row] == ["a", "libero-goal", "0", *[NO_VALUE] * 6, "1"]
 
 
-def test_a_cell_in_which_nothing_reached_a_verdict_is_not_safe_but_unknown():
+def test_a_cell_without_any_verdict_is_not_safe_but_unknown():
     table = headline_table(cells(verdicts((True, NAN, NAN), (False, NAN, np.inf))))
     assert column(table, "SR %") == ["50.0"]
     for name in ("Safety %", "SBU %", "P[U|S] %", "VSI", "VSI|U"):
@@ -122,6 +120,6 @@ def test_diagnostics_have_a_table_of_their_own():
     assert column(violation_table(summaries, scored=False), "Specification") == ["speed"]
 
 
-def test_dashes_are_explained_where_there_are_any():
+def test_dashes_are_explained_if_there_are_any():
     assert not any(NO_VALUE in note for note in headline_table(cells(verdicts((True, -1, 1)))).notes)
     assert any(NO_VALUE in note for note in headline_table(cells(verdicts((True, 1, 1)))).notes)

@@ -90,7 +90,7 @@ def test_one_task_says_nothing_of_others():
     assert on_one == "a is safer than b on this task: 9 of 9 pairs against 0 (100.0 points, 40.2 to 100.0)."
 
 
-def test_without_a_verdict_each_number_says_whose_it_is():
+def test_without_a_verdict_each_number_names_its_policy():
     members = on_tasks("a", "1110", "0101"), on_tasks("b", "0110", "1001")
     few = "For tasks like these it takes 6 tasks; there are 2."
     assert describe(*members) == (
@@ -112,8 +112,8 @@ def test_an_equal_value_keeps_its_interval():
     ("paired", "reason"), [(True, "no pair has a value of both"), (False, "no task has values of both")]
 )
 def test_a_gap_has_its_reason(paired, reason):
-    both = on_tasks("a", "11", "11"), on_tasks("b", "11", "11")
-    gap = compare(without_verdict(both[0], 0, 1), without_verdict(both[1], 2, 3), paired=paired)
+    policies = on_tasks("a", "11", "11"), on_tasks("b", "11", "11")
+    gap = compare(without_verdict(policies[0], 0, 1), without_verdict(policies[1], 2, 3), paired=paired)
     assert describe_comparison(gap).startswith(f"Safety of a and b cannot be compared: {reason}.")
 
 
@@ -125,9 +125,9 @@ def test_identical_policies_have_a_margin_and_what_is_left_out_too():
 
 
 def test_a_margin_is_in_the_unit_of_the_metric():
-    shown = describe(ALWAYS, SELDOM_UNSAFE, metrics=("vsi",), margin=0.05)
-    assert shown.startswith("a is safer than b in VSI on these tasks: 0.014, 0.006 to 0.023.")
-    assert shown.endswith("a and b are equivalent: neither is worse by 5 hundredths of VSI.")
+    answer = describe(ALWAYS, SELDOM_UNSAFE, metrics=("vsi",), margin=0.05)
+    assert answer.startswith("a is safer than b in VSI on these tasks: 0.014, 0.006 to 0.023.")
+    assert answer.endswith("a and b are equivalent: neither is worse by 5 hundredths of VSI.")
     assert describe(SELDOM_UNSAFE, ALWAYS, margin=0.03).endswith("a is not worse than b by 3 points.")
 
 
@@ -135,10 +135,10 @@ def test_a_margin_is_in_the_unit_of_the_metric():
 def test_less_sbu_is_not_called_safer(count):
     rough = on_tasks("b", *["1" * 30 + "0" * 10] * 8)
     comparison = compare(*[ALWAYS, rough, replace(rough, name="c")][:count], metrics=("sbu",))
-    shown = describe_comparison(comparison)
-    assert "a has less SBU than b" in shown
-    assert shown.endswith("SBU also falls where fewer episodes succeed: read it beside SR.")
-    assert "safer" not in shown + show(comparison)
+    answer = describe_comparison(comparison)
+    assert "a has less SBU than b" in answer
+    assert answer.endswith("SBU also falls where fewer episodes succeed: read it beside SR.")
+    assert "safer" not in answer + show(comparison)
     assert "share a letter" not in show(comparison)  # SBU has none
 
 
@@ -181,13 +181,13 @@ def test_lost_episodes_can_undo_what_is_said_of_tasks_like_these():
     # At worst two of the six tasks are even, and four cannot show a difference; over all pairs they hardly count.
     mine, theirs = on_tasks("a", *["1" * 40] * 4, "11", "11"), on_tasks("b", *["0" * 40] * 4, "01", "01")
     half = compare(crashed_in(mine, 161, 163), theirs)
-    shown = describe_comparison(half)
-    assert shown.startswith("a is safer than b on these tasks: 162 of 162 pairs against 0 (100.0 points, ")
-    assert shown.endswith(f"Undecided for tasks like these: 2{DOUBT[1:]}")
+    answer = describe_comparison(half)
+    assert answer.startswith("a is safer than b on these tasks: 162 of 162 pairs against 0 (100.0 points, ")
+    assert answer.endswith(f"Undecided for tasks like these: 2{DOUBT[1:]}")
     assert "A safer on these tasks; else undecided" in show(half)
 
 
-# Where there is no verdict over all suites
+# Without a verdict over all suites
 
 
 def test_without_a_metric_over_all_suites_the_first_suite_is_named():
@@ -206,8 +206,8 @@ def test_without_a_metric_over_all_suites_the_first_suite_is_named():
 
 
 def test_several_policies_name_what_is_established_what_is_undecided_and_the_margin():
-    shown = describe(without_verdict(CALM, *FIRST_OF_EACH_TASK), NEAR, replace(ROUGH, name="c"), margin=0.05)
-    assert shown == (
+    answer = describe(without_verdict(CALM, *FIRST_OF_EACH_TASK), NEAR, replace(ROUGH, name="c"), margin=0.05)
+    assert answer == (
         "Established: a is safer than c for tasks like these; b is safer than c for tasks like these. "
         f"Undecided: a and b; {DOUBT} Whether a or b is worse by 5 points is open. Whether a or c is worse by 5 points "
         "is open. Whether b or c is worse by 5 points is open."
@@ -215,8 +215,8 @@ def test_several_policies_name_what_is_established_what_is_undecided_and_the_mar
 
 
 def test_without_an_established_pair_the_tasks_needed_are_said():
-    few = describe(FIVE, FIVE_LESS, replace(FIVE_LESS, name="c"))
-    assert few == (
+    answer = describe(FIVE, FIVE_LESS, replace(FIVE_LESS, name="c"))
+    assert answer == (
         "No two of 3 policies are shown to differ in Safety. For tasks like these it takes 6 tasks; there are 2."
     )
 
@@ -225,8 +225,8 @@ def test_each_pair_says_where_it_is_established():
     """The third ran one of the eight tasks."""
     one_task = on_tasks("c", "0" * 20)
     steady = on_tasks("a", *["1" * 20] * 8), on_tasks("b", *["1" * 10 + "0" * 10] * 8)
-    shown = describe(*steady, one_task, paired=False)
-    assert shown.startswith(
+    answer = describe(*steady, one_task, paired=False)
+    assert answer.startswith(
         "Established: a is safer than b for tasks like these; a is safer than c on this task; b is safer than c on "
         "this task."
     )

@@ -6,7 +6,7 @@ Tables of bodies: each kind has its own rate over the episodes of the cell.
 from __future__ import annotations
 
 from explain.test_bodies import pushing
-from explain.test_exposure import held, hit, measured
+from explain.test_exposure import gripping, hit, measured
 from report.scenes import run
 from safevla_bench.archive import write_archive
 from safevla_bench.explain.bodies import find_bodies
@@ -25,7 +25,7 @@ from safevla_bench.trajectory.single_episode import empty_batch
 RULESET = load_ruleset(missing="deactivate")
 
 
-def built(batch):
+def body_table(batch):
     scores = score(batch, RULESET)
     return explain.body_table(list(find_bodies([batch], scores, RULESET)), scores, cells(scores))
 
@@ -42,7 +42,7 @@ PUSHED = concatenate_batches(
 
 
 def test_each_kind_has_its_share_of_the_cell_s_episodes_and_names_its_bodies():
-    kinds = built(PUSHED)
+    kinds = body_table(PUSHED)
     rows = bodies_texts(kinds)
     assert [(row["Kind of body"], row["Episodes"], row["%"]) for row in rows] == [
         ("goal receptacle", "2", "50.0"),
@@ -54,22 +54,22 @@ def test_each_kind_has_its_share_of_the_cell_s_episodes_and_names_its_bodies():
 
 def test_a_cell_that_judges_no_displacement_has_no_row():
     batch = pushing({"plate_1": 0.02}, "task_0", "libero-goal")  # opens a drawer: the clause does not apply
-    kinds = built(batch)
+    kinds = body_table(batch)
     assert kinds.rows == ()
     assert kinds.notes == ("No specification of contact or displacement was violated.",)
 
 
 def test_a_touch_has_no_size():
-    kinds = built(run(["a"], [1.0], 10, ["libero-spatial"]))
-    touched = [row for row in bodies_texts(kinds) if row["Specification"] == "self_collision_free"]
-    assert touched
-    assert {(row["Kind of body"], row["Worst"]) for row in touched} == {("arm link – gripper", "touched")}
+    kinds = body_table(run(["a"], [1.0], 10, ["libero-spatial"]))
+    rows = [row for row in bodies_texts(kinds) if row["Specification"] == "self_collision_free"]
+    assert rows
+    assert {(row["Kind of body"], row["Worst"]) for row in rows} == {("arm link – gripper", "touched")}
 
 
 # Exposure: what was not measured is a dash with its reason, never a zero
 
 
-def shown(batch):
+def exposure_of(batch):
     spent, scores = measured(batch, missing="deactivate")
     return explain.exposure_tables(summarize_exposure(spent, scores))
 
@@ -80,28 +80,28 @@ def row_of(table, row):
 
 def test_one_row_says_how_long_and_when():
     batch = concatenate_batches([hit((4, 300), (5, 300)), hit((4, 3), episode_id="soft", success=False)])
-    row = row_of(shown(batch)[0], 0)
+    row = row_of(exposure_of(batch)[0], 0)
     assert [row[name].text for name in ("n", "In violation", "First violation")] == ["2", "0.05", "0.20"]
-    assert row_of(shown(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
+    assert row_of(exposure_of(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
 
 
 def test_only_violated_specifications_have_a_row_beside_any_limit():
-    assert [row[2].text for row in shown(hit((4, 300)))[0].rows] == ["any limit", "max_contact_force_under_200N"]
-    assert [row[2].text for row in shown(hit((4, 3)))[0].rows] == ["any limit"]
+    assert [row[2].text for row in exposure_of(hit((4, 300)))[0].rows] == ["any limit", "max_contact_force_under_200N"]
+    assert [row[2].text for row in exposure_of(hit((4, 3)))[0].rows] == ["any limit"]
 
 
-def test_phases_have_rows_only_where_there_are_phases():
-    table = shown(
-        concatenate_batches([held([0, 1, 0], [0, 0, 0]), held([0], [0], task_id="task_7", episode_id="turn")])
+def test_phases_have_rows_only_if_there_are_phases():
+    table = exposure_of(
+        concatenate_batches([gripping([0, 1, 0], [0, 0, 0]), gripping([0], [0], task_id="task_7", episode_id="turn")])
     )[1]
     assert [row[2].text for row in table.rows] == ["before grasp", "handling", "transport", "after release"]
     assert row_of(table, 2)["Share %"].detail == "no time in it"
     assert any(note.startswith("Left out: 1 of 2 episodes") for note in table.notes)
-    assert shown(held([0], [0], task_id="task_7"))[1].rows == ()
+    assert exposure_of(gripping([0], [0], task_id="task_7"))[1].rows == ()
 
 
 def test_nothing_makes_empty_tables_that_can_be_printed():
-    for table in shown(empty_batch()):
+    for table in exposure_of(empty_batch()):
         assert table.rows == ()
         assert render_text(table)
 
@@ -115,6 +115,6 @@ def test_the_whole_job_measures_what_the_parts_do(tmp_path):
 
 
 def test_without_intervals_no_note_speaks_of_them():
-    tables = [*shown(hit((4, 300))), explain.onset_table([]), explain.agreement_table([])]
+    tables = [*exposure_of(hit((4, 300))), explain.onset_table([]), explain.agreement_table([])]
     assert any("95 %" in note for table in tables for note in table.notes)
     assert not any("95 %" in note for table in map(drop_intervals, tables) for note in table.notes)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from builders import crash
 from report.scenes import NAN, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.report.tables.notices import exclusion_table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 
 
 def test_what_was_not_scored_has_its_reason_and_count():
     absent = [
-        AbsentEpisode(
-            episode_id=f"x{k}", benchmark="libero-goal", task_id="t", policy="a", outcome="crashed", reason=reason
-        )
+        crash(episode_id=f"x{k}", task_id="t", reason=reason)
         for k, reason in enumerate(["Traceback\n  line\nError: boom", "Traceback\nError: boom", None])
     ]
     scores = verdicts((True, 1, NAN), (True, 1, np.inf), (False, 1, NAN), absent=tuple(absent))

@@ -47,8 +47,8 @@ def test_every_mean_that_the_paper_prints_stands_in_its_row_with_vsi():
     heads = [column.full for column in table.columns]
     for mean in V1.means:
         row = dict(zip(heads, rows[f"paper:{mean.policy}"], strict=True))
-        shown = [row[f"{name} mean"].text for name in ("SR %", "Safety %", "SBU %", "VSI")]
-        assert shown == [f"{mean.sr:.1f}", f"{mean.safety:.1f}", f"{mean.sbu:.1f}", f"{mean.vsi:.3f}"]
+        values = [row[f"{name} mean"].text for name in ("SR %", "Safety %", "SBU %", "VSI")]
+        assert values == [f"{mean.sr:.1f}", f"{mean.safety:.1f}", f"{mean.sbu:.1f}", f"{mean.vsi:.3f}"]
         assert row["Policy"].detail == "published"
         assert row["Training"].text == mean.training
 
@@ -81,7 +81,7 @@ def test_what_several_counts_print_alike_is_a_rate_and_no_share_of_successes():
 
 
 @pytest.mark.parametrize("form", ["text", "md", "csv", "tex", "json", "html"])
-def test_every_form_says_whose_numbers_they_are_and_what_does_not_compare(form):
+def test_every_form_names_the_source_of_the_numbers_and_what_does_not_compare(form):
     scores = synthesize_scores([EpisodeCounts(policy="mine", suite="libero-goal", n=9, success=5, safe=7,
                                               unsafe_success=1, task_id="task_0")])  # fmt: skip
     inputs = catalog.TableInputs(scores=scores, ruleset=load_ruleset(), roster=ROSTER)
@@ -139,8 +139,8 @@ def test_the_mean_of_suites_stands_first_and_nobody_is_called_better():
     answer = describe_published(compared)
     assert answer.startswith("Safety, mean of 4 suites: mine 75.0 % (160 episodes), paper:pi0.5 86.1 % (800 episodes)")
     assert answer.endswith("Exploratory: other starts, no pairs.")
-    message = render_tables([published_table(compared, full=True)], "text") + answer
-    assert not any(word in message for word in ("safer", "better", "established"))
+    text = render_tables([published_table(compared, full=True)], "text") + answer
+    assert not any(word in text for word in ("safer", "better", "established"))
     assert compared.warnings == warn_of_published(summarize_paper(mine(*LIBERO), ["paper:pi0.5"]))
 
 

@@ -41,13 +41,13 @@ TASKS, NOBODY = registry(), Roster()
 V1 = load_published(PAPER)
 
 
-def point(safe: int, n: int = 8, given: tuple[int, int] = (1, 4), vsi: float = 0.25) -> VariantRates:
-    rates = {"safety": Rate.of(safe, n), "sbu": Rate.of(1, n), "p_unsafe_given_success": Rate.of(*given)}
+def point(safe: int, n: int = 8, of_successes: tuple[int, int] = (1, 4), vsi: float = 0.25) -> VariantRates:
+    rates = {"safety": Rate.of(safe, n), "sbu": Rate.of(1, n), "p_unsafe_given_success": Rate.of(*of_successes)}
     return VariantRates(**rates, vsi=Mean(n, vsi, (0.1, 0.4), 0))
 
 
-def cell(suite: str, safe: int, policy: str | None = "a", **given) -> SensitivityCurve:
-    return SensitivityCurve(policy=policy, suite=suite, n=8, points=(point(safe, **given),))
+def cell(suite: str, safe: int, policy: str | None = "a", **changes) -> SensitivityCurve:
+    return SensitivityCurve(policy=policy, suite=suite, n=8, points=(point(safe, **changes),))
 
 
 def ablation(*cells: SensitivityCurve) -> ThresholdAblation:
@@ -57,7 +57,7 @@ def ablation(*cells: SensitivityCurve) -> ThresholdAblation:
 def rows(table: Table) -> dict[str, dict[str, str]]:
     """Host -> column -> text."""
     names = [column.full for column in table.columns]
-    return {row[0].text: dict(zip(names, [shown.text for shown in row], strict=True)) for row in table.rows}
+    return {row[0].text: dict(zip(names, [cell.text for cell in row], strict=True)) for row in table.rows}
 
 
 def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY) -> Table:
@@ -147,9 +147,9 @@ def test_auxiliary_entries_are_in_no_host_s_mean():
     table = rows(tabulate(*cells))
     assert {host: row["Safety % here"] for host, row in table.items()} == {"RoboCasa-365": "75.0", AUXILIARY: "0.0"}
     assert table[AUXILIARY]["Safety % paper"] == NO_VALUE
-    named = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
-    assert rows(named)["RoboCasa-365"]["Safety % here"] == "75.0"
-    assert "Auxiliary entries are in no other mean." in named.notes
+    with_auxiliary = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
+    assert rows(with_auxiliary)["RoboCasa-365"]["Safety % here"] == "75.0"
+    assert "Auxiliary entries are in no other mean." in with_auxiliary.notes
 
 
 def test_doing_nothing_is_in_no_mean():
@@ -166,7 +166,7 @@ def test_a_suite_that_is_not_the_paper_s_is_averaged_alone_and_stands_beside_no_
 
 def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
     """190.5/200 and 95.25: halves go away from zero, from the exact mean of 381/400 and nothing less."""
-    table = tabulate(cell("libero-goal", 381, n=400), cell("libero-10", 381, n=400, given=(0, 0)))
+    table = tabulate(cell("libero-goal", 381, n=400), cell("libero-10", 381, n=400, of_successes=(0, 0)))
     row = dict(zip([column.full for column in table.columns], table.rows[0], strict=True))
     assert row["Safety % here"].text == "95.3"
     assert (row["P[U|S] % here"].text, row["P[U|S] % here"].detail) == ("25.0", "1 of 2 cells")
@@ -197,7 +197,7 @@ def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host
 
 
 def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
-    ablated = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
+    ablated = ablation(cell("libero-goal", 2, of_successes=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
     libero, other = msgspec.to_builtins(host_means(ablated, TASKS, NOBODY), enc_hook=float)
     (variant,) = libero["variants"]
     assert variant["mean"] == {"safety": 0.25, "sbu": 0.125, "p_unsafe_given_success": None, "vsi": 0.25}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from builders import crash
 from report.scenes import NAN, joined, verdicts
 from report.tables.reading import BAD, FAILED, GOOD, columns, texts, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
@@ -11,7 +12,6 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import constraint_table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 
@@ -60,7 +60,7 @@ def test_the_best_is_bold_and_the_largest_sbu_has_a_dagger():
     assert not any(cell.mark for name, of in table.items() if not name.startswith("SBU") for cell in of)
 
 
-def test_nothing_stands_out_where_all_are_equal_or_alone():
+def test_nothing_stands_out_if_all_are_equal_or_alone():
     alone = suite_table(cells(verdicts(BAD, GOOD)), Roster())
     equal = suite_table(cells(joined(verdicts(BAD, GOOD), verdicts(BAD, GOOD, policy="b"))), Roster())
     for table in (alone, equal):
@@ -133,7 +133,7 @@ def test_without_any_verdict_safety_is_a_dash_and_never_the_best():
 
 
 def test_crashed_and_stopped_episodes_are_counted_outside_n():
-    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
+    crashed = crash()
     scores = verdicts(GOOD, FAILED, outcome=("success", "stopped"), absent=(crashed,))
     for table in (suite_table(cells(scores), Roster()), constraint_table(cells(scores), Roster())):
         assert texts(table, "Crashed") == ["1"]

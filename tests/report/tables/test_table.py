@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from builders import crash
 from report.scenes import joined, verdicts
 from report.tables.reading import BAD, GOOD, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
@@ -14,7 +15,6 @@ from safevla_bench.report.tables.suites import suite_table
 from safevla_bench.report.tables.table import Column, tabulate, text_column
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import constraint_table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE
 
 
@@ -54,8 +54,7 @@ def test_suite_and_task_stay_so_that_rows_are_told_apart():
 
 
 def test_counts_of_lost_episodes_cannot_be_left_out():
-    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
-    scores = verdicts(GOOD, BAD, absent=(crashed,))
+    scores = verdicts(GOOD, BAD, absent=(crash(),))
     table = select_columns(suite_table(cells(scores), Roster()), ["SR"])
     assert headings(table) == ["Policy", "Suite", "SR %", "Crashed"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import BOWL, contacts, episode
+from builders import BOWL, contacts, crash, episode, rest_positions
 from report.scenes import NAN, verdicts
 from report.tables.reading import FAILED, GOOD, columns, texts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
@@ -17,7 +17,6 @@ from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
-from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE
@@ -39,8 +38,7 @@ def test_a_task_without_verdict_has_no_safety():
 
 
 def test_a_task_of_crashes_alone_has_a_row_of_dashes():
-    crashed = AbsentEpisode(episode_id="x", benchmark="libero-goal", task_id="task_7", policy="a", outcome="crashed")
-    scores = verdicts(GOOD, absent=(crashed,))
+    scores = verdicts(GOOD, absent=(crash(task_id="task_7"),))
     table = columns(task_table(task_rates(scores), cells(scores), Roster()))
     assert [cell.text for cell in table["Task"]] == ["task_0", "task_7", "all"]
     assert [cell.text for cell in table["SR %"]] == ["100.0", NO_VALUE, "100.0"]
@@ -51,26 +49,26 @@ TILT, DISP = "held_object_tilt_world_15deg", "non_target_max_disp_5mm"
 
 
 def tipped(**changes: object) -> Batch:
-    """A success in which the gripped, lifted bowl lies on its side from record 3 on."""
+    """A success; the gripped, lifted bowl lies on its side from record 3 on."""
     n = 12
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos = rest_positions(n)
     pos[3:, 0, 2] += 0.2
     quat = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
     quat[4:, 0] = [np.sqrt(0.5), np.sqrt(0.5), 0.0, 0.0]
-    held = np.arange(n) >= 2
+    gripped = np.arange(n) >= 2
     eef = np.tile([0.4, 0.0, 1.0], (n, 1))
     eef[3:, 2] += 0.2
     fields = {
         "body_pos_m": pos,
         "body_quat_wxyz": quat,
-        "gripper_contact": held,
+        "gripper_contact": gripped,
         "eef_pos_m": eef,
         "eef_quat_wxyz": None,
     }
     return episode(n, **fields, **changes)
 
 
-def both(batch: Batch) -> tuple[Scores, Scores]:
+def on_and_off(batch: Batch) -> tuple[Scores, Scores]:
     return score(batch, Ruleset(DEFAULT, TASKS)), score(batch, Ruleset(DEFAULT, TASKS, applicability="off"))
 
 
@@ -79,7 +77,7 @@ def state(scores: Scores, spec_id: str) -> int:
 
 
 def test_off_judges_what_the_tags_bar():
-    on, off = both(tipped(benchmark="libero-spatial", task_id="task_0"))
+    on, off = on_and_off(tipped(benchmark="libero-spatial", task_id="task_0"))
     assert state(on, TILT) == INACTIVE
     assert state(off, TILT) != INACTIVE
     assert on.safe.tolist() == [True]
@@ -88,14 +86,14 @@ def test_off_judges_what_the_tags_bar():
 
 
 def test_off_never_adds_a_verdict_where_the_signal_is_missing():
-    _, off = both(episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_)))
+    _, off = on_and_off(episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_)))
     silent = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, applicability="off"))
     assert off.episode(0).robustness["target_furniture_force_200N"] == -700.0
     assert silent.episode(0).inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
 
 
 def test_off_changes_no_verdict_of_an_active_specification():
-    on, off = both(concatenate_batches([tipped(task_id="task_8"), tipped(task_id="task_0", episode_id="x")]))
+    on, off = on_and_off(concatenate_batches([tipped(task_id="task_8"), tipped(task_id="task_0", episode_id="x")]))
     applied = on.state != INACTIVE
     np.testing.assert_array_equal(on.rho[applied], off.rho[applied])
     assert aggregate(off).safety <= aggregate(on).safety
@@ -114,7 +112,7 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
             tipped(benchmark="libero-spatial", task_id="task_1", episode_id="z", success=False),
         ]
     )
-    on, off = both(batch)
+    on, off = on_and_off(batch)
     table = applicability_table(on, off, {("libero-spatial", f"task_{k}"): "pnp-basic" for k in (0, 1)})
     row = texts(table, "Specification").index(TILT)
     assert texts(table, "Successes")[row] == "2"
