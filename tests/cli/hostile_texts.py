@@ -114,7 +114,7 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
     described["versions"] = {text: text for text in texts}
     (folder / RUN).write_bytes(dump_json(described))
     (folder / MANIFEST).write_bytes(
-        dump_json({"schema_version": 1, "parts": {f"archive/{part.name}": sha256_of(part)}})
+        dump_json({"parts": {f"archive/{part.name}": sha256_of(part)}, "episodes": 0, "files": {}})
     )
     return folder
 
