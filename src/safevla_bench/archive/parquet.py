@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
@@ -127,13 +128,14 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
             chosen = [
                 each for each in zip(count(), groups, firsts, strict=False) if selection.next_wanted(each[1].rows)
             ]
-            loaded = _read_ahead([partial(_load_group, file, number, group) for number, group, _ in chosen])
-            for (_, group, first), rows in zip(chosen, loaded, strict=True):
-                if isinstance(rows, RecordError):
-                    problem = f"rows {first} to {first + group.rows - 1} cannot be read: {rows.problem}"
-                    yield DamageError(problem, episodes=group.rows, remedy=rows.remedy, place=place)
-                else:
-                    yield from _decode_group(path, first, rows)
+            calls = [partial(_load_group, file, number, group) for number, group, _ in chosen]
+            with closing(_read_ahead(calls)) as loaded:  # the thread ends before the file is closed
+                for (_, group, first), rows in zip(chosen, loaded, strict=True):
+                    if isinstance(rows, RecordError):
+                        problem = f"rows {first} to {first + group.rows - 1} cannot be read: {rows.problem}"
+                        yield DamageError(problem, episodes=group.rows, remedy=rows.remedy, place=place)
+                    else:
+                        yield from _decode_group(path, first, rows)
     except (RecordError, *_DAMAGED) as error:
         damage = _describe_damage(error)
         yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
@@ -148,7 +150,7 @@ def _describe_damage(error: Exception) -> RecordError:
     return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
 
 
-def _read_ahead(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
     """Yield what the calls return, in order; each is made in a thread while the one before is used."""
     with ThreadPoolExecutor(1) as thread:
         waiting: deque[Future[T]] = deque()

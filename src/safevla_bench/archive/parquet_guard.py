@@ -67,8 +67,8 @@ class RowGroup:
     def check_pages(self) -> int:
         """Return the bytes that the group takes; only the headers of pages are read.
 
-        Raises `RecordError` if the bytes are more than an episode may take, or the
-        pages are not as stated, hold far more values than bytes, or texts that are written as differences.
+        Raises `RecordError` if the bytes are more than an episode may take, or the pages are not as stated, hold far
+        more values than bytes, or texts that are written as differences.
         """
         size = values = 0
         for column in self.columns:
@@ -186,7 +186,7 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
             kind = _size_field(header, 1)
             if kind == _DICTIONARY_PAGE:
                 yield _size_field(header, 2), 0
-                longest = _longest_entry(stream, place, header, column) if is_text else 0
+                longest = max(longest, _longest_entry(stream, place, header, column)) if is_text else 0
             elif kind in _DATA_HEADERS:
                 description, count, encoding = _DATA_HEADERS[kind]
                 described = _part_field(header, description, dict)

@@ -6,6 +6,7 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, SupportsFloat, TypeVar
 
@@ -105,7 +106,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         super().reset(seed=seed)
         if seed is not None:
             self._env_seed, self._next = seed, 0
-        index = int((options or {}).get("init_state_index", self._next))
+        index = operator.index((options or {}).get("init_state_index", self._next))  # 1.5 is no index
         self._next = (index + 1) % (self._task.init_states or 2**31)
         seen = self._start(index)
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
