@@ -20,7 +20,7 @@ from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
+_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
@@ -56,11 +56,16 @@ class SeriesLabel:
 def read_label(name: str) -> SeriesLabel | None:
     """Return the last number of a name and the text around it; None for a name without a number.
 
-    `k` and `M` after the number mean thousands and millions.
+    `k` and `M` after the number mean thousands and millions. A minus counts only if the name is the number alone.
 
     >>> read_label("careful-step-20k")
     SeriesLabel(value=20000.0, before='careful-step-', after='')
+    >>> read_label("-0.5").value, read_label("base")
+    (-0.5, None)
     """
+    sign = -1.0 if name.startswith("-") else 1.0
+    if sign < 0 and _NUMBER.fullmatch(name[1:]):
+        return SeriesLabel(sign * _parse_number(name[1:]), "", "")
     numbers = list(_NUMBER.finditer(name))
     if not numbers:
         return None
@@ -69,7 +74,8 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
-    return float(text[:-1]) * _FACTORS[text[-1]] if text[-1] in _FACTORS else float(text)
+    plain = text.replace(",", "")
+    return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
 
 
 @dataclass(frozen=True, kw_only=True)

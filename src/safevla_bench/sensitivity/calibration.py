@@ -127,7 +127,8 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
         return policy
     if policy is None and len(candidates) == 1:
         return candidates[0]
-    remedy = f"Name one with --policy: {', '.join(candidates)}."
+    there = f"Name one with --policy: {', '.join(candidates)}."
+    remedy = there if candidates else "Name a run of a policy that does the tasks as it should."
     raise RunError(
         "it is not clear which policy to learn from" if policy is None else f"there is no policy {policy!r}",
         remedy=remedy,
