@@ -145,7 +145,7 @@ class _BadMemberError(Exception):
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the content of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding.
+    """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding.
 
     Raises `_BadMemberError` for damage, and `RecordError` for a member that holds more than an episode may.
     """
@@ -163,7 +163,7 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
         except (zlib.error, zstandard.ZstdError) as error:
             problem = f"nothing can be decompressed from byte {place} to the file's end: {error}"
             raise _BadMemberError(problem) from None
-        yield b"".join(pieces)
+        yield from pieces
         place = stream.tell() - len(rest)
         rest = rest or stream.read(size)
 
