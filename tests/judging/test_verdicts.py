@@ -172,5 +172,5 @@ def test_the_list_puts_a_violation_without_a_margin_before_all_others():
     worse = episode(gripper_contact=GRIPPED | True, contacts=contacts((3, HAND, PLATE, 9e3)), episode_id="numeric")
     batch = concatenate_batches([worse, DECIDED[2][1]])
     rows = list_episodes(score(batch, Ruleset(clause(DECIDED[2][0]), TASKS)), batch.dt_s)
-    assert [row.rho for row in rows] == [-8800.0, None]
+    assert [row.margin.rho for row in rows] == [-8800.0, None]
     assert [row.number for row in sort_episodes(rows, "rho")] == [2, 1]

@@ -44,7 +44,7 @@ def test_episodes_meet_if_suite_task_state_and_seed_are_the_same(states):
     assert len(states) == 3
     for state in states:
         assert {entry.policy for entry in state.entries} == {"a", "b", "c"}
-        assert len({(entry.row.benchmark, entry.row.task_id) for entry in state.entries}) == 1
+        assert len({(entry.row.episode.benchmark, entry.row.episode.task_id) for entry in state.entries}) == 1
 
 
 @pytest.mark.parametrize(

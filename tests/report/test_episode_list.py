@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,15 +21,15 @@ DT_S = np.full(5, 0.5)
 def test_rows_stand_in_the_order_of_the_source_and_lost_episodes_last():
     rows = episode_list.list_episodes(SCORES, DT_S)
     assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row.spec for row in rows] == ["force", "force", "tilt", "force", "force", None]
+    assert [row.margin and row.margin.spec for row in rows] == ["force", "force", "tilt", "force", "force", None]
     assert (rows[1].first_violation_step, rows[1].first_violation_s) == (3, 1.5)
-    lost = rows[5]
-    assert (lost.outcome, lost.safe, lost.vsi, lost.rho, lost.success) == ("crashed", None, None, None, None)
+    lost = rows[5].to_document()
+    assert (lost["outcome"], *(lost[name] for name in ("safe", "vsi", "rho", "success"))) == ("crashed", *[None] * 4)
 
 
 def test_a_specification_alone_leaves_out_where_it_reached_no_verdict():
     rows = episode_list.list_episodes(SCORES, DT_S, "tilt")
-    assert [(row.number, row.rho, row.violated) for row in rows] == [
+    assert [(row.number, row.margin.rho, row.margin.violated) for row in rows] == [
         (1, 1, False),
         (2, -40, True),
         (3, 3, False),
@@ -72,7 +73,7 @@ def test_orders():
 
 
 def replace_id(row, name):
-    return episode_list.EpisodeListRow(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "episode_id": name})
+    return msgspec.structs.replace(row, episode=msgspec.structs.replace(row.episode, episode_id=name))
 
 
 def test_an_episode_is_found_by_id_number_and_unique_suffix():

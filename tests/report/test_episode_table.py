@@ -69,7 +69,7 @@ def test_without_a_time_step_the_first_violation_is_shown_by_its_step():
 def test_an_episode_without_a_verdict_is_not_called_safe():
     entry = table_of(verdicts((True, NAN, NAN)), None).entries[0]
     assert (entry.kind, entry.ending, entry.vsi) == ("nv", "Succeeded, no verdict", "—")
-    assert entry.row.no_verdict == "no specification applies"
+    assert entry.row.episode.no_verdict == "no specification applies"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
     for cell in metrics.cells(judged.scores):
         for spec in cell.specs:
             every = episode_list.list_episodes(judged.scores, judged.records.dt_s, spec.spec_id)
-            rows = [row for row in every if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
+            rows = [row for row in every if (row.policy, row.episode.benchmark) == (cell.policy, cell.suite)]
             assert len(rows) == spec.active - spec.vacuous
             assert len(episode_list.filter_episodes(rows, violated=True)) == spec.violations.count
             assert len(episode_list.filter_episodes(rows, violated=True, success=True)) == spec.unsafe_success

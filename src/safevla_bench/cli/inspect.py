@@ -83,7 +83,7 @@ def episodes_command(
     )
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     if form == "json":
-        options.print_json(shown)
+        options.print_json([row.to_document() for row in shown])
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
@@ -171,8 +171,8 @@ def show_command(
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
 
 
-def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
-    options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+def _print_lost(row: episode_list.ListedEpisode, form: str) -> None:
+    options.print_json(row.to_document()) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
@@ -180,7 +180,7 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 
     cause, judged = Cause.parse(text), sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
-    if row.success is None:
+    if row.episode.success is None:
         raise RunError(f"{row.episode_id} left no record", remedy="Choose another episode.")
     with show_status("replaying"):
         result = replay_without(judged, row.number - 1, cause)
@@ -220,7 +220,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     echo(f"Next: safevla show {quote_paths(*sources.paths)} NUMBER explains one")
 
 
-def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:
+def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 

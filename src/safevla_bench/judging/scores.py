@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import msgspec
 import numpy as np
@@ -79,6 +79,7 @@ class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     """One episode as `scores.json` holds it; names as in the paper's Appendix B."""
 
+    reason: ClassVar[None] = None
     success: bool
     outcome: str
     active_specs: tuple[str, ...]

@@ -52,7 +52,7 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
         drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
         yield WorstEpisode(
             entry=entry,
-            kind=("s" if entry.row.success else "f") + ("s" if entry.row.safe else "u"),
+            kind=("s" if entry.row.episode.success else "f") + ("s" if entry.row.episode.safe else "u"),
             broken=tuple(pair for pair in drawn if pair[0].violated),
             kept=tuple(pair for pair in drawn if not pair[0].violated),
         )

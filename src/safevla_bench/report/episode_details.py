@@ -13,7 +13,7 @@ from safevla_bench.explain.episode import SpecTrace, judged_columns, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.report.charts import Sparkline, draw_sparkline
-from safevla_bench.report.episode_list import VACUOUS_REASON, EpisodeListRow
+from safevla_bench.report.episode_list import VACUOUS_REASON, ListedEpisode
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.tasks import describe_reason
 from safevla_bench.text import format_amount, format_fixed
@@ -116,12 +116,12 @@ class EpisodeDetails:
     facts: str = ""
 
 
-def describe_episode(records: EpisodeRecords, row: EpisodeListRow, *, drawn: bool) -> EpisodeDetails:
+def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
     """Return the details of an episode.
 
     Unless `drawn`, no clause has a sparkline, and vacuous specifications have a general reason.
     """
-    if row.success is None:
+    if row.episode.success is None:
         return EpisodeDetails()
     scores, episode = records.scores, row.number - 1
     evidence, header = records.evidence(episode) if drawn else None, records.header(episode)
@@ -132,7 +132,7 @@ def describe_episode(records: EpisodeRecords, row: EpisodeListRow, *, drawn: boo
         unjudged=(
             *((spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()),
             *(
-                (spec_id, "inactive", describe_reason(why, records.ruleset.registry, row.benchmark))
+                (spec_id, "inactive", describe_reason(why, records.ruleset.registry, row.episode.benchmark))
                 for spec_id, why in inactive.items()
             ),
         ),

@@ -16,66 +16,88 @@ from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sensitivity.firmness import EpisodeFirmness, Mark
+from safevla_bench.sensitivity.firmness import EpisodeFirmness
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
-class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode of the list; unknown values are None, as all are of an episode that left no record.
+class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
+    """One specification in one episode; `share` is rho over the threshold.
 
-    `spec` to `violated` describe the worst specification, or the one that the list was made for; `share` is rho over
-    the threshold. Both are None under a violation that a Boolean signal decided. The first violation is that of the
-    safe tier, or of the one specification.
+    `rho` and `share` are None under a violation that a Boolean signal decided.
     """
+
+    spec: str
+    rho: float | None
+    unit: str
+    threshold: float
+    share: float | None
+    depth: float | None
+    violated: bool
+
+
+class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode of the list: its score, or what is known of it without a record, and what the list adds."""
 
     number: int
     """Its place in the sources, from 1; episodes without a record come last."""
-    episode_id: str
-    policy: str | None
-    benchmark: str
-    task_id: str
-    outcome: str
-    success: bool | None = None
-    safe: bool | None = None
-    sbu: bool | None = None
-    no_verdict: str | None = None
-    """Why its safety is unknown."""
-    vsi: float | None = None
-    spec: str | None = None
-    rho: float | None = None
-    unit: str | None = None
-    threshold: float | None = None
-    share: float | None = None
-    depth: float | None = None
-    violated: bool | None = None
-    """True if `spec` is violated."""
+    episode: EpisodeScore | AbsentEpisode
+    margin: SpecMargin | None = None
+    """Of the worst specification, or of the one that the list was made for; None without a verdict."""
     first_violation_step: int | None = None
+    """The first violation is that of the safe tier, or of the one specification."""
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
-    reason: str | None = None
-    """Why there is no record."""
     broken_axes: tuple[str, ...] = ()
     """The axes of the scored specifications that the episode violates."""
-    standin_assets: bool | None = None
-    """True if it was simulated with stand-ins for the host's own assets."""
     violating_bodies: tuple[BodyViolation, ...] | None = None
     """The bodies that break limits of contact and displacement, the worst first; None = not looked for."""
     why: str | None = None
     """How the first violation came about; None = not looked for, or the record does not tell."""
-    firmness: Mark | msgspec.UnsetType = msgspec.UNSET
-    """What replays under varied physics say of the verdict; unset = there are none."""
-    fragile_under: str | msgspec.UnsetType = msgspec.UNSET
-    """Which variation flips which specification."""
+    firmness: EpisodeFirmness | None = None
+    """Its replays under varied physics; None = there are none."""
+
+    @property
+    def episode_id(self) -> str:
+        return self.episode.episode_id
+
+    @property
+    def policy(self) -> str | None:
+        return self.episode.policy
 
     @property
     def body_kinds(self) -> tuple[tuple[BodyKind, ...], ...]:
         """The kinds, or pairs of kinds, of the episode's violating bodies, each once; () if not looked for."""
         return tuple(dict.fromkeys(violation.kinds for violation in self.violating_bodies or ()))
 
+    @property
+    def fragile_under(self) -> str | None:
+        """Which variation flips which specification; None if none does, or there are no replays."""
+        return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
-def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeListRow]:
+    def to_document(self) -> dict[str, object]:
+        """Return the row as one flat JSON object: unknown values are None, as all are that need a record."""
+        episode, margin = self.episode, self.margin
+        names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
+        verdict = ("success", "safe", "sbu", "no_verdict", "vsi")
+        first = ("first_violation_step", "first_violation_s", "first_violation_spec")
+        return {
+            "number": self.number,
+            **{name: getattr(episode, name, None) for name in (*names, *verdict)},
+            **{name: getattr(margin, name, None) for name in SpecMargin.__struct_fields__},
+            **{name: getattr(self, name) for name in first},
+            "reason": episode.reason,
+            "broken_axes": self.broken_axes,
+            "standin_assets": episode.standin_assets,
+            "violating_bodies": self.violating_bodies,
+            "why": self.why,
+            **({"firmness": self.firmness.mark} if self.firmness else {}),
+            **({"fragile_under": self.fragile_under} if self.fragile_under else {}),
+        }
+
+
+def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[ListedEpisode]:
     """Return a row for every episode, in the order of the sources.
 
     `dt_s`: control step of each episode, [E]. `spec_id`: a specification of any tier to list alone; episodes in which
@@ -83,8 +105,11 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
-    rows = [_episode_row(scores, float(dt_s[k]), int(k), column) for k in judged]
-    return rows if column is not None else [*rows, *name_episodes(scores.absent, len(scores) + 1)]
+    rows = [_list_episode(scores, float(dt_s[k]), int(k), column) for k in judged]
+    if column is not None:
+        return rows
+    absent = enumerate(scores.absent, len(scores) + 1)
+    return [*rows, *(ListedEpisode(number=number, episode=episode) for number, episode in absent)]
 
 
 VACUOUS_REASON = "what it guards never came about"
@@ -102,7 +127,7 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
     return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"
 
 
-def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
+def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
     """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
 
     Of an episode that left no record there are only number, names, outcome, reason and `counted` (False). The column
@@ -115,64 +140,52 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
-        values: dict[str, object] = {name: getattr(row, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
+        values: dict[str, object] = {
+            name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")
+        }
         known = {name: column[index] for name, column in columns.items()} if index < len(scores) else {"counted": False}
-        values |= {"number": row.number, **known, "reason": row.reason, "why": row.why}
-        flat.append({**values, "firmness": row.firmness or None})
+        values |= {"number": row.number, **known, "reason": row.episode.reason, "why": row.why}
+        flat.append({**values, "firmness": row.firmness.mark if row.firmness else None})
     explained = ["why"] if any(row.why for row in rows) else []
     explained += ["firmness"] if any(row.firmness for row in rows) else []
     return ["number", *columns, "reason", *explained], flat
 
 
-_SHARED = ("episode_id", "policy", "benchmark", "task_id", "outcome", "success", "safe", "sbu", "no_verdict", "vsi",
-           "first_violation_step", "first_violation_spec", "standin_assets", "reason")  # fmt: skip
-"""Fields of a row that an episode's score, or what is known of an absent episode, has under the same name."""
-
-
-def _shared_fields(episode: EpisodeScore | AbsentEpisode) -> dict[str, Any]:
-    return {name: getattr(episode, name) for name in _SHARED if hasattr(episode, name)}
-
-
-def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
+def _list_episode(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> ListedEpisode:
     """Return the row of the episode at `index`, with its worst specification, or that in `spec_column` if not None."""
     episode, column = scores.episode(index), int(scores.worst_column[index])
-    fields = _shared_fields(episode)
+    step, broken = episode.first_violation_step, episode.first_violation_spec
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
-        step, violated = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
-        fields |= {"first_violation_step": step, "first_violation_spec": violated}
-    step, axes = fields["first_violation_step"], {spec.spec_id: spec.axis for spec in scores.specs}
-    return EpisodeListRow(
+        step, broken = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
+    axes = {spec.spec_id: spec.axis for spec in scores.specs}
+    return ListedEpisode(
         number=index + 1,
+        episode=episode,
+        margin=None if column < 0 else _spec_margin(scores, column, index),
+        first_violation_step=step,
         first_violation_s=None if step is None else step * dt_s,
+        first_violation_spec=broken,
         broken_axes=tuple(dict.fromkeys(axes[name] for name in episode.violated_specs)),
-        **fields,
-        **({} if column < 0 else _spec_fields(scores, column, index)),
     )
 
 
-def _spec_fields(scores: Scores, column: int, index: int) -> dict[str, Any]:
-    """Return the fields of a row that describe one specification."""
+def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
     spec, rho = scores.specs[column], finite_or_none(scores.rho[column, index])
-    return {
-        "spec": spec.spec_id,
-        "rho": rho,
-        "unit": spec.unit,
-        "threshold": spec.threshold,
-        "share": None if rho is None else rho / spec.threshold,
-        "depth": nan_to_none(scores.depth[column, index]),
-        "violated": bool(scores.is_violated[column, index]),
-    }
-
-
-def name_episodes(episodes: Iterable[EpisodeScore | AbsentEpisode], start: int = 1) -> list[EpisodeListRow]:
-    """Return a row for each episode with its number and what its score says, or why it left no record."""
-    return [EpisodeListRow(number=number, **_shared_fields(episode)) for number, episode in enumerate(episodes, start)]
+    return SpecMargin(
+        spec=spec.spec_id,
+        rho=rho,
+        unit=spec.unit,
+        threshold=spec.threshold,
+        share=None if rho is None else rho / spec.threshold,
+        depth=nan_to_none(scores.depth[column, index]),
+        violated=bool(scores.is_violated[column, index]),
+    )
 
 
 def add_violating_bodies(
-    rows: Iterable[EpisodeListRow], violations: Iterable[BodyViolation], spec_id: str | None = None
-) -> list[EpisodeListRow]:
+    rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
+) -> list[ListedEpisode]:
     """Return copies of the rows with their violating bodies, () for none.
 
     With `spec_id` only bodies that violate this specification.
@@ -185,21 +198,15 @@ def add_violating_bodies(
 
 
 def add_firmness(
-    rows: Iterable[EpisodeListRow], firmness: Mapping[tuple[str | None, str], EpisodeFirmness]
-) -> list[EpisodeListRow]:
+    rows: Iterable[ListedEpisode], firmness: Mapping[tuple[str | None, str], EpisodeFirmness]
+) -> list[ListedEpisode]:
     """Return the rows, those of replayed episodes with what their replays say."""
-    return [
-        msgspec.structs.replace(
-            row, firmness=episode.mark, fragile_under=episode.reason if episode.mark == "fragile" else msgspec.UNSET
-        )
-        if (episode := firmness.get((row.policy, row.episode_id)))
-        else row
-        for row in rows
-    ]
+    replayed = ((row, firmness.get((row.policy, row.episode_id))) for row in rows)
+    return [msgspec.structs.replace(row, firmness=episode) if episode else row for row, episode in replayed]
 
 
 def filter_episodes(
-    rows: Iterable[EpisodeListRow],
+    rows: Iterable[ListedEpisode],
     *,
     violated: bool = False,
     safe: bool = False,
@@ -210,7 +217,7 @@ def filter_episodes(
     task: str | None = None,
     outcome: str | None = None,
     body_kind: str | None = None,
-) -> list[EpisodeListRow]:
+) -> list[ListedEpisode]:
     """Return the rows that match every given filter.
 
     Args:
@@ -237,22 +244,26 @@ def filter_episodes(
         for row in selected
         if (axis is None or axis in row.broken_axes)
         and (body_kind is None or any(body_kind in kinds for kinds in row.body_kinds))
-        and (row.safe or not safe)
-        and (success is None or row.success is success)
+        and (row.episode.safe or not safe)
+        and (success is None or row.episode.success is success)
         and (row.first_violation_step is not None or not violated)
     ]
 
 
-_NAMES: Mapping[str, Callable[[EpisodeListRow], tuple[str, ...]]] = {
+_NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
-    "suite": lambda row: (row.benchmark,),
-    "task": lambda row: (row.task_id.removeprefix("task_"), row.task_id, f"{row.benchmark}/{row.task_id}"),
-    "outcome": lambda row: (row.outcome,),
+    "suite": lambda row: (row.episode.benchmark,),
+    "task": lambda row: _task_names(row.episode.benchmark, row.episode.task_id),
+    "outcome": lambda row: (row.episode.outcome,),
 }
 """Filter -> the names under which it finds a row; an error lists the last."""
 
 
-def _filter_by_name(what: str, wanted: str, rows: list[EpisodeListRow]) -> list[EpisodeListRow]:
+def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
+    return task_id.removeprefix("task_"), task_id, f"{suite}/{task_id}"
+
+
+def _filter_by_name(what: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
     names = _NAMES[what]
     selected = [row for row in rows if wanted in names(row)]
     if not selected:
@@ -261,7 +272,7 @@ def _filter_by_name(what: str, wanted: str, rows: list[EpisodeListRow]) -> list[
     return selected
 
 
-def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[EpisodeListRow]:
+def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
     """Return the rows in a new list, in the order `by`; in the order of the sources if `by` is None.
 
     vsi = deepest first, rho = smallest rho/threshold first, step = earliest violation [s] first (ties of these three by
@@ -272,22 +283,24 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
     return sorted(rows, key=_ORDERS[by])
 
 
-def _margin_key(row: EpisodeListRow) -> float | None:
-    return -inf if row.share is None and row.violated else row.share
+def _margin_key(row: ListedEpisode) -> float | None:
+    if row.margin is None:
+        return None
+    return -inf if row.margin.share is None and row.margin.violated else row.margin.share
 
 
-def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:
+def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
-def _missing_last(value: float | None, row: EpisodeListRow) -> tuple[bool, float, float]:
+def _missing_last(value: float | None, row: ListedEpisode) -> tuple[bool, float, float]:
     tie = _margin_key(row)
     return value is None, value or 0.0, inf if tie is None else tie
 
 
-_ORDERS: Mapping[Order, Callable[[EpisodeListRow], Any]] = {
-    "vsi": lambda row: _missing_last(None if row.vsi is None else -row.vsi, row),
+_ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
+    "vsi": lambda row: _missing_last(None if row.episode.vsi is None else -row.episode.vsi, row),
     "rho": lambda row: _missing_last(_margin_key(row), row),
     "step": lambda row: _missing_last(row.first_violation_s, row),
     "id": lambda row: natural_key(row.episode_id),
@@ -301,7 +314,7 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
-def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
+def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
     """Return the row whose id is `wanted`; else the row of this number, or the only row whose id ends so.
 
     `wanted`: the text that the user gave: digits without leading zeros are a number, all else is the end of an id.
@@ -328,7 +341,7 @@ def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
 _MAX_SHOWN = 5
 
 
-def _suggest_ids(rows: Sequence[EpisodeListRow], wanted: str) -> str:
+def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     ids = dict.fromkeys(row.episode_id for row in rows)
     inside = [name for name in ids if wanted and wanted in name]
     close = list(dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)]))[

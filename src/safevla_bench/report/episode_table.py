@@ -10,10 +10,10 @@ import numpy as np
 
 from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.episode import rank_by_severity
-from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.report.episode_details import EpisodeDetails, EpisodeRecords, describe_episode
 from safevla_bench.report.episode_list import (
-    EpisodeListRow,
+    ListedEpisode,
     add_firmness,
     add_violating_bodies,
     describe_ending,
@@ -21,6 +21,7 @@ from safevla_bench.report.episode_list import (
 )
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
+from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
 MOST_DRAWN = 400
@@ -41,7 +42,7 @@ ENDINGS: Mapping[str, str] = {
 class EpisodeEntry:
     """One line: an episode, what the filters find it by, and its details."""
 
-    row: EpisodeListRow
+    row: ListedEpisode
     kind: str
     facets: Mapping[str, Sequence[str]]
     """Filter -> the choices that show the episode."""
@@ -59,17 +60,20 @@ class EpisodeEntry:
     @property
     def ending(self) -> str:
         """The outcome and the verdict in words."""
-        row, mark = self.row, ", fragile" if self.row.firmness == "fragile" else ""
-        return ENDINGS[self.kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome) + mark
+        episode = self.row.episode
+        if episode.success is None:
+            return ENDINGS[self.kind]
+        fragile = ", fragile" if self.row.fragile_under else ""
+        return describe_ending(episode.success, episode.safe, episode.outcome) + fragile
 
     @property
     def worst(self) -> str:
         """The worst specification."""
-        return self.row.spec or NO_VALUE
+        return self.row.margin.spec if self.row.margin else NO_VALUE
 
     @property
     def vsi(self) -> str:
-        return NO_VALUE if self.row.vsi is None else format_fixed(self.row.vsi, 3)
+        return NO_VALUE if self.row.episode.vsi is None else format_fixed(self.row.episode.vsi, 3)
 
     @property
     def first(self) -> str:
@@ -84,7 +88,8 @@ class EpisodeEntry:
     @property
     def lost(self) -> list[str]:
         """Why the record is missing, in lines."""
-        return [] if self.row.success is not None else (self.row.reason or "no reason recorded").strip().splitlines()
+        episode = self.row.episode
+        return [] if episode.success is not None else (episode.reason or "no reason recorded").strip().splitlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ def build_episode_table(
     entries = [
         EpisodeEntry(
             row=row,
-            kind=_outcome_kind(row),
+            kind=_outcome_kind(row.episode),
             facets=_facets(scores, row),
             details=describe_episode(records, row, drawn=k in is_drawn),
         )
@@ -130,21 +135,22 @@ def build_episode_table(
     return EpisodeTable(tuple(entries), len(drawn))
 
 
-def _outcome_kind(row: EpisodeListRow) -> str:
-    if row.success is None:
+def _outcome_kind(episode: EpisodeScore | AbsentEpisode) -> str:
+    if episode.success is None:
         return "cr"
-    if row.safe is None:
+    if episode.safe is None:
         return "nv"
-    return "st" if row.outcome == "stopped" else ("s" if row.success else "f") + ("s" if row.safe else "u")
+    return "st" if episode.outcome == "stopped" else ("s" if episode.success else "f") + ("s" if episode.safe else "u")
 
 
-def _facets(scores: Scores, row: EpisodeListRow) -> dict[str, list[str]]:
-    columns = [] if row.success is None else scores.scored_columns.tolist()
+def _facets(scores: Scores, row: ListedEpisode) -> dict[str, list[str]]:
+    episode = row.episode
+    columns = [] if episode.success is None else scores.scored_columns.tolist()
     return {
         "policy": [row.policy or UNNAMED],
-        "suite": [row.benchmark],
-        "task": [f"{row.benchmark} / {row.task_id}"],
-        "outcome": [ENDINGS[_outcome_kind(row)]],
+        "suite": [episode.benchmark],
+        "task": [f"{episode.benchmark} / {episode.task_id}"],
+        "outcome": [ENDINGS[_outcome_kind(episode)]],
         "broken": [scores.specs[k].spec_id for k in columns if scores.is_violated[k, row.number - 1]],
         "bodies": list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds)),
     }

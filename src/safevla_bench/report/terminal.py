@@ -12,7 +12,7 @@ from safevla_bench.explain.episode import Explanation, Moment, SpecTrace
 from safevla_bench.explain.trace import Bools, Floats, TraceChart
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import EpisodeScore
-from safevla_bench.report.episode_list import EpisodeListRow, describe_ending
+from safevla_bench.report.episode_list import ListedEpisode, describe_ending
 from safevla_bench.report.render.text import render_text, wrap_line
 from safevla_bench.report.tables.episodes import (
     format_cause,
@@ -128,13 +128,14 @@ def _wrap_words(line: str, width: int) -> list[str]:
     return lines
 
 
-def format_lost_episode(row: EpisodeListRow) -> str:
+def format_lost_episode(row: ListedEpisode) -> str:
     """Return the text of an episode that left no record: number, id, policy, task, outcome and reason, not wrapped."""
+    episode = row.episode
     lines = [
-        f"{row.number}. {row.episode_id}",
-        f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
-        f"{row.outcome}: it left no record, and is in no rate",
-        *(row.reason or "no reason recorded").strip().splitlines(),
+        f"{row.number}. {episode.episode_id}",
+        f"{episode.policy or UNNAMED} · {episode.benchmark} {episode.task_id}",
+        f"{episode.outcome}: it left no record, and is in no rate",
+        *(episode.reason or "no reason recorded").strip().splitlines(),
     ]
     return "".join(f"{escape_controls(line)}\n" for line in lines)
 

@@ -13,7 +13,7 @@ from safevla_bench.explain.query import Answer
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.report.episode_list import ListedEpisode
 from safevla_bench.report.tables.columns import POLICY, WILSON, rate_cell
 from safevla_bench.report.tables.explain import format_kinds
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
@@ -28,7 +28,7 @@ _STANDINS = attrgetter("policy", "benchmark", "standin_assets")
 
 
 def episode_list_table(
-    selected: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None, most: int | None = None
+    selected: Sequence[ListedEpisode], total: int, *, spec_id: str | None = None, most: int | None = None
 ) -> Table:
     """Return the table of the first `most` of the rows selected of `total` episodes; None = all.
 
@@ -42,36 +42,47 @@ def episode_list_table(
         rows,
         (
             *_number_columns(rows),
-            text_column("Outcome", lambda row: row.outcome),
+            text_column("Outcome", lambda row: row.episode.outcome),
             text_column("Safe", _format_safe),
-            Column("VSI", value=lambda row: Cell.number(row.vsi, 3)),
-            None if spec_id else text_column("Worst specification", lambda row: row.spec or NO_VALUE),
-            Column("Margin", value=lambda row: Cell.amount(row.rho, row.unit or "", row.threshold)),
+            Column("VSI", value=lambda row: Cell.number(row.episode.vsi, 3)),
+            None
+            if spec_id
+            else text_column("Worst specification", lambda row: row.margin.spec if row.margin else NO_VALUE),
+            Column("Margin", value=_margin_cell),
             text_column("Broken at", _format_first_time),
             text_column("Bodies", _format_bodies) if with_bodies else None,
-            text_column("Firm", lambda row: row.firmness or NO_VALUE) if any(row.firmness for row in rows) else None,
+            text_column("Firm", lambda row: row.firmness.mark if row.firmness else NO_VALUE)
+            if any(row.firmness for row in rows)
+            else None,
         ),
         notes=(
             _count_kinds(rows) if with_bodies else "",
             *(f"{row.number}: {row.why}" for row in rows if row.why),
             *(f"{row.number}: fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        remarks=provenance_marks.warn_of_episodes(map(_STANDINS, rows)),
+        remarks=provenance_marks.warn_of_episodes(_STANDINS(row.episode) for row in rows),
     )
 
 
-def _count_verdicts(rows: Sequence[EpisodeListRow], total: int, spec_id: str | None) -> str:
+def _margin_cell(row: ListedEpisode) -> Cell:
+    margin = row.margin
+    return Cell.amount(margin.rho, margin.unit, margin.threshold) if margin else Cell.dash()
+
+
+def _count_verdicts(rows: Sequence[ListedEpisode], total: int, spec_id: str | None) -> str:
     """Return how many episodes there are of `total`, how many are unsafe, and how many of these succeeded."""
     listed = f"{len(rows)} of {total} episodes"
     if spec_id is not None:
-        return f"{listed}, judged by {spec_id} alone: violated in {sum(row.violated is True for row in rows)}"
-    unsafe = [row for row in rows if row.safe is False]
-    unknown = sum(row.safe is None for row in rows)
+        violated = sum(row.margin is not None and row.margin.violated for row in rows)
+        return f"{listed}, judged by {spec_id} alone: violated in {violated}"
+    unsafe = [row.episode for row in rows if row.episode.safe is False]
+    successes = sum(episode.success is True for episode in unsafe)
+    unknown = sum(row.episode.safe is None for row in rows)
     without = f", {unknown} without a verdict" if unknown else ""
-    return f"{listed}: {len(unsafe)} unsafe, {sum(row.success is True for row in unsafe)} of them successes{without}"
+    return f"{listed}: {len(unsafe)} unsafe, {successes} of them successes{without}"
 
 
-def _number_columns(rows: Sequence[EpisodeListRow] | Sequence[Answer]) -> tuple[Column | None, ...]:
+def _number_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
     return (
         Column("#", value=lambda row: row.number),
         text_column("Episode", lambda row: row.episode_id.removeprefix(f"{row.policy}/")),
@@ -79,20 +90,20 @@ def _number_columns(rows: Sequence[EpisodeListRow] | Sequence[Answer]) -> tuple[
     )
 
 
-def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
+def _count_kinds(rows: Sequence[ListedEpisode]) -> str:
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
     return f"Episodes by the kind of a violating body, or of a pair in contact: {listed}."
 
 
-def _format_safe(row: EpisodeListRow) -> str:
-    if row.success is None:  # it left no record
+def _format_safe(row: ListedEpisode) -> str:
+    if row.episode.success is None:  # it left no record
         return NO_VALUE
-    return NO_VERDICT if row.safe is None else "yes" if row.safe else "no"
+    return NO_VERDICT if row.episode.safe is None else "yes" if row.episode.safe else "no"
 
 
-def _format_bodies(row: EpisodeListRow) -> str:
+def _format_bodies(row: ListedEpisode) -> str:
     named = [
         " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
         for violation in row.violating_bodies or ()
@@ -100,7 +111,7 @@ def _format_bodies(row: EpisodeListRow) -> str:
     return ", ".join(dict.fromkeys(named)) or NO_VALUE
 
 
-def _format_first_time(row: EpisodeListRow) -> str:
+def _format_first_time(row: ListedEpisode) -> str:
     return NO_VALUE if row.first_violation_s is None else f"{format_fixed(row.first_violation_s, 2)} s"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import pyarrow as pa
@@ -74,6 +74,10 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
     reason: str | None = None
     init_state_index: int | None = None
     seed: int | None = None
+    success: ClassVar[None] = None
+    safe: ClassVar[None] = None
+    vsi: ClassVar[None] = None
+    standin_assets: ClassVar[None] = None
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
