@@ -27,8 +27,6 @@ class Task:
     """The host's own limit in policy steps; a protocol's goes first."""
     episodes: int = 1
     """Number of episodes that its benchmark runs of it."""
-    unusable: str | None = None
-    """The reason why no environment of it can be made here; None if one can, as far as is known."""
     label: str = ""
     """The suite that records name in the place of `benchmark`, if its starts were chosen by a search."""
     found: tuple[FoundStart, ...] = ()

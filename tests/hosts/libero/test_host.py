@@ -13,7 +13,7 @@ import pytest
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.libero import install, tasks
+from safevla_bench.hosts.libero import tasks
 from safevla_bench.hosts.libero.host import LiberoEnv
 from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.hosts.mujoco.viewer import episode_seed
@@ -421,7 +421,7 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
     assert eager._simulation().model._model is model, "the compiled model is kept"
     kept = saved_model(model)
     images += [eager.step(action)[0].images["agentview"] for action in pressing(2)]
-    with closing(install.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
+    with closing(tasks.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
         bare.env.object_property_initializers.clear()
         bare.seed(SEED.env_seed)
         bare.env.reset()

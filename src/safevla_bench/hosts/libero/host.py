@@ -13,7 +13,6 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
-from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, model_coordinates
@@ -52,15 +51,15 @@ class LiberoHost(MujocoHost):
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
             if libero_tasks.is_task_path(suite):
-                install.require()
+                libero_tasks.require_libero()
                 return libero_tasks.tasks_at_path(Path(suite))
             with suppress(HostError):
-                install.require()
+                libero_tasks.require_libero()
                 if tasks := libero_tasks.registered_tasks(suite):
                     return tasks
             remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
-        install.require()
+        libero_tasks.require_libero()
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
@@ -69,8 +68,6 @@ class LiberoHost(MujocoHost):
         Raises `HostError` if LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task
         takes.
         """
-        if task.unusable:
-            raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
@@ -80,7 +77,7 @@ class LiberoHost(MujocoHost):
             return placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
-        return install.versions()
+        return libero_tasks.versions()
 
 
 class LiberoEnv(RobosuiteEnv):
@@ -111,8 +108,8 @@ class LiberoEnv(RobosuiteEnv):
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._init_states = libero_tasks.load_init_states(task)
-        self._env = install.make_control_env(str(libero_tasks.bddl_file(task)), wants)
-        self._scene = install.KeptScene(self._env.env)
+        self._env = libero_tasks.make_control_env(str(libero_tasks.bddl_file(task)), wants)
+        self._scene = libero_tasks.KeptScene(self._env.env)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
