@@ -52,8 +52,6 @@ class RecordedEpisode:
     steps: int
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    told: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """What the record says of its scene: its header's field under the host's name, if that fixes the start."""
     ending: str = "timeout"
     """The outcome if the actions run out without success; `stopped` if the recording was broken off."""
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)

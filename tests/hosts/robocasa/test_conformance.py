@@ -10,7 +10,7 @@ import pytest
 from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted.geometry import OPEN
@@ -35,9 +35,9 @@ class TestRobocasa(HostConformance):
     other_wants = (Wants(privileged=True, cameras=("robot0_agentview_left",), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):
-        bars = install.task_class(task)
+        bars = kitchens.task_class(task)
         start = kitchens.start("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
-        kitchen = install.kitchen(task, start, Wants())
+        kitchen = kitchens.make_kitchen(task, start, Wants())
         kitchen.reset()
         for _ in range(seed.wait_steps):
             kitchen.step(STILL)

@@ -105,17 +105,14 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
 
-    def open_stage(self, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
+    def open_stage(self, episode: Batch) -> MujocoStage:
         """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
 
-        The scene is made by a reset from the record's seed, or by `rebuild`. Raises `HostError`, and closes the
+        The scene is made by a reset from the record's seed. Raises `HostError`, and closes the
         environment, if it cannot be made again here, or the record lacks its start, or states of this model.
         """
         try:
-            if rebuild is None:
-                self.reset(episode_seed(episode))
-            else:
-                rebuild()
+            self.reset(episode_seed(episode))
             scene, observe = self._read_scene(), self._observe_pose()
             model = self._mujoco()[0]
             return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)

@@ -225,16 +225,16 @@ def read_states(episode: Batch, width: int) -> Floats:
     return states
 
 
-def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
+def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures if its record has them, and what the header's field `host` says of its
-    scene. Raises `HostError` if the record names neither kind of start, or its fixtures are not poses.
+    seed or initial state, with the fixtures if its record has them. Raises `HostError` if the record names neither kind
+    of start, or its fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        replayed = _read_recorded_start(episode, host)
+        replayed = _read_recorded_start(episode)
         if replayed is not None:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
@@ -250,22 +250,14 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     )
 
 
-def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
+def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and not poses):
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
     name, source = str(replay.get("episode")), str(replay.get("source"))
-    state, scene = tuple(states[0].tolist()), read_told_scene(episode, host)
-    return RecordedEpisode(name, source, len(states) - 1, state, fixtures=fixtures, told=scene)
-
-
-def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
-    """Return what the record of a batch of one says of its scene, its header's field `host`; {} if there is none."""
-    header = episode.extra[0].get("header")
-    scene = header.get(host) if isinstance(header, Mapping) else None
-    return scene if isinstance(scene, Mapping) else {}
+    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
