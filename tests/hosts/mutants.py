@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError
-from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost
-from safevla_bench.hosts.fake.viewer import FakeStage
+from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost, FakeStage
 from safevla_bench.interface.policy import UnrenderedImages
 
 _counter = itertools.count()
