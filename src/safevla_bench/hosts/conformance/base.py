@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -269,25 +270,30 @@ class HostRules:
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
     own = rules()
-    host, actions, observations = own.host(), list[Action](), list[Observation]()
+    host, calls = own.host(), list[tuple[Any, Observation]]()
 
-    def keep_step(call: Callable[[Action], Any], action: Action) -> Any:
-        actions.append(np.array(action))
-        observation, success = call(action)
-        observations.append(observation)
-        return observation, success
-
-    def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
-        actions.clear()
-        observations[:] = [call(seed)]
-        return observations[0]
+    def keep_call(call: Callable[[Any], Any], given: Any) -> Any:
+        if isinstance(given, EpisodeSeed):
+            calls.clear()
+        given, result = copy(given), call(given)
+        calls.append((given, result if isinstance(result, Observation) else result[0]))
+        return result
 
     with closing(host.make(own.trials[0].find_task(host), Wants(privileged=True))) as env:
-        wrap_method(env, "step", keep_step)
-        wrap_method(env, "reset", begin_anew)
+        for method in ("step", "reset"):
+            wrap_method(env, method, keep_call)
         result = call_hook(lambda: getattr(own, hook)(env, own.seed), hook)
-        coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
-        return HookRun(result, env.recorded(), np.array(actions), observations, coordinates)
+        coordinates, actions = (
+            env.coordinates() if isinstance(env, Coordinated) else (),
+            [action for action, _ in calls],
+        )
+        return HookRun(result, env.recorded(), np.array(actions[1:]), [seen for _, seen in calls], coordinates)
+
+
+def tracked_paths(batch: Batch) -> dict[str, Floats]:
+    """Return the recorded positions of each tracked body, [n, 3], m, by name."""
+    bodies, positions = batch.body_pos_m.episode_poses(0)
+    return {batch.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
 
 
 def require(holds: bool, failure: str) -> None:
