@@ -11,7 +11,6 @@ from safevla_recorder.mujoco.scene import copy_state
 class TestSmallestHost(HostConformance):
     factory = "smallest_host:SmallestHost"
     trials = (Trial("smallest", 0, roles={"pusher": "robot", "table": "furniture"}),)
-    needs = ("mujoco",)
     registries = (smallest_host.REGISTRY,)
     hold = close_on_nothing = touch_with_one_finger = move_object = set_down = turn_object = None  # it has no gripper
 

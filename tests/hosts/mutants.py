@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import HostError, InvalidActionError
+from safevla_bench.errors import InvalidActionError
 from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost, FakeStage
 from safevla_bench.interface.policy import UnrenderedImages
 
@@ -564,34 +564,3 @@ class Unversioned(FakeHost):
 
     def versions(self):
         return {}
-
-
-class Importing(FakeHost):
-    """Asks its simulator for the suites."""
-
-    breaks = "test_making_the_host_imports_no_simulator"
-    needs = ("lark",)  # any package that nothing else here imports stands for a simulator
-
-    def suites(self):
-        import lark  # noqa: F401
-
-        return super().suites()
-
-    def make(self, task, wants):
-        try:
-            import lark  # noqa: F401
-        except ImportError as error:
-            raise HostError("lark is missing", remedy="pip install lark") from error
-        return super().make(task, wants)
-
-
-class Crashing(FakeHost):
-    """Lets its simulator's ImportError through."""
-
-    breaks = "test_a_missing_library_is_a_host_error_that_says_what_to_do"
-    needs = ("lark",)
-
-    def make(self, task, wants):
-        import lark  # noqa: F401
-
-        return super().make(task, wants)

@@ -26,7 +26,6 @@ class TestMetaworld(HostConformance):
         Trial("mt10", 3, roles={"door_link": "furniture", "mocap": "robot"}),
         Trial("mt50", 38, targets=frozenset({"stick", "container"})),
     )
-    needs = ("metaworld", "gymnasium", "mujoco")
     other_wants = (Wants(privileged=True, cameras=("corner3", "gripperPOV"), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):

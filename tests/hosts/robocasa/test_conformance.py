@@ -30,7 +30,6 @@ class TestRobocasa(HostConformance):
         Trial("robocasa-pnp", 1, roles={"container": "bystander", "stove_main_group_main": "furniture"}),
         Trial("robocasa-365", 16, roles={"obj": "bystander", "mobilebase0_wheeled_base": "robot"}),
     )
-    needs = ("robocasa", "robosuite", "mujoco")
     steps = 12
     other_wants = (Wants(privileged=True, cameras=("robot0_agentview_left",), image_size=(32, 48)),)
 

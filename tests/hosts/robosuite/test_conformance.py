@@ -26,7 +26,6 @@ class TestRobosuite(HostConformance):
         Trial("robosuite", 10, roles={"Door_door": "furniture", "gripper0_right_leftfinger": "robot"}),
         Trial("robosuite", 5, targets=frozenset({"Milk", "Bread", "Cereal", "Can"}), roles={"bin2": "furniture"}),
     )
-    needs = ("robosuite", "mujoco")
     steps = 12
     other_wants = (Wants(privileged=True, cameras=("agentview", "robot0_eye_in_hand"), image_size=(32, 48)),)
 

@@ -146,8 +146,6 @@ class HostRules:
     """The host's factory as in its entry point, `module:attribute`."""
     trials: ClassVar[Sequence[Trial]]
     """The tasks to try; the first is also the one that the gripper's hooks are given."""
-    needs: ClassVar[Sequence[str]] = ()
-    """The packages, by import name, that it cannot make an environment without."""
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
     other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)

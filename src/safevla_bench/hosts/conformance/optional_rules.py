@@ -1,4 +1,4 @@
-"""Rules about a host before any episode (tasks, versions, missing libraries), and about what it may be able to do."""
+"""Rules about a host before any episode (tasks, versions, settling), and about what it may be able to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
     tracked_paths,
 )
-from safevla_bench.hosts.conformance.missing_dependency import run_without
 from safevla_bench.interface.environment import Coordinated, FastEnv, SelectiveEnv, Watchable
 from safevla_bench.interface.policy import Action, Observation
 from safevla_bench.interface.stage import StagingHost
@@ -34,7 +33,7 @@ from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):
-    """The host lists its tasks, and names the libraries that it lacks."""
+    """The host lists its tasks and versions, and settles by its still action."""
 
     def test_tasks_are_well_formed(self) -> None:
         """Fail unless host, suites and tasks have names and instructions, ids are unique, indices count from 0, and
@@ -97,23 +96,6 @@ class TaskRules(HostRules):
             speed = float(np.linalg.norm(np.diff(path, axis=0), axis=1).max(initial=0)) / run.env.dt_s
             failure = f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}."
             require(speed <= _AT_REST_M_PER_S, failure)
-
-    def test_making_the_host_imports_no_simulator(self) -> None:
-        """Fail unless the host can be made and lists its suites without any of `needs`; passes where that is empty."""
-        if not self.needs:
-            return
-        outcome, message = run_without(self.factory, self.needs, None)
-        sentence = f"The host cannot be made or list its suites without {self.needs}: {outcome}: {message}"
-        require(outcome == "worked", sentence)
-
-    def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
-        task = self.trials[0].find_task(self.host())
-        for needed in self.needs:
-            outcome, message = run_without(self.factory, [needed], task)
-            sentence = f"Without {needed} it must raise a HostError, and {outcome} happened: {message}"
-            require(outcome == "host_error", sentence)
-            require("\n" in message, f"Without {needed} the HostError has no remedy: {message}")
 
 
 # What a host may be able to do
