@@ -329,7 +329,7 @@ class Slow(Mutant):
     dt_s = 0.005
 
     def _build_header(self, seed):
-        return msgspec.structs.replace(super()._build_header(seed), dt=self.dt_s)
+        return {**super()._build_header(seed), "dt": self.dt_s}
 
 
 @editing("test_positions_are_in_metres")

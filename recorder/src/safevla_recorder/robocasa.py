@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.attachment import (
-    RecordableEnv,
-    TaskLabel,
-    find_layer,
-    package_versions,
-    subscribe_steps,
-)
+from safevla_recorder.attachment import RecordableEnv, TaskLabel, find_layer, package_versions, subscribe_steps
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from safevla_bench.errors import HostError, InvalidActionError, PluginError
+from safevla_bench.errors import HostError, PluginError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Action, Wants, check_action
+from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
 from safevla_bench.trajectory.batch import Batch
@@ -70,16 +70,13 @@ def registry_files(name: str) -> tuple[Path, ...]:
 
     Raises `PluginError`, with the distribution, if one cannot be loaded, or does not name a file.
     """
-    return tuple(_require_file(name, value) for value in _REGISTRIES.load(name))
-
-
-def _require_file(name: str, value: object) -> Path:
-    if isinstance(value, str | os.PathLike) and Path(value).is_file():
-        return Path(value)
-    remedy = (
-        f"Its entry point in {REGISTRIES} is to name the path of a .toml file: a fault of {_REGISTRIES.owner(name)}."
-    )
-    raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
+    values = tuple(_REGISTRIES.load(name))
+    for value in values:
+        if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
+            owner = f"a fault of {_REGISTRIES.owner(name)}"
+            remedy = f"Its entry point in {REGISTRIES} is to name the path of a .toml file: {owner}."
+            raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
+    return tuple(map(Path, values))
 
 
 def check_start(task: Task, seed: EpisodeSeed, *, takes_states: bool = True) -> None:
@@ -93,13 +90,10 @@ def check_start(task: Task, seed: EpisodeSeed, *, takes_states: bool = True) -> 
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not takes_states:
         raise HostError(f"{name} starts from no recorded state", remedy="Replay by its initial state and seed.")
-    if seed.wait_action is not None:
-        try:
-            check_action(np.array(seed.wait_action), len(task.still))
-        except InvalidActionError as error:
-            still = ", ".join(f"{number:g}" for number in task.still)
-            remedy = f"Give {len(task.still)} finite numbers; the task's own are {still}."
-            raise HostError(f"{name} cannot settle by {error.problem}", remedy=remedy) from None
+    wait_action = task.still if seed.wait_action is None else seed.wait_action
+    if len(wait_action) != len(task.still) or not np.isfinite(wait_action).all():
+        remedy = f"Give {len(task.still)} finite numbers; the task's own are {task.still}."
+        raise HostError(f"{name} cannot settle by {wait_action}", remedy=remedy)
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")

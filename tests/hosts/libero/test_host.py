@@ -365,7 +365,7 @@ def test_resets_that_were_made_again_are_in_the_record_and_in_its_start(spatial)
     record = spatial.recorded()
     assert record.extra[0]["header"]["earlier_resets"] == 1
     assert earlier_resets(record) == (1,)
-    assert episode_seed(record, "libero").earlier_resets == 1
+    assert episode_seed(record).earlier_resets == 1
     spatial.reset(SEED)
     assert "earlier_resets" not in spatial.recorded().extra[0].get("header", {})
 

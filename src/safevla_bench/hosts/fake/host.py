@@ -11,7 +11,6 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,9 +32,9 @@ from safevla_bench.interface.policy import (
 from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Viewpoint
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.attachment import TaskLabel, episode_header
 from safevla_recorder.episode import ContactList, Floats, Recording, add_header_mark
 
 SUITE = "fake"
@@ -221,7 +220,7 @@ class FakeEnv:
         objects = [_PLACES[name] for name in _MOVABLE]
         torques = np.stack([record.torque for record in records])
         recording = Recording(
-            header=msgspec.structs.asdict(self._build_header(seed)),
+            header=self._build_header(seed),
             roles=_ROLES,
             records=count,
             eef_pos_m=states[:, 3:6],
@@ -261,19 +260,14 @@ class FakeEnv:
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
-    def _build_header(self, seed: EpisodeSeed) -> Header:
-        index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
-        start = "recorded" if index is None else f"{index:03d}"
-        return Header(
-            episode_id=f"{SUITE}/{self.task.task_id}/init_{start}",
-            benchmark=SUITE,
-            task_id=self.task.task_id,
+    def _build_header(self, seed: EpisodeSeed) -> dict[str, object]:
+        return episode_header(
+            TaskLabel(SUITE, self.task.task_id, self.task.instruction),
             success=self._is_success(),
+            env_seed=seed.env_seed,
+            index=None if seed.recorded and seed.recorded.state is not None else seed.init_state_index,
             dt=DT_S,
             target_object="block",
-            instruction=self.task.instruction,
-            env_seed=seed.env_seed,
-            init_state_index=index,
             embodiment="Panda",
             versions=self._versions,
             dropped_pairs=(("block", "table"), ("cup", "table"), ("table", "tray")),

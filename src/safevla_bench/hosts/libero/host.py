@@ -17,13 +17,7 @@ from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.interface.policy import (
-    CONTROLLER_POSITION,
-    CONTROLLER_ROTATION,
-    Action,
-    Observation,
-    Wants,
-)
+from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark

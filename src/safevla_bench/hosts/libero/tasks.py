@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from itertools import combinations, count
 from pathlib import Path
@@ -334,7 +335,9 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
 
     def compile_and_copy(compile_model: Callable[..., None], domain: BDDLBaseDomain, *xml: str) -> None:
         compile_model(domain, *xml)
-        domain.compiled = _copy_arrays(domain.sim.model._model)  # for `KeptScene`, before the domain writes to them
+        domain.compiled = deepcopy(
+            _model_arrays(domain.sim.model._model)
+        )  # before the domain writes to them
 
     undo = wrap_method(MujocoEnv, "_initialize_sim", compile_and_copy)
     try:
@@ -418,7 +421,7 @@ class KeptScene:
         if self._model is None:
             self._compile(xml)
             self._xml, self._model = xml, domain.sim.model._model
-            self._compiled = _copy_arrays(self._model)
+            self._compiled = deepcopy(_model_arrays(self._model))
         else:
             self._restore_model()
         if self._renderer is not None:
@@ -427,7 +430,7 @@ class KeptScene:
     def _restore_model(self) -> None:
         from robosuite.utils.binding_utils import MjSim
 
-        for name, array in _model_arrays(self._model):
+        for name, array in _model_arrays(self._model).items():
             array[...] = self._compiled[name]
         domain = self._domain
         domain.sim = MjSim(self._model)
@@ -439,16 +442,9 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
 """Arrays of a model that a renderer holds a copy of, and that nothing writes after compilation, by how they begin."""
 
 
-def _copy_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
-    return {name: array.copy() for name, array in _model_arrays(model)}
-
-
-def _model_arrays(model: Any) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    for name in dir(model):
-        if not name.startswith(("_", *_ASSETS)):
-            value = getattr(model, name)
-            if isinstance(value, np.ndarray):
-                yield name, value
+def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
+    values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def _move_renderer(renderer: Any, sim: Any) -> None:
