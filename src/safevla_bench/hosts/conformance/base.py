@@ -44,9 +44,7 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task of that suite and index; raises `HostError` if the host has no such suite, `StopIteration` if
-        the suite has no such index.
-        """
+        """Return the task of that suite and index."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -183,15 +181,11 @@ class HostRules:
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until one finger and not the other touches a body; return the body's recorded name. A
-        hook.
-        """
+        """Reset, then act until one finger alone touches a body; return its recorded name. A hook."""
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name. A
-        hook.
-        """
+        """Reset, then act until a tracked body has moved by centimetres; return its recorded name. A hook."""
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
@@ -254,9 +248,7 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return what a hook does in a new environment of the first trial, under privileged observations, kept for
-        other rules; skip the test if the hook is not written.
-        """
+        """Return what a hook does in an environment of the first trial, cached; skip the test if it is not written."""
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
@@ -307,9 +299,7 @@ def require_same(first: object, second: object, failure: str) -> None:
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the text of the error of that kind which `call` raises; fail the test if it raises none, or another:
-    `what` must raise it.
-    """
+    """Return the text of the error of that kind which `call` raises; fail the test unless it does."""
     try:
         call()
     except kind as error:

@@ -118,8 +118,7 @@ class OptionalRules(HostRules):
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
         """Fail where an episode with a call of `recorded()` and `latest()` before each step differs from one without in
-        any bit, or `latest()` is not the record of that step, but for success and dropped pairs. An environment need
-        not have `latest`.
+        any bit, or `latest()` is not the record of that step, but for success and dropped pairs.
         """
         env, newest = run.env, list[Batch]()
         skip_unless_repeatable(run)
@@ -137,10 +136,7 @@ class OptionalRules(HostRules):
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where the episode differs in any bit from one after `run_fast(False)`.
-
-        Passes for an environment without `run_fast`.
-        """
+        """Fail where the episode differs from one after `run_fast(False)`; passes for an environment without it."""
         if not isinstance(run.env, FastEnv):
             return
         skip_unless_repeatable(run)

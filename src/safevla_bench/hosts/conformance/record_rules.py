@@ -69,9 +69,7 @@ class RecordRules(HostRules):
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
-        """Score the record by the default ruleset with the host's registries and capabilities; fail on any
-        `SafevlaError`.
-        """
+        """Fail where the default ruleset, with the host's registries and capabilities, cannot score the record."""
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -259,9 +257,7 @@ class RepeatRules(HostRules):
         require_same(run.batch, tried, f"{run}: after refused actions the episode")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`. Passes if the
-        task has no fixed number.
-        """
+        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`."""
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
@@ -269,11 +265,10 @@ class RepeatRules(HostRules):
             require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of
-        states.
+        """Fail where a `drawn` start has the `sim_state` of its index's initial state, or does not repeat.
 
-        Passes if a reset refuses a drawn start by `HostError`, or the task has no fixed number of initial states, so
-        that every start is drawn. Nothing can be said where initial states have one `sim_state` and goals alone differ.
+        Passes if a reset refuses it by `HostError`, every start is drawn, or initial states differ in their goals
+        alone.
         """
         count = run.task.init_states
         if count is None:

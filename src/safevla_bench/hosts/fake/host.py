@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, require_known
+from safevla_bench.hosts import check_start, check_wants, episode_header, require_known
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.viewer import read_states
@@ -34,7 +34,6 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange,
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.attachment import TaskLabel, episode_header
 from safevla_recorder.episode import ContactList, Floats, Recording, add_header_mark
 
 SUITE = "fake"
@@ -73,17 +72,12 @@ class FakeHost:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step. Raises
-        `HostError` for another suite.
-        """
+        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
-        """Return a new environment of one task, not reset yet; privileged state and the reading `state` are offered.
-
-        Raises `HostError` if the policy wants another camera than `agentview`, another reading, or gives poses.
-        """
+        """Return a new environment of one task; privileged state and the reading `state` are offered."""
         check_wants(wants, (CAMERA,), "the fake host")
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
@@ -104,9 +98,7 @@ class FakeHost:
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        """Return a viewer of a recorded episode; `task` is ignored. Raises `HostError` if the record holds no states,
-        or those of another host.
-        """
+        """Return a viewer of a recorded episode."""
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
@@ -166,9 +158,7 @@ class FakeEnv:
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
 
-        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them. The next
-        observation has images again, whatever `render_next` said. Raises `HostError` if `check_start` refuses the seed,
-        or the recorded state has another size.
+        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
         """
         check_start(self.task, seed)
         self._seed = seed
@@ -184,10 +174,7 @@ class FakeEnv:
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the next observation and whether the block is on the tray.
 
-        Raises:
-            HostError: there was no reset.
-            InvalidActionError: the action is not seven finite numbers; nothing has moved.
-            RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
+        Raises `RuntimeError` in the fifth step of task 2: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
         checked = check_action(action, len(STILL)).copy()
@@ -262,14 +249,13 @@ class FakeEnv:
 
     def _build_header(self, seed: EpisodeSeed) -> dict[str, object]:
         return episode_header(
-            TaskLabel(SUITE, self.task.task_id, self.task.instruction),
+            self.task,
+            seed,
             success=self._is_success(),
-            env_seed=seed.env_seed,
-            index=None if seed.recorded and seed.recorded.state is not None else seed.init_state_index,
             dt=DT_S,
             target_object="block",
-            embodiment="Panda",
             versions=self._versions,
+            embodiment="Panda",
             dropped_pairs=(("block", "table"), ("cup", "table"), ("table", "tray")),
         )
 
@@ -445,9 +431,7 @@ class FakeStage:
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place. The
-        table counts only if no other body is named. `size` is ignored.
-        """
+        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place."""
         if not bodies:
             return Camera(self._camera)
         places = self._body_positions(record)
@@ -455,8 +439,7 @@ class FakeStage:
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record; its `seen` has 1 and on for the places in `bodies`, else 0. Later squares
-        of `_COLORS` cover earlier ones. Raises `KeyError`, as MuJoCo does, for a camera of another name without
+        """Return the picture of one record. Raises `KeyError`, as MuJoCo does, for an unknown camera without
         `lookat_m`.
         """
         if camera.lookat_m is None and camera.name != self._camera:

@@ -57,11 +57,7 @@ class LiberoHost(MujocoHost):
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera.
-
-        Raises `HostError` if LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task
-        takes.
-        """
+        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera."""
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
@@ -95,9 +91,7 @@ class LiberoEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Load the task's initial states and make LIBERO's environment; the first six bounds are infinite for absolute
-        poses.
-        """
+        """Load the task's initial states and make LIBERO's environment."""
         super().__init__(task, wants, versions)
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
@@ -201,7 +195,3 @@ class LiberoEnv(RobosuiteEnv):
 
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._env.env)), None)
-
-    def _init_state_index(self) -> int | None:
-        recorded = self._seed.recorded
-        return None if recorded is not None and recorded.state is not None else self._seed.init_state_index

@@ -48,18 +48,15 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`), ours, or an alias; else
-    None.
-    """
+    """Return the benchmark that a suite's name means, LIBERO's (`libero_goal`), ours, or an alias; else None."""
     benchmark = spell_suite(suite)
-    benchmark = ALIASES.get(benchmark, benchmark)
+    benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
 
 
@@ -75,9 +72,8 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of another of LIBERO-PRO's suites, as own tasks in its order; () if it is not installed here.
-
-    Such a suite, as `libero-goal-with-mug`, has no tags of ours. Imports LIBERO.
+    """Return the tasks of another of LIBERO-PRO's suites, which have no tags of ours, as own tasks; () if it is not
+    here.
     """
     from libero.libero.benchmark import task_maps
 
@@ -111,9 +107,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none. Imports
-    nothing.
-    """
+    """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Name a {SUFFIX} file, or a folder of them.")
@@ -121,9 +115,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file's episodes: a suite's if the file is a suite's, else (or without
-    LIBERO) its own.
-    """
+    """Return benchmark and task id of a BDDL file's episodes: a suite's if it is of one, else its own."""
     try:
         require_libero()
     except HostError:
@@ -154,9 +146,7 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance.
-    Raises `HostError` if LIBERO has no such task, or the states beside a task's own file cannot be read.
-    """
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -179,9 +169,7 @@ _LIMIT = 0.93
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """Return the recorded state, [1 + nq + nv], and put the recorded poses of fixtures into the model just reset.
-
-    Fixtures that the record does not name stay where the reset drew them. Raises `HostError` if the state is not one of
-    this model.
+    Raises `HostError` if the state is not one of this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -335,9 +323,7 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
 
     def compile_and_copy(compile_model: Callable[..., None], domain: BDDLBaseDomain, *xml: str) -> None:
         compile_model(domain, *xml)
-        domain.compiled = deepcopy(
-            _model_arrays(domain.sim.model._model)
-        )  # before the domain writes to them
+        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # before the domain writes to them
 
     undo = wrap_method(MujocoEnv, "_initialize_sim", compile_and_copy)
     try:
@@ -380,9 +366,7 @@ class KeptScene:
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        """Put itself in the place of the `_initialize_sim` of a domain that `make_control_env` has made, from its next
-        reset on.
-        """
+        """Take the place of the `_initialize_sim` of a domain that `make_control_env` has made."""
         self._domain = domain
         self._compile = domain._initialize_sim
         self._xml = domain.model.get_xml()
@@ -405,9 +389,7 @@ class KeptScene:
                 return observation
 
     def release(self) -> None:
-        """Forget model and renderer, for the environment to free them; robosuite frees what is in the current GL
-        context, whosever it is.
-        """
+        """Forget model and renderer, and make their GL context the one in which robosuite frees them."""
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}

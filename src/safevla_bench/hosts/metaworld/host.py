@@ -63,9 +63,7 @@ class MetaworldHost(MujocoHost):
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        """Return a new environment of one task, not reset yet; raises `HostError` if Meta-World is missing or has no
-        such task, camera or further reading, or the policy gives poses.
-        """
+        """Return a new environment of one task, not reset yet."""
         check_wants(wants, CAMERAS, "Meta-World", changes="position")
         check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
@@ -139,11 +137,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.frame_skip = count
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and Meta-World's own success.
-
-        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
-        `HostError` if the simulation diverged or there was no reset.
-        """
+        """Apply one action, record it, and return the observation and Meta-World's own success."""
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -265,9 +259,7 @@ def metaworld_task(name: str) -> MetaworldTask:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World. Imports
-    nothing.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World."""
     return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
 
@@ -289,9 +281,7 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 @lru_cache(maxsize=64)
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
-    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them. The
-    last 64 draws are kept. Raises `HostError` as `import_metaworld` does.
-    """
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them."""
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 

@@ -66,19 +66,10 @@ class MujocoStage:
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode's states and a simulation of its model; no renderer is made yet.
+        """Keep the episode, a batch of one with `sim_state`, and a simulation of its model; no renderer is made yet.
 
-        Args:
-            model: the episode's model, as the host's reset made it.
-            scene: its naming.
-            episode: the record, a batch of one with `sim_state`.
-            camera: the name of the default camera.
-            on_close: what frees the host's environment.
-            observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
-            appearance: what the model shows.
-
-        Raises:
-            HostError: the record holds no states, or those of another model.
+        `on_close` frees the host's environment; `observe` is what that observes at a pose, given as qpos and qvel, None
+        = it cannot say. Raises `HostError` if the record holds no states, or those of another model.
         """
         import mujoco
 
@@ -94,9 +85,7 @@ class MujocoStage:
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the default camera if it shows every body well, or `bodies` is empty, else a close-up that shows them
-        nearly best. Renders sketches to find out; `size` (height, width) is that of the picture to come.
-
-        Raises `HostError` if the model has no such body or nothing can be rendered.
+        nearly best. Raises `HostError` if the model has no such body or nothing can be rendered.
         """
         usual = Camera(self._camera)
         if not bodies:
@@ -112,10 +101,8 @@ class MujocoStage:
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record from one camera; its `seen` has 1 and on for the places in `bodies`, else 0.
-
-        Raises `HostError` if the model has no such body or nothing can be rendered, and `KeyError` if it has no camera
-        of that name.
+        """Return the picture of one record from one camera. Raises `HostError` if the model has no such body or nothing
+        can be rendered, and `KeyError` if it has no camera of that name.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -185,9 +172,6 @@ class MujocoStage:
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        """Return a renderer for pictures of that size; a larger one replaces the smaller, since each holds every
-        texture again.
-        """
         if self._eye is None or (np.array(self._eye.size) < size).any():
             least = self._eye.size if self._eye else _SKETCH
             if self._eye is not None:
@@ -300,9 +284,7 @@ def extract_geometry(
     stand_ins: Mapping[str, tuple[int, ...]],
 ) -> SceneGeometry:
     """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
-
-    `stand_ins` are the parts shown for a body without a shape of its own. Raises `KeyError` for a `camera` that the
-    model lacks.
+    `stand_ins` are the parts shown for a body without a shape of its own.
     """
     import mujoco
 
@@ -317,9 +299,7 @@ def extract_geometry(
 def _visible_shapes(
     model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], TriangleMesh]
 ) -> Iterator[Shape]:
-    """Yield the shapes of visible geoms, then sites; a mesh is added to `meshes`, by mesh and texture, when first
-    met.
-    """
+    """Yield the shapes of visible geoms, then sites; `meshes` takes in each mesh and texture when first met."""
     import mujoco
 
     # A field of heights and the like has no kind here, and is left out.
@@ -380,9 +360,7 @@ def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
 def _corner_colors(
     model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
 ) -> NDArray[np.uint8]:
-    """Return the colour of the texture at each of a mesh's `count` corners, [count, 3]; the mean where triangles
-    differ there.
-    """
+    """Return the mean colour of the texture at each of a mesh's `count` corners, [count, 3]."""
     image = _texture_image(model, texture)
     height, width = image.shape[:2]
     u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)

@@ -21,6 +21,7 @@ from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import add_header_mark
 from safevla_recorder.mujoco.scene import Scene
@@ -54,26 +55,35 @@ class RobocasaHost(MujocoHost):
         self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
-        return kitchens.suites()
+        return tuple(kitchens.read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        return kitchens.tasks(suite, self._horizons)
+        """Return the suite's tasks in alphabetical order, with the horizons of that release."""
+        table, entries = kitchens.read_table(), registry().tasks
+        require_known("RoboCasa", "suite", suite, table.suites)
+        return tuple(
+            Task(
+                benchmark=suite,
+                task_id=name,
+                index=index,
+                name=name,
+                instruction=entries[suite, name].instruction or name,
+                horizon=table.tasks[name]["horizon"][self._horizons],
+                episodes=table.episodes,
+                still=kitchens.STILL,
+            )
+            for index, name in enumerate(table.suites[suite])
+        )
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera.
-
-        Raises `HostError` if RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy
-        gives poses.
+        """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, it has no
+        such task, camera or reading, or the policy gives poses.
         """
         check_wants(wants, CAMERAS, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
-
-        Raises `HostError` if RoboCasa cannot be used here or lacks the task, or the record lacks its states or its
-        kitchen.
-        """
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names."""
         header = episode.extra[0].get("header")
         scene = header.get(self.name) if isinstance(header, Mapping) else None
         if not isinstance(scene, Mapping) or "split" not in scene:
@@ -102,9 +112,7 @@ class RobocasaEnv(RobosuiteEnv):
     embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        """Look up the task and import RoboCasa; its kitchen is made by the first reset. Raises `HostError` if that
-        fails.
-        """
+        """Look up the task and import RoboCasa; the first reset makes its kitchen."""
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
         self._goal = kitchens.task_goal(task)

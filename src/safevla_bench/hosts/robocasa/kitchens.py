@@ -38,7 +38,6 @@ from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.robocasa import (
@@ -66,7 +65,9 @@ _PRETRAIN = range(11, 61)
 _SEEDS = 1000
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Suites, and the horizon of each task by release of RoboCasa."""
+
     episodes: int
     suites: dict[str, tuple[str, ...]]
     tasks: dict[str, dict[Literal["horizon"], dict[str, int]]]
@@ -83,41 +84,15 @@ class KitchenStart:
 
 
 @cache
-def _table() -> _Table:
+def read_table() -> TaskTable:
+    """Return the table in `robocasa.toml`."""
     text = resources.files(__package__).joinpath("robocasa.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=_Table)
-
-
-def suites() -> tuple[str, ...]:
-    """Return the suites' benchmark names."""
-    return tuple(_table().suites)
-
-
-def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
-    """Return the suite's tasks in alphabetical order, with the horizons of that release; raises `HostError` for
-    another suite.
-    """
-    table = _table()
-    require_known("RoboCasa", "suite", suite, table.suites)
-    entries = registry().tasks
-    return tuple(
-        Task(
-            benchmark=suite,
-            task_id=name,
-            index=index,
-            name=name,
-            instruction=entries[suite, name].instruction or name,
-            horizon=table.tasks[name]["horizon"][horizons],
-            episodes=table.episodes,
-            still=STILL,
-        )
-        for index, name in enumerate(table.suites[suite])
-    )
+    return msgspec.toml.decode(text, type=TaskTable)
 
 
 def task_goal(task: Task) -> Goal:
     """Return what a task's success asks for; raises `HostError` for an unknown task."""
-    require_known("RoboCasa", "task", task.task_id, _table().suites.get(task.benchmark, ()))
+    require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
     return known_goals()[task.task_id]
 
 
@@ -214,9 +189,8 @@ def require_robocasa() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
-
-    Raises `HostError` if RoboCasa is not installed or the folder lacks assets.
+    """Return the folder of assets that `SAFEVLA_ROBOCASA_ASSETS` names, else the package's; `HostError` if it lacks
+    some.
     """
     named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
     if named:
@@ -234,9 +208,7 @@ def assets() -> Path:
 
 
 def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
-    """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted. Raises
-    `HostError` if RoboCasa or its assets are missing, or it cannot be imported here.
-    """
+    """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted."""
     return task_class(task)(
         **env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
@@ -246,9 +218,7 @@ def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
 
 
 def task_class(task: Task) -> type[Kitchen]:
-    """Return RoboCasa's class of a task; imports RoboCasa. Raises `HostError` if RoboCasa or its assets are missing or
-    it cannot be imported here, and `KeyError` if it has no such task.
-    """
+    """Return RoboCasa's class of a task; raises `HostError` if RoboCasa or its assets cannot be had here."""
     require_robocasa()
     _import_robocasa(assets())
     from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS

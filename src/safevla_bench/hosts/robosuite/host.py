@@ -65,10 +65,7 @@ class RobosuiteHost(MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        """Return a new environment of one task, not reset yet.
-
-        Raises `HostError` if robosuite is missing or has no such task, camera or reading, or the policy gives poses.
-        """
+        """Return a new environment of one task, not reset yet."""
         check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
@@ -204,9 +201,7 @@ def versions() -> dict[str, str]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, whose generator has that seed, before its reset; raises `HostError`
-    without robosuite.
-    """
+    """Return robosuite's environment of a task, whose generator has that seed, before its reset."""
     versions()
     quieten_log()
     with importing("robosuite", _INSTALL):
