@@ -4,7 +4,7 @@ Between two actions robosuite runs its controllers once a substep, and each time
 jacobians and asks every observable whether it is to be sampled. Here the first substep of a control step is robosuite's
 own, and the others do the same arithmetic on the same numbers in the same order, with what the first looked up. It
 applies to the methods of robosuite 1.4 and 1.5 that are named below; where a class or somebody's hook has others, they
-are called.
+are called. It computes the forward dynamics of one state up to three times in a substep, too: see `ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 from safevla_recorder.attachment import find_layer
 from safevla_recorder.episode import Floats
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.forward import ForwardDynamics, skip_repeated_stages
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
@@ -115,7 +114,7 @@ class _SpeedUp:
     def _attach(self) -> None:
         simulation = self._env.sim
         if simulation is not None and all(_is_known(simulation, method) for method in ("forward", "step")):
-            self._dynamics = skip_repeated_stages(simulation)
+            self._dynamics = ForwardDynamics(simulation)
 
     def _release(self) -> None:
         if self._dynamics is not None:
@@ -172,6 +171,92 @@ class _SpeedUp:
                 observable.update(timestep=step_s, obs_cache=cache)
             elif observable._enabled:
                 observable._time_since_last_sample = passed_s
+
+
+_HALVES = ("step1", "step2")
+"""A substep in two halves, as RoboCasa's resets make it."""
+
+
+class ForwardDynamics:
+    """The forward dynamics of one robosuite `MjSim`, of which a trusted substep repeats only what may have changed.
+
+    Kinematics, collisions and velocities depend on the state and the model alone, so that the second and third call of
+    a substep need not repeat them. Actuation and constraint forces are solved in every call: controls and applied
+    forces may be others, and each solution is where the solver starts the next time. Outside a trusted substep, under
+    other integrators than Euler's, with callbacks, plugins or flexible bodies, every call is MuJoCo's own.
+    """
+
+    def __init__(self, simulation: Any) -> None:
+        """Hook `forward`, `step` and its halves; nothing is computed."""
+        import mujoco
+
+        self._mujoco, self._simulation = mujoco, simulation
+        self._model, self._data = simulation.model._model, simulation.data._data
+        self._may_trust = self._is_trusted = self._is_computed = False
+        self._time_s = 0.0  # of the last full call
+        wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
+        wrappers.update({name: self._step_half for name in _HALVES if hasattr(simulation, name)})
+        self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
+        self._own = {name: vars(simulation)[name] for name in wrappers}
+
+    def undo(self) -> None:
+        """Give the simulation its methods back."""
+        undo_all(self._hooks)
+
+    def trust(self, code_between: bool) -> None:
+        """Skip what the last full call of this substep has computed, if `code_between` its calls is known to write to
+        controls alone, and no hook of others is called there.
+        """
+        self._may_trust = self._is_trusted = (
+            code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
+        )
+
+    def trust_again(self) -> None:
+        """Do as the last `trust`, in another substep of the same control step."""
+        self._is_trusted = self._may_trust
+
+    def _is_outermost(self, name: str) -> bool:
+        method: Any = vars(self._simulation).get(name)
+        while name != "forward" and getattr(method, "is_only_after", False):
+            method = method.__wrapped__
+        return method is self._own[name]
+
+    def _is_supported(self) -> bool:
+        functions, options, model = self._mujoco, self._model.opt, self._model
+        is_euler = options.integrator == functions.mjtIntegrator.mjINT_EULER
+        flags = int(options.enableflags) & ~int(getattr(functions.mjtEnableBit, "mjENBL_MULTICCD", 0))
+        # Those that MuJoCo calls in the skipped stages.
+        callbacks = (functions.get_mjcb_passive(), functions.get_mjcb_contactfilter(), functions.get_mjcb_sensor())
+        return bool(
+            is_euler and not flags and not model.nplugin and not getattr(model, "nflex", 0) and not any(callbacks)
+        )
+
+    def _is_unchanged(self) -> bool:
+        # Time goes back to 0 where MuJoCo has reset an unstable state.
+        return self._is_trusted and self._is_computed and 0 < self._data.time == self._time_s
+
+    def _forward(self, full_forward: Callable[[], object]) -> None:
+        if self._is_unchanged():
+            self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
+            return
+        full_forward()
+        self._time_s, self._is_computed = self._data.time, True
+
+    def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
+        functions, model, data = self._mujoco, self._model, self._data
+        functions.mj_checkPos(model, data)
+        functions.mj_checkVel(model, data)
+        if self._is_unchanged():
+            functions.mj_forwardSkip(model, data, functions.mjtStage.mjSTAGE_VEL, 0)
+            functions.mj_checkAcc(model, data)
+            functions.mj_Euler(model, data)
+        else:
+            full_step(*args, **kwargs)
+        self._is_trusted = self._is_computed = False
+
+    def _step_half(self, half: Callable[[], None]) -> None:
+        self._is_trusted = self._is_computed = False
+        half()
 
 
 def _is_known(owner: object, method: str, kind: str = "") -> bool:
