@@ -5,7 +5,7 @@ import smallest_host
 
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 
 
 class TestSmallestHost(HostConformance):

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence
 
-from safevla_recorder.attachment import RecordableEnv, TaskLabel, package_versions
+from safevla_recorder.attachment import LoopRules, RecordableEnv, RecordedRow, TaskLabel, package_versions
 from safevla_recorder.episode import (
     HEADER_FIELDS,
     INTEGERS,
@@ -31,7 +31,6 @@ from safevla_recorder.episode import (
     check_recorded_numbers,
     encode_episode,
 )
-from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from safevla_recorder.errors import FileError, Place, RecordError, RunError, redact_secrets
 from safevla_recorder.recorder import RecordedEpisode
 from safevla_recorder.version import __version__

@@ -9,8 +9,7 @@ from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
-from safevla_recorder.attachment import RecordableEnv
-from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
+from safevla_recorder.attachment import EpisodeCutter, LoopRules, RecordableEnv
 from safevla_recorder.errors import HostError, RunError, SafevlaError
 from safevla_recorder.folder import facts_of_the_day, open_folder
 from safevla_recorder.libero import find_libero

@@ -28,7 +28,7 @@ from safevla_bench.policies import make_policy
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 from safevla_recorder.robocasa import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -22,7 +22,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 

@@ -28,8 +28,15 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.episode import add_header_mark
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
-from safevla_recorder.mujoco.recorder import Recorder, settling_steps, warn_if_moving
-from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
+from safevla_recorder.mujoco.recorder import (
+    Recorder,
+    Scene,
+    assign_roles,
+    moving_links,
+    settling_steps,
+    subtree_bodies,
+    warn_if_moving,
+)
 
 if TYPE_CHECKING:
     import mujoco

@@ -24,8 +24,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange,
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo, undo_all
-from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Recorder, Scene, attach_recorder, settling_steps
 from safevla_recorder.mujoco.speed import speed_up
 
 if TYPE_CHECKING:

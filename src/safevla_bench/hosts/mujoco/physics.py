@@ -11,7 +11,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.interface.task import PhysicsChange
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.mujoco.hook import Undo
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 
 if TYPE_CHECKING:
     import mujoco

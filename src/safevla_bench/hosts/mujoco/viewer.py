@@ -31,7 +31,7 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, mark_flags, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
-from safevla_recorder.mujoco.scene import Scene, set_state, state_size
+from safevla_recorder.mujoco.recorder import Scene, set_state, state_size
 
 if TYPE_CHECKING:
     import mujoco

@@ -24,7 +24,7 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import add_header_mark
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
     EMBODIMENT,

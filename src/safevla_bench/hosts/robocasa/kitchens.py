@@ -39,7 +39,7 @@ from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
     AT,

@@ -32,7 +32,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.mujoco.hook import hook_after
-from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
+from safevla_recorder.mujoco.recorder import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
