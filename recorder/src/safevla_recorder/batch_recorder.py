@@ -145,16 +145,12 @@ class BatchRecorder:
             torques = self._arrays.read("the torques", torques_nm, self._sizes[_TORQUES]) + 0.0
             sums.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(sums[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
-            counted = self._count_forces(norms)
+            rests = (norms > 0) & (self._left > 0)
+            self._left = xp.where(rests, self._needed, (self._left - 1).clip(0))
+            counted = norms * (self._left == 0)  # see `ContactFilter`
             sums.update({PEAK: xp.maximum(sums[PEAK], counted), SUM: sums[SUM] + counted, NOW: norms})
         self._substeps += 1
         self._running = running
-
-    def _count_forces(self, norms: Array) -> Array:
-        """Return the forces of pairs that count, and zero for others, [N, K]; see `ContactFilter`."""
-        rests = (norms > 0) & (self._left > 0)
-        self._left = self._arrays.xp.where(rests, self._needed, (self._left - 1).clip(0))
-        return norms * (self._left == 0)
 
     def step(
         self,
@@ -500,9 +496,5 @@ class Timeline:
         stop = self.last + 1 - first // _BLOCK * _BLOCK
         rows = [slice(first % _BLOCK if k == 0 else 0, stop - k * _BLOCK) for k in range(len(blocks))]
 
-        def join_blocks(name: str) -> Floats:
-            return copy_to_host(
-                self._arrays.xp.concatenate([block[name][at, world] for block, at in zip(blocks, rows)])
-            )
-
-        return {name: join_blocks(name) for name in blocks[-1]}
+        parts = {name: [block[name][at, world] for block, at in zip(blocks, rows)] for name in blocks[-1]}
+        return {name: copy_to_host(self._arrays.xp.concatenate(tables)) for name, tables in parts.items()}

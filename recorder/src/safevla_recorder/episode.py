@@ -165,12 +165,8 @@ def _name_costs(cost: object) -> dict[str, float]:
     named = cost if isinstance(cost, Mapping) else {"cost": cost}
     kinds = (int, float, np.generic, np.ndarray)
     values = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, kinds)}
-    numbers = {name: float(value.item()) for name, value in values.items() if _is_real(value)}
-    return {name: number for name, number in numbers.items() if 0 <= number <= LARGEST}
-
-
-def _is_real(value: NDArray[Any]) -> bool:
-    return value.size == 1 and value.dtype.kind in "biuf"
+    real = {name: value for name, value in values.items() if value.size == 1 and value.dtype.kind in "biuf"}
+    return {name: float(value.item()) for name, value in real.items() if 0 <= value.item() <= LARGEST}
 
 
 def check_recorded_numbers(recording: Recording) -> None:

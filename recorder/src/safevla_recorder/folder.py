@@ -107,7 +107,8 @@ class RunFolder:
         )
         self._blocks += 1
         if not self._written:
-            _make_empty_folder(self.path)
+            require_free_folder(self.path, is_of_killed_writer)
+            _make_folder(self.path / RAW)
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
@@ -212,10 +213,9 @@ def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool])
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
-def _make_empty_folder(path: Path) -> None:
-    require_free_folder(path, is_of_killed_writer)
+def _make_folder(path: Path) -> None:
     try:
-        (path / RAW).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError.from_os_error(error, Place(file=str(path))) from None
 
@@ -342,7 +342,10 @@ class RunWriter:
         self.path, self._policy, self._privileged, self._header = Path(out), policy, privileged, header
         self._versions = package_versions(("numpy", *packages))
         self._folder = RunFolder(self.path, facts_of_the_day())
-        self._lock = _lock_run(self.path)
+        _make_folder(self.path)
+        if not (self.path / RUN).exists():
+            require_free_folder(self.path, is_of_killed_writer)
+        self._lock = lock_folder(self.path)
         try:
             if (self.path / RUN).exists():
                 self._folder.reopen(host)
@@ -451,17 +454,6 @@ class RunWriter:
         further = {"policy": self._policy, "policy_seed": None, "episode": number, "steps": steps, "reason": reason}
         self._folder.write_episode(RecordedRow(**row, **further), content)  # type: ignore[arg-type]
         return str(fields["episode_id"])
-
-
-def _lock_run(path: Path) -> int:
-    """Make the folder if it is missing, and lock it; it is to hold a run or nothing. Raises as `RunWriter` does."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError.from_os_error(error, Place(file=str(path))) from None
-    if not (path / RUN).exists():
-        require_free_folder(path, is_of_killed_writer)
-    return lock_folder(path)
 
 
 def _read_field(name: str, value: object) -> Any:

@@ -45,15 +45,11 @@ class ConstraintContacts(SubstepContacts):
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
-        if self.friction is None:
-            return _elliptic_forces(self.efc, self.row[which], self.dim[which])
-        return _pyramidal_forces(self.efc, self.row[which], self.dim[which], self.friction[which])
-
-
-def _elliptic_forces(efc: Floats, row: Ints, dim: Ints) -> Floats:
-    sliding = dim > 1
-    tangents = [np.where(sliding, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
-    return np.stack([efc[row], *tangents], axis=1)
+        efc, row, dim = self.efc, self.row[which], self.dim[which]
+        if self.friction is not None:
+            return _pyramidal_forces(efc, row, dim, self.friction[which])
+        tangents = [np.where(dim > 1, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
+        return np.stack([efc[row], *tangents], axis=1)
 
 
 def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:

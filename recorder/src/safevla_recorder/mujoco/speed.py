@@ -85,9 +85,7 @@ class _SpeedUp:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot14 | _Robot15] | None = (
-            None  # of the running control step; None = robosuite's own substeps
-        )
+        self._robots: list[_Robot14 | _Robot15] | None = None  # of the running control step
         self._hooks = [
             wrap_method(env, "_initialize_sim", self._initialize),
             wrap_method(env, "_destroy_sim", self._destroy),
@@ -134,7 +132,9 @@ class _SpeedUp:
 
     def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
-            self._robots, self._observables = _find_robots(self._env, self._parts), None
+            robots = [_find_robot(self._env.sim, robot, self._parts) for robot in self._env.robots]
+            # robosuite's own substeps if one robot has other methods than those that are repeated here
+            self._robots, self._observables = None if None in robots else robots, None  # type: ignore[assignment]
             if self._dynamics is not None:
                 is_own = vars(self._env).get("_pre_action") is self._own_action
                 self._dynamics.trust(is_own and self._robots is not None)
@@ -275,25 +275,19 @@ def _source_digest(function: Any) -> str:
         return ""
 
 
-def _find_robots(env: Any, parts: dict[Any, _Part]) -> list[_Robot14 | _Robot15] | None:
-    """Return the robots in the form that repeats a control step's substeps; None if one of them has other methods."""
-    robots = [_find_robot(env.sim, robot, parts) for robot in env.robots]
-    return None if None in robots else robots  # type: ignore[return-value]
-
-
 def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot14 | _Robot15 | None:
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
-    if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
+    is_own = all(
+        type(each).__module__.startswith("robosuite.")
+        and not {"run_controller", "set_goal", "update"} & set(vars(each))
+        for each in controllers
+    )
+    if robot.sim is not simulation or not _is_known(robot, "control") or not is_own:
         return None
     if composite is not None:
         return _Robot15(robot, parts) if _is_known(composite, "run_controller") else None
     return _Robot14(robot, parts) if _is_known(robot, "grip_action") else None
-
-
-def _is_own(controller: Any) -> bool:
-    replaced = {"run_controller", "set_goal", "update"} & set(vars(controller))
-    return type(controller).__module__.startswith("robosuite.") and not replaced
 
 
 class _Robot14:
@@ -385,6 +379,9 @@ class _Speed15:
 class _Part:
     """One controller: what it follows (its joints, their masses, a site with its jacobian), and its control law."""
 
+    _update: Callable[[], None]
+    _solve: Callable[[], Floats]
+
     def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
@@ -414,12 +411,6 @@ class _Part:
         if controller.new_update:
             self._update()
         return self._law()
-
-    def _update(self) -> None:
-        raise NotImplementedError
-
-    def _solve(self) -> Floats:
-        raise NotImplementedError
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""
