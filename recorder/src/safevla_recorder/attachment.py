@@ -142,8 +142,8 @@ def episode_header(
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the named distributions that are installed, and of the recorder. It goes by safevla-bench,
-    whose version equals its own, or by safevla-recorder if that is not installed.
+    """Return the versions of the named distributions that are installed, and of safevla-bench, else of
+    safevla-recorder.
     """
     versions: dict[str, str] = {}
     for name in (*names, "safevla-bench"):
@@ -161,9 +161,7 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`; 16 objects at
-    most.
-    """
+    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`."""
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -179,8 +177,8 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
     """Report steps and the close of robosuite's environment to `cutter`; return two functions that end this.
 
-    `is_success` reads the native success from a step's result, whose last value is `info`. A close is reported before
-    it happens, as an interruption. An exception of a step is reported and raised again.
+    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
+    interruption.
     """
 
     def step(original: Any, action: object) -> object:
@@ -256,13 +254,12 @@ class _RunningEpisode:
 class EpisodeCutter:
     """Cuts episodes from the events of one environment, and hands each to `keep` as soon as it has ended.
 
-    The methods `on_...`, `before_step` and `after_step` are called in the order in which things happen. `next_number`
-    gives the number of the next episode of this task. What `keep` raises goes on to the loop.
+    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed: the first steps settle. `refusal` becomes the error of a loop that
-        moved the arm while it should settle.
+        """Begin as after a reset without a seed. `refusal` becomes the error of a loop that moved the arm while
+        settling.
         """
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
@@ -282,8 +279,8 @@ class EpisodeCutter:
         self._resets = 0
 
     def on_interruption(self) -> None:
-        """Handle that a reset, another state or the close follows: end the running episode, if any, as `stopped` if it
-        is short of a given horizon, else as `timeout`. Often called twice; the second call does nothing.
+        """End the running episode, if any, before a reset, another state or the close: as `stopped` if it is short of a
+        given horizon, else as `timeout`.
         """
         if self._running is None:
             return
@@ -299,8 +296,8 @@ class EpisodeCutter:
             self._end_episode("stopped", reason)
 
     def on_reset(self) -> None:
-        """Start settling again after a reset, with the seed given since the reset before (None = none was) and no
-        initial state. Must not raise: LIBERO's own reset would swallow it and try again.
+        """Start settling again after a reset, with the seed given since the reset before and no initial state. Must not
+        raise: LIBERO's own reset would swallow it and try again.
         """
         self._is_over, self._waited, self._index = False, 0, None
         self._env_seed, self._new_seed = self._new_seed, None
@@ -311,15 +308,11 @@ class EpisodeCutter:
         self._is_over, self._waited, self._index = False, 0, init_state_index
 
     def before_step(self, action: object) -> None:
-        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action,
-        which has another shape than the environment takes, or a number that is not finite.
-
+        """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
         Does nothing between an episode's end and the next reset or state set.
 
-        Raises:
-            RunError: a settling step's action moves the arm; the error stays in `refusal` too.
-            HostError: the model cannot be recorded.
-            ValueError, TypeError: the action is not an array of real numbers.
+        Raises `RunError`, kept in `refusal` too, for a settling step that moves the arm, `HostError` for a model that
+        cannot be recorded, and `ValueError` or `TypeError` for an action that is not an array of real numbers.
         """
         if self._is_over:
             return
@@ -340,8 +333,7 @@ class EpisodeCutter:
 
     def after_step(self, success: bool, cost: object = None) -> None:
         """Count a settling step, or record the control step with its `cost`, as `add_costs` takes it. Success and the
-        horizon (`timeout`) end the episode, and so does a simulation that cannot be recorded any further, as crashed,
-        which raises nothing.
+        horizon end the episode, and so does a simulation that cannot be recorded any further, as crashed.
         """
         if self._is_over:
             return
@@ -363,9 +355,7 @@ class EpisodeCutter:
             self._end_episode("timeout")
 
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is not an
-        `Exception`.
-        """
+        """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is no `Exception`."""
         if self._running is None:
             return
         if isinstance(error, Exception):

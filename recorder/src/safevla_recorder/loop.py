@@ -118,20 +118,11 @@ def record(
 def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
     """Return `env`, recorded until it is closed or its process ends: one line where a vector's environments are made::
 
-        SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
+    SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
 
     For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
-    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together.
-
-    Args:
-        env: as for `record`, made in the worker.
-        policy: as for `record`.
-        out: the folder of the workers' run folders.
-        worker: the worker's number or name, another for each.
-        options: the other arguments of `record`.
-
-    Raises:
-        HostError, RunError, FileError: as `record` does; the close raises what the end of a block would.
+    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. `options` are
+    the other arguments of `record`, whose errors it raises; the close raises what the end of a block would.
     """
     folder = Path(out) / f"worker_{_worker_name(worker)}"
     block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]

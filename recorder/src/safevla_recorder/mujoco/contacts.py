@@ -134,9 +134,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands, without writing to the simulator; raises `HostError` at the first contact
-        if the simulator's memory is not laid out as supposed.
-        """
+        """Copy the contact list as it stands, without writing to the simulator."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -154,10 +152,8 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log.
-
-        A contact without constraint (`efc_address` below zero) does not touch and is left out. Raises `HostError` if
-        the simulator's memory is not laid out as it was when the log began.
+        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log. A
+        contact without constraint (`efc_address` below zero) does not touch and is left out.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0

@@ -91,9 +91,7 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the recorded name of each body, [nbody]: that of the object (name -> root body) it is part of, else
-    MuJoCo's own.
-    """
+    """Return the recorded name of each body, [nbody]: that of the object it is part of, else MuJoCo's own."""
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
         for body in subtree_bodies(model, root):
@@ -120,9 +118,8 @@ def assign_roles(
     targets: Iterable[str] = (),
     robot: Iterable[int],
 ) -> dict[str, str]:
-    """Return the role of each body that owns a geom or is tracked, sorted by name; `robot` are ids of bodies.
-
-    Objects are bystanders unless they are targets; what is none of these is furniture.
+    """Return the role of each body that owns a geom or is tracked, sorted by name: objects are bystanders unless they
+    are targets; what is none of these, nor one of the ids `robot`, is furniture.
     """
     role_of = {
         **dict.fromkeys(objects, "bystander"),
@@ -151,10 +148,7 @@ def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...
 
 
 def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
-    """Return a copy of the flat state, [S]: time, qpos, qvel, act, mocap_pos, mocap_quat; S is `state_size(model)`.
-
-    This is neither mjSTATE_FULLPHYSICS nor mjSTATE_INTEGRATION. `set_state` reads it back.
-    """
+    """Return a copy of the flat state, [S]: time, qpos, qvel, act, mocap_pos, mocap_quat."""
     return np.concatenate(((data.time,), *state_views(model, data)))
 
 
@@ -208,12 +202,10 @@ class Recorder(EpisodeLog):
         self._torques.append(self._actuator.copy())
 
     def record_step(self, action: Action) -> None:
-        """Add the record of the control step that `action` [A] drove, of which at least one substep was recorded.
+        """Add the record of the control step that `action` [A] drove.
 
-        Raises:
-            HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself. Or more
-                substeps passed than were recorded, whose forces nobody saw; or fewer, whose impulse counted twice; or
-                none. Or records were read in the middle of this control step, or contacts cannot be decoded.
+        Raises `HostError` if the simulation diverged, so that MuJoCo has reset its state by itself, other substeps
+        passed than were recorded, or none, or records were read in the middle of this control step.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._rows)}"
@@ -257,7 +249,7 @@ class Recorder(EpisodeLog):
 
 def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
     """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off. Record 0 is
-    taken. A warning names the fastest object if it moves above 0.05 m/s. Raises `HostError` as `Recorder` does.
+    taken; a warning names the fastest object if it still moves.
     """
     model, data = simulation.model._model, simulation.data._data
     warn_if_moving(model, data, scene.objects, task_id)

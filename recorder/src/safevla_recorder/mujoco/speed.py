@@ -55,18 +55,12 @@ _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
 
 
 def speed_up(env: object) -> Undo:
-    """Make a robosuite environment step faster, with the same bits, until what this returns is called::
-
-        speed_up(env)
+    """Make a robosuite environment step faster, with the same bits, until what this returns is called.
 
     States, observations, rewards and records are those of the environment alone; about 0.6 of LIBERO's CPU time where
-    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine.
-
-    Args:
-        env: a LIBERO environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one.
-
-    Raises:
-        HostError: there is none in it, or it is of another robosuite.
+    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine. `env` is a LIBERO
+    environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one; else it raises
+    `HostError`.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
