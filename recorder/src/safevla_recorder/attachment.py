@@ -355,7 +355,7 @@ class EpisodeCutter:
             self._end_episode("timeout")
 
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: as `crashed` with the traceback; `stopped` if `error` is no `Exception`."""
+        """End the running episode, if any: as `crashed` with the traceback; else as `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence
 
 from safevla_recorder.attachment import LoopRules, RecordableEnv, RecordedRow, TaskLabel, package_versions
@@ -347,13 +346,11 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(complete=kind is None)
 
     def close(self, *, complete: bool = True) -> None:
-        """Write run.json and let go of the folder, which is removed if it has no episodes; say where the records are."""
+        """Write run.json and let go of the folder, which is removed if it has no episodes."""
         try:
             self._folder.close_block(complete=complete)
         finally:

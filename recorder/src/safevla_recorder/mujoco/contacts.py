@@ -157,7 +157,10 @@ class ContactLog:
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        viewed = self._view_contacts(used)
+        viewed: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # no contact yet
+        if self._window is not None:
+            self._window.check_layout()
+            viewed = self._contacts[:used].view(self._window.layout)
         address = viewed["efc_address"]
         contacts = ConstraintContacts(
             substeps=len(counts),
@@ -175,12 +178,6 @@ class ContactLog:
             return contacts
         columns = ("substep", "geom1", "geom2", "row", "dim", "frame", *(["friction"] if self._pyramidal else []))
         return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
-
-    def _view_contacts(self, used: int) -> NDArray[np.void]:
-        if self._window is None:  # no contact yet
-            return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
-        self._window.check_layout()
-        return self._contacts[:used].view(self._window.layout)
 
     def _make_room(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
         if contacts and self._window is None:
