@@ -22,8 +22,7 @@ from typing import Protocol
 import numpy as np
 from page_tables import format_table, print_tables
 
-from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Recorder, Scene
 from safevla_recorder.recorder import EpisodeLog, EpisodeRecorder, SceneMap
 
 G_M_S2, FRICTION, GAIN_NS_M = 9.81, 0.5, 100.0

@@ -5,13 +5,12 @@ import smallest_host
 
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 
 
 class TestSmallestHost(HostConformance):
     factory = "smallest_host:SmallestHost"
     trials = (Trial("smallest", 0, roles={"pusher": "robot", "table": "furniture"}),)
-    needs = ("mujoco",)
     registries = (smallest_host.REGISTRY,)
     hold = close_on_nothing = touch_with_one_finger = move_object = set_down = turn_object = None  # it has no gripper
 

@@ -10,7 +10,6 @@ from safevla_bench.hosts.conformance.base import Trial
 class TestTinyHost(HostConformance):
     factory = "tiny_host:TinyHost"
     trials = (Trial("tiny", 0, roles={"left": "robot", "table": "furniture"}),)
-    needs = ("mujoco",)
     registries = (tiny_host.REGISTRY,)
 
     def bare(self, task, seed, actions):

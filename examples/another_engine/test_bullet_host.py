@@ -13,7 +13,6 @@ CLOSE, DOWN, UP = np.array([0, 0, 1.0]), np.array([0, -1, -1.0]), np.array([0, 1
 class TestBulletHost(HostConformance):
     factory = "bullet_host:BulletHost"
     trials = (Trial("bullet", 0, roles={"left": "robot", "table": "furniture"}),)
-    needs = ("pybullet",)
     registries = (bullet_host.REGISTRY,)
     state_begins_with_time = False
 

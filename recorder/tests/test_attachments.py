@@ -70,8 +70,7 @@ class Wrapper:
         self.env = env
 
 
-def test_an_environment_of_another_distribution_is_recorded_beside_one_that_fails_to_import(install, tmp_path):
-    install("broken", "import nothing_of_that_name")
+def test_an_environment_of_another_distribution_is_recorded(install, tmp_path):
     install("lab", PLUGIN)
     from lab_module import Lab
 
@@ -84,15 +83,24 @@ def test_an_environment_of_another_distribution_is_recorded_beside_one_that_fail
     assert '"lab/lift"' in (tmp_path / "run" / "run.json").read_text()
 
 
-def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachments_that_failed(install):
-    install("broken", "import nothing_of_that_name")
-    install("odd", "def find(env):\n    return 3")
+def test_what_nobody_knows_is_refused_with_the_group_and_the_page():
     with pytest.raises(HostError, match="object cannot be recorded") as caught:
         find_recordable(object())
     assert ENVIRONMENTS in caught.value.remedy
     assert "docs/another-engine.md" in caught.value.remedy
-    assert "broken of broken failed: ModuleNotFoundError: No module named 'nothing_of_that_name'" in str(caught.value)
-    assert "odd of odd failed: TypeError: it returned int" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        ("def find(env):\n    return 3", "TypeError: it returned int"),
+    ],
+)
+def test_an_attachment_that_fails_is_an_error_that_names_it(install, code, message):
+    install("odd", code)
+    with pytest.raises(HostError, match=f"the entry point odd of odd failed: {message}"):
+        find_recordable(object())
 
 
 @pytest.mark.parametrize("name", ["SyncVectorEnv", "SubprocVecEnv"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recorder_builders import StillEnv
-from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
+from safevla_recorder.attachment import EpisodeCutter, LoopRules
 from safevla_recorder.errors import RunError
 
 MOVE, STILL = [0.5, -1.0], [0.0, -1.0]

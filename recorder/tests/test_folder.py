@@ -10,8 +10,8 @@ import pytest
 
 from recorder_builders import StillEnv, recording
 from safevla_recorder import folder as folders
+from safevla_recorder.attachment import LoopRules, RecordedRow
 from safevla_recorder.episode import encode_episode
-from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from safevla_recorder.errors import FileError, RunError, learn_secret, redact_secrets
 
 RULES = LoopRules(policy="mine", wait_steps=10)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_recorder.episode import encode_episode
-from safevla_recorder.mujoco.recorder import attach_recorder
-from safevla_recorder.mujoco.scene import Scene, assign_roles, subtree_bodies
+from safevla_recorder.mujoco.recorder import Scene, assign_roles, attach_recorder, subtree_bodies
 
 robosuite = pytest.importorskip("robosuite")
 pytestmark = [pytest.mark.robosuite, pytest.mark.filterwarnings("ignore")]

@@ -16,7 +16,7 @@ from safevla_bench import archive, cli, hosts
 from safevla_bench.cli import pictures
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.fake.viewer import FakeStage
+from safevla_bench.hosts.fake.host import FakeStage
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.pictures.drawing import GREEN, GREY, RED

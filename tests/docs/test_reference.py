@@ -83,7 +83,7 @@ def test_help_is_shown_as_it_is(reference, text):
 def test_the_page_of_symptoms_quotes_what_doctor_says():
     sources = [
         *(ROOT / "src/safevla_bench/jobs/doctor").glob("*.py"),
-        ROOT / "src/safevla_bench/hosts/libero/install.py",
+        ROOT / "src/safevla_bench/hosts/libero/tasks.py",
     ]
     sources.append(ROOT / "src/safevla_bench/judging/action_statistics.py")
     messages = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))

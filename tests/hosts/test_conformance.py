@@ -32,7 +32,6 @@ def conformance_of(name: str) -> type[FakeConformance]:
     attributes = {
         "factory": f"hosts.mutants:{name}.host" if hasattr(mutant, "host") else f"hosts.mutants:{name}",
         "trials": FakeConformance.trials[:1],
-        "needs": getattr(mutant, "needs", ()),
         "touch_with_one_finger": FakeConformance.over_the_block if name == "OneFinger" else None,
     }
     if hasattr(mutant, "bare_states"):

@@ -11,7 +11,7 @@ from safevla_bench.archive import npz, record_schema
 from safevla_bench.sources.runs.folder import EpisodeRow
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder import episode, episode_cutter
+from safevla_recorder import attachment, episode
 from safevla_recorder import episode as recorder_npz
 
 
@@ -20,7 +20,7 @@ def test_a_header_has_the_same_fields_in_the_same_order():
 
 
 def test_a_row_has_the_same_fields_in_the_same_order():
-    assert EpisodeRow.__struct_fields__ == tuple(field.name for field in dataclasses.fields(episode_cutter.RecordedRow))
+    assert EpisodeRow.__struct_fields__ == tuple(field.name for field in dataclasses.fields(attachment.RecordedRow))
 
 
 def test_an_episode_that_may_be_written_may_be_read():

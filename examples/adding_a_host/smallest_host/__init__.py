@@ -10,8 +10,7 @@ from safevla_bench.hosts import episode_header
 from safevla_bench.interface.policy import Observation, check_action
 from safevla_bench.interface.task import Task
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.mujoco.recorder import Recorder, settling_steps
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Recorder, Scene, settling_steps
 
 REGISTRY = Path(__file__).with_name("registry.toml")
 MODEL = """

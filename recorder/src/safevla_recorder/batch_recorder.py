@@ -45,17 +45,13 @@ _SUMS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
 
 class BatchRecorder:
-    """Records the episodes of N worlds that step together: `begin`, then `substep` and `step`.
-
-    Of the arrays it keeps those rows that episodes still need, in blocks.
-    """
+    """Records the episodes of N worlds that step together: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]], num_envs: int) -> None:
         """Keep the scene of every world and the pairs of its shapes whose net forces will be told, in that order.
 
-        Two bodies that are not a pair never touch in the records: declare all that a clause is about. Raises
-        `HostError` if the scene's `forces` are not `net_force_n` alone, a shape is not in the scene, or two pairs are
-        of the same two bodies.
+        Two bodies that are not a pair never touch in the records. Raises `HostError` if the scene's `forces` are not
+        `net_force_n` alone, a shape is not in the scene, or two pairs are of the same two bodies.
         """
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"many worlds tell net forces, and the scene's forces are {list(scene.forces)}"
@@ -132,10 +128,10 @@ class BatchRecorder:
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
         """Take the net forces of the pairs, as `begin` does, and the arm's torques [N, J], N·m, of the substep that has
-        just ended in all worlds; those in no episode are not recorded.
+        just ended in all worlds.
 
-        Raises `HostError` if no world has begun, or families or sizes are not those of record 0; what the substep did
-        is then lost, so that all worlds must begin again.
+        Raises `HostError` if no world has begun, or families or sizes are not those of record 0; all worlds must then
+        begin again.
         """
         running = self._require_running()
         self._running = np.zeros_like(running)  # until this substep is taken
@@ -145,16 +141,12 @@ class BatchRecorder:
             torques = self._arrays.read("the torques", torques_nm, self._sizes[_TORQUES]) + 0.0
             sums.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(sums[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
-            counted = self._count_forces(norms)
+            rests = (norms > 0) & (self._left > 0)
+            self._left = xp.where(rests, self._needed, (self._left - 1).clip(0))
+            counted = norms * (self._left == 0)  # see `ContactFilter`
             sums.update({PEAK: xp.maximum(sums[PEAK], counted), SUM: sums[SUM] + counted, NOW: norms})
         self._substeps += 1
         self._running = running
-
-    def _count_forces(self, norms: Array) -> Array:
-        """Return the forces of pairs that count, and zero for others, [N, K]; see `ContactFilter`."""
-        rests = (norms > 0) & (self._left > 0)
-        self._left = self._arrays.xp.where(rests, self._needed, (self._left - 1).clip(0))
-        return norms * (self._left == 0)
 
     def step(
         self,
@@ -166,12 +158,10 @@ class BatchRecorder:
         state: Array | None = None,
     ) -> list[EndedEpisode]:
         """Add the record of the control step that `action` [N, A] drove, read right after its last physics step and
-        before any reset; return the episodes that end with it, where `done` [N] is true, in order of world. Worlds in
-        no episode are left out.
+        before any reset; return the episodes that end with it, where `done` [N] is true, in order of world.
 
         Raises `HostError` if no world has begun, no substep was recorded since the last record, or bodies, families or
-        sizes are not those of record 0; the call can be made again. Numbers that no record may have are refused when
-        the episode is written.
+        sizes are not those of record 0; the call can be made again.
         """
         self._require_running()
         if not self._substeps:
@@ -188,9 +178,7 @@ class BatchRecorder:
         return self.end(ended)
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
-        """End the episodes of these worlds, by number or as a mask [N], with their newest records, and return them in
-        order of world; None = all worlds. Worlds in no episode are left out.
-        """
+        """End the episodes of these worlds, by number or as a mask [N], None = all; return them in order of world."""
         worlds = [world for world in self._read_worlds(env_ids) if self._running[world]]
         self._running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
@@ -317,9 +305,7 @@ class BodyPairs:
 
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
-    """Return the pairs of a scene's shapes. Raises `HostError` for an unknown shape, two pairs of the same bodies, or
-    fingers none of whose pairs tell a grip.
-    """
+    """Return the pairs of a scene's shapes; raises `HostError` as `BatchRecorder` does."""
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
@@ -409,9 +395,8 @@ class EndedEpisode:
 
 
 class BatchArrays:
-    """Arrays of N worlds: NumPy's, or torch's on the device of the first of `samples` that is on one.
-
-    torch is not imported here: whoever has a tensor has. Tensors on the CPU are read as arrays, without a copy.
+    """Arrays of N worlds: NumPy's, or torch's on the device of the first of `samples` that is on one. torch is not
+    imported here: whoever has a tensor has.
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
@@ -431,9 +416,8 @@ class BatchArrays:
         return self.xp.asarray(values, **self._options)
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
-        """Return `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`.
-
-        A size that is None may be any. Raises `HostError` for other shapes, or what is not real numbers.
+        """Return `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`; a size that is None may be any.
+        Raises `HostError` for other shapes, or what is not real numbers.
         """
         array: Array = None
         with suppress(TypeError, ValueError, RuntimeError):
@@ -467,9 +451,7 @@ def copy_to_host(values: Array) -> NDArray[Any]:
 
 
 class Timeline:
-    """Tables of the readings of control steps, [N, F] each, by name, in blocks of `_BLOCK` rows; `last` is the newest
-    row.
-    """
+    """Tables of the readings of control steps, [N, F] each, by name, in blocks; `last` is the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         self._arrays, self._worlds = arrays, worlds
@@ -500,9 +482,5 @@ class Timeline:
         stop = self.last + 1 - first // _BLOCK * _BLOCK
         rows = [slice(first % _BLOCK if k == 0 else 0, stop - k * _BLOCK) for k in range(len(blocks))]
 
-        def join_blocks(name: str) -> Floats:
-            return copy_to_host(
-                self._arrays.xp.concatenate([block[name][at, world] for block, at in zip(blocks, rows)])
-            )
-
-        return {name: join_blocks(name) for name in blocks[-1]}
+        parts = {name: [block[name][at, world] for block, at in zip(blocks, rows)] for name in blocks[-1]}
+        return {name: copy_to_host(self._arrays.xp.concatenate(tables)) for name, tables in parts.items()}

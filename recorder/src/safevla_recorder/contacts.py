@@ -82,10 +82,7 @@ class SubstepContacts(ABC):
 
 @dataclass(frozen=True)
 class MeasuredContacts(SubstepContacts):
-    """Contacts whose forces the simulator tells: norms [C], or vectors on the second geom, world frame [C, 3].
-
-    `are_net`: they are the net forces of two geoms.
-    """
+    """Contacts whose forces the simulator tells: norms [C], or vectors on the second geom, world frame [C, 3]."""
 
     force_n: Floats
     are_net: bool = False
@@ -150,10 +147,8 @@ def join_contacts(lists: Sequence[ContactList]) -> ContactList:
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
-
-    None that is robot is ever held. Of several bodies, the one with the largest single finger contact is returned; of
-    equals, the one with the lowest place.
+    """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R]. Of
+    several bodies that are not robot, the one with the largest single finger contact; of equals, the lowest place.
     """
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
     if geoms.fingers is None:

@@ -144,10 +144,11 @@ NO_COST = -1.0
 
 
 def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
-    """Return the recording with the costs that others gave its n - 1 steps, each as `info["cost"]` has it.
+    """Return the recording with the costs that others gave its n - 1 steps, each a number or a mapping of numbers by
+    name.
 
-    That is a number, or a mapping of numbers by name. `NO_COST` stands where a step lacks one that another step has, or
-    where it is negative or not finite. Raises `RecordError` unless there is one entry for each step.
+    `NO_COST` stands where a step lacks one that another step has, or where it is negative or not finite. Raises
+    `RecordError` unless there is one entry for each step.
     """
     steps = [_name_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
@@ -165,19 +166,14 @@ def _name_costs(cost: object) -> dict[str, float]:
     named = cost if isinstance(cost, Mapping) else {"cost": cost}
     kinds = (int, float, np.generic, np.ndarray)
     values = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, kinds)}
-    numbers = {name: float(value.item()) for name, value in values.items() if _is_real(value)}
-    return {name: number for name, number in numbers.items() if 0 <= number <= LARGEST}
-
-
-def _is_real(value: NDArray[Any]) -> bool:
-    return value.size == 1 and value.dtype.kind in "biuf"
+    real = {name: value for name, value in values.items() if value.size == 1 and value.dtype.kind in "biuf"}
+    return {name: float(value.item()) for name, value in real.items() if 0 <= value.item() <= LARGEST}
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Raise `RecordError`, naming episode and field, for the first field with a number that no record may have.
-
-    These are: a number that is not finite; a position, torque, time or force beyond 1e100; a negative force or impulse;
-    an integer of the header that does not fit 64 bits. A NaN impulse is accepted: none was recorded.
+    """Raise `RecordError`, naming episode and field, for the first number that no record may have: not finite, beyond
+    1e100, a negative force or impulse, an integer of the header over 64 bits. A NaN impulse is accepted: none was
+    recorded.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)

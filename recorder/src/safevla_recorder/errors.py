@@ -21,11 +21,6 @@ def truncate_text(text: str, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _cut_middle(line: str) -> str:
-    half = _LONGEST_LINE // 2
-    return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"
-
-
 @dataclass(frozen=True)
 class Place:
     """Location of an error: any of file, line (1-based), episode, step (0-based) and field."""
@@ -65,8 +60,9 @@ class SafevlaError(Exception):
 
     def __str__(self) -> str:
         """Return `place: problem`, then the remedy on an indented line; place and remedy only where known."""
-        where = str(self.place)
-        problem = "\n".join(_cut_middle(line) for line in self.problem.split("\n"))
+        where, half = str(self.place), _LONGEST_LINE // 2
+        lines = self.problem.split("\n")
+        problem = "\n".join(line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}" for line in lines)
         message = f"{where}: {problem}" if where else problem
         return f"{message}\n  {self.remedy}" if self.remedy else message
 

@@ -18,10 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence
 
-from safevla_recorder.attachment import RecordableEnv, TaskLabel, package_versions
+from safevla_recorder.attachment import LoopRules, RecordableEnv, RecordedRow, TaskLabel, package_versions
 from safevla_recorder.episode import (
     HEADER_FIELDS,
     INTEGERS,
@@ -31,7 +30,6 @@ from safevla_recorder.episode import (
     check_recorded_numbers,
     encode_episode,
 )
-from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 from safevla_recorder.errors import FileError, Place, RecordError, RunError, redact_secrets
 from safevla_recorder.recorder import RecordedEpisode
 from safevla_recorder.version import __version__
@@ -45,11 +43,8 @@ _open_folders: dict[Path, RunFolder] = {}
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written.
-
-    A folder that this process made before is used again; otherwise a new one is made, whose run.json holds `volatile`.
-    Raises `RunError` if the folder holds something that this process did not put there, and `FileError` if it or
-    run.json cannot be written.
+    """Return the run folder at `out`, ready for the episodes of one more environment; one that this process made before
+    is used again. Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
@@ -64,8 +59,8 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder at `out` without environments; nothing is written. `volatile` goes into run.json: facts
-        such as the time, that differ from run to run.
+        """Describe a folder at `out`; nothing is written. `volatile` goes into run.json: facts that differ from run to
+        run.
         """
         self.path = out
         self.episode_ids: set[str] = set()
@@ -93,11 +88,8 @@ class RunFolder:
         self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
-        """Write run.json, which says from now on that the run is not complete, and names this host (None = unknown) and
-        these versions. The first call makes the folder, unless `reopen` has found one.
-
-        Raises `RunError` if the folder is there before the first call and not empty, and `FileError` if it or run.json
-        cannot be written.
+        """Write run.json, which says from now on that the run is not complete, and names host and versions. The first
+        call makes the folder, unless `reopen` has found one; raises `RunError` if it is not empty.
         """
         own_name = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
         policies = {**{each["policy"]: each["privileged"] for each in self._run["policies"]}, policy: privileged}
@@ -108,13 +100,13 @@ class RunFolder:
         )
         self._blocks += 1
         if not self._written:
-            _make_empty_folder(self.path)
+            require_free_folder(self.path, is_of_killed_writer)
+            _make_folder(self.path / RAW)
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
-        """Take in the episodes of the folder at `path`, to which further ones are to be added.
-
-        Raises `RunError` if it is the folder of another host, was not written from outside, or is damaged.
+        """Take in the episodes of the folder at `path`; raises `RunError` if it is of another host or kind, or is
+        damaged.
         """
         place = Place(file=str(self.path / RUN))
         try:
@@ -143,9 +135,8 @@ class RunFolder:
         return self._begun[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`, by the next number that is free: `content`, the bytes of its `.npz`
-        (None = it has none), then its row; run.json too if it names the task or horizon not yet. Raises `FileError` if
-        one of them cannot be written.
+        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = it has none), then its row;
+        run.json too if it changes. Raises `FileError` if one of them cannot be written.
         """
         stem = self.path / RAW / f"{self._next:06d}"
         if content is not None:
@@ -172,8 +163,7 @@ class RunFolder:
 
     def close_block(self, *, complete: bool) -> None:
         """End a block of recording, `complete` unless something broke it off, and write run.json; remove the folder
-        instead if no block has written an episode so far. Print where the records are, or warn that there are none.
-        Raises `FileError` if run.json cannot be written, `OSError` if the folder cannot be removed.
+        instead if it has no episode. Print where the records are, or warn that there are none.
         """
         self._complete_blocks += complete
         path = shlex.quote(str(self.path))
@@ -213,10 +203,9 @@ def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool])
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
-def _make_empty_folder(path: Path) -> None:
-    require_free_folder(path, is_of_killed_writer)
+def _make_folder(path: Path) -> None:
     try:
-        (path / RAW).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError.from_os_error(error, Place(file=str(path))) from None
 
@@ -246,10 +235,9 @@ def _encode_json(document: Mapping[str, object], indent: int | None = None) -> b
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
-
-    Raises `RunError` if another process holds the lock, and `FileError` where its file cannot be opened. On a system
-    without locks a warning is logged and nothing is locked.
+    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`; a system without locks
+    logs a warning. Raises `RunError` if another process holds the lock, and `FileError` where its file cannot be
+    opened.
     """
     place = Place(file=str(folder))
     while True:
@@ -343,7 +331,10 @@ class RunWriter:
         self.path, self._policy, self._privileged, self._header = Path(out), policy, privileged, header
         self._versions = package_versions(("numpy", *packages))
         self._folder = RunFolder(self.path, facts_of_the_day())
-        self._lock = _lock_run(self.path)
+        _make_folder(self.path)
+        if not (self.path / RUN).exists():
+            require_free_folder(self.path, is_of_killed_writer)
+        self._lock = lock_folder(self.path)
         try:
             if (self.path / RUN).exists():
                 self._folder.reopen(host)
@@ -355,15 +346,11 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(complete=kind is None)
 
     def close(self, *, complete: bool = True) -> None:
-        """Write run.json and let go of the folder, which is removed if it has no episodes; say where the records are.
-        Raises `FileError` if run.json cannot be written.
-        """
+        """Write run.json and let go of the folder, which is removed if it has no episodes."""
         try:
             self._folder.close_block(complete=complete)
         finally:
@@ -378,22 +365,16 @@ class RunWriter:
     ) -> str:
         """Write the episode that a recorder holds, and return its id.
 
-        Args:
-            recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
-                `BatchRecorder.step` returns.
-            reason: why the episode was stopped or its action invalid.
-            costs: what the simulator's own safety check says of each step, such as `info["cost"]`: a number, or numbers
-                by name; they are kept beside our verdicts and enter none.
-            header: the episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`,
-                `success`, `dt` [s] and `target_object` (None = no target) are required. Without an `episode_id` the
-                episodes of a task are counted; without an `outcome` it is `success` or `failure`.
+        Args: recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
+        `BatchRecorder.step` returns. reason: why the episode was stopped or its action invalid. costs: what the
+        simulator's own safety check says of each step, such as `info["cost"]`; they enter no verdict. header: the
+        episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`, `success`, `dt` [s] and
+        `target_object` (None = no target) are required. Without an `episode_id` the episodes of a task are counted;
+        without an `outcome` it is `success` or `failure`.
 
-        Raises:
-            HostError: no episode has begun.
-            RecordError: a field is missing, unknown, of another type or contradicts others, or a number is one that no
-                record may have.
-            RunError: the folder has an episode of that id.
-            FileError: the episode cannot be written.
+        Raises: HostError: no episode has begun. RecordError: a field is missing, unknown, of another type or
+        contradicts others, or a number cannot be. RunError: the folder has an episode of that id. FileError: the
+        episode cannot be written.
         """
         fields, number = self._complete_header(header, _OF_RECORD)
         about = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
@@ -417,10 +398,8 @@ class RunWriter:
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
-        """Write that an episode crashed after so many control steps, which leaves no record; return its id.
-
-        `reason` is the traceback or what else is known. `header` is as for `write`, and `benchmark` and `task_id` are
-        required. Raises `RecordError`, `RunError` and `FileError` as `write` does.
+        """Write that an episode crashed after so many control steps, which leaves no record; return its id. `header` is
+        as for `write`; `benchmark` and `task_id` are required.
         """
         fields, number = self._complete_header(header, _OF_EPISODE)
         return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
@@ -452,17 +431,6 @@ class RunWriter:
         further = {"policy": self._policy, "policy_seed": None, "episode": number, "steps": steps, "reason": reason}
         self._folder.write_episode(RecordedRow(**row, **further), content)  # type: ignore[arg-type]
         return str(fields["episode_id"])
-
-
-def _lock_run(path: Path) -> int:
-    """Make the folder if it is missing, and lock it; it is to hold a run or nothing. Raises as `RunWriter` does."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError.from_os_error(error, Place(file=str(path))) from None
-    if not (path / RUN).exists():
-        require_free_folder(path, is_of_killed_writer)
-    return lock_folder(path)
 
 
 def _read_field(name: str, value: object) -> Any:

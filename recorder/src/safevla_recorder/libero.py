@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder.attachment import (
+    EpisodeCutter,
     RecordableEnv,
     TaskLabel,
     find_layer,
@@ -28,15 +29,21 @@ from safevla_recorder.attachment import (
 from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
-from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
-from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
+from safevla_recorder.mujoco.recorder import (
+    Recorder,
+    Scene,
+    assign_roles,
+    attach_recorder,
+    geom_ids,
+    moving_links,
+    name_bodies,
+    subtree_bodies,
+)
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
-
-    from safevla_recorder.episode_cutter import EpisodeCutter
 
 
 SUITES: Mapping[str, str] = {
@@ -67,11 +74,7 @@ _ARM_JOINTS = 7
 
 
 def find_libero(env: object) -> RecordableLibero | None:
-    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
-
-    Raises `HostError` if it is closed or being recorded already, has another robot or robosuite than records are for,
-    or its file of initial states cannot be read.
-    """
+    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none."""
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrappers is None:  # nobody has made one
         return None
@@ -253,9 +256,7 @@ def require_robosuite(version: str) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> TaskLabel:
-    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name. The
-    instruction is `language`, or LIBERO's own in suites whose wording is not changed.
-    """
+    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name."""
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return TaskLabel(*name_own_task(bddl_file), language)
@@ -265,9 +266,7 @@ def label_task(bddl_file: Path, language: str) -> TaskLabel:
 
 
 def is_reworded(benchmark: str) -> bool:
-    """Return whether a suite's prompts are those of its task files, and not LIBERO's own, made of the files' names. In
-    LIBERO-PRO's `-lan` and `-task` the names are still those of the tasks before the change.
-    """
+    """Return whether a suite's prompts are those of its task files: LIBERO's own are made of the files' names."""
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 
@@ -277,9 +276,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file. Imports
-    LIBERO if the file's folder has a suite's name.
-    """
+    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file."""
     folder = bddl_file.resolve().parent
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
     if suite is None or folder.parent != installed_folder("bddl_files"):
@@ -324,9 +321,8 @@ def find_init_states(bddl_file: Path) -> Floats | None:
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the states beside a BDDL file, or where the installation keeps those of its folder; [count,
-    1 + nq + nv]; None if there are none. Raises `HostError` if the file cannot be read or its array `states` is not one
-    row a state.
+    """Return the states beside a BDDL file, or where the installation keeps those of its folder; [count, 1 + nq + nv];
+    None if there are none. Raises `HostError` if the file cannot be read.
     """
     name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]

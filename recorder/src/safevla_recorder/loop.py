@@ -9,8 +9,7 @@ from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
-from safevla_recorder.attachment import RecordableEnv
-from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
+from safevla_recorder.attachment import EpisodeCutter, LoopRules, RecordableEnv
 from safevla_recorder.errors import HostError, RunError, SafevlaError
 from safevla_recorder.folder import facts_of_the_day, open_folder
 from safevla_recorder.libero import find_libero
@@ -119,20 +118,11 @@ def record(
 def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
     """Return `env`, recorded until it is closed or its process ends: one line where a vector's environments are made::
 
-        SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
+    SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
 
     For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
-    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together.
-
-    Args:
-        env: as for `record`, made in the worker.
-        policy: as for `record`.
-        out: the folder of the workers' run folders.
-        worker: the worker's number or name, another for each.
-        options: the other arguments of `record`.
-
-    Raises:
-        HostError, RunError, FileError: as `record` does; the close raises what the end of a block would.
+    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. `options` are
+    the other arguments of `record`, whose errors it raises; the close raises what the end of a block would.
     """
     folder = Path(out) / f"worker_{_worker_name(worker)}"
     block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
@@ -170,7 +160,6 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
     message says why, and names the entry points that failed.
     """
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
-    failures: list[str] = []
     for owner, entry in () if recordable else list_attachments():
         try:
             found = entry.load()(env)
@@ -178,12 +167,12 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
                 raise TypeError(f"it returned {type(found).__name__}, not RecordableEnv or None")
         except SafevlaError:
             raise
-        except Exception as error:  # it can fail in any way, and hides no other
-            failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
-            continue
+        except Exception as error:  # it can fail in any way
+            problem = f"the entry point {entry.name} of {owner} failed: {type(error).__name__}: {error}"
+            raise HostError(problem, remedy=f"Mend or uninstall {owner}.") from error
         recordable = recordable or found
     if recordable is None:
-        raise _refuse_env(env, failures)
+        raise _refuse_env(env)
     return recordable
 
 
@@ -195,7 +184,7 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
 
-def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
+def _refuse_env(env: object) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
         return HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
@@ -205,7 +194,7 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
         f"the first reset. record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
         "any other simulator is recorded by docs/another-engine.md."
     )
-    return HostError("\n  ".join([problem, *failures]), remedy=remedy)
+    return HostError(problem, remedy=remedy)
 
 
 def _worker_name(worker: int | str | None) -> str | None:

@@ -367,12 +367,7 @@ class EpisodeRecorder(EpisodeLog):
         self._torques, self._substeps = [], 0
 
     def _read(
-        self,
-        poses: Mapping[str, Pose],
-        eef: Pose | None,
-        torques: Floats | None,
-        peak: Floats | None,
-        state: ArrayLike | None,
+        self, poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, peak: Floats | None, state: object
     ) -> Row:
         hand, turn = eef or (None, None)
         turns = [poses[name][1] for name in self._bodies]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder.attachment import (
+    EpisodeCutter,
     RecordableEnv,
     TaskLabel,
     find_layer,
@@ -26,14 +27,21 @@ from safevla_recorder.attachment import (
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
-from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
-from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
+from safevla_recorder.mujoco.recorder import (
+    Recorder,
+    Scene,
+    assign_roles,
+    attach_recorder,
+    geom_ids,
+    moving_links,
+    name_bodies,
+    subtree_bodies,
+)
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
 
     import mujoco
-    from safevla_recorder.episode_cutter import EpisodeCutter
 
 Goal = Tuple[str, ...]
 AT = "at"

@@ -1,4 +1,4 @@
-"""Skipping the stages of positions and velocities: the same bits whatever changes between two calls."""
+"""Skipping the stages of positions and velocities in a trusted substep: the same bits as the full calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from functools import partial
 
 import pytest
 
-from safevla_recorder.mujoco.forward import skip_repeated_stages
 from safevla_recorder.mujoco.hook import hook_after
+from safevla_recorder.mujoco.speed import ForwardDynamics
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
-pytestmark = pytest.mark.skipif(not hasattr(mujoco, "mj_getState"), reason="this MuJoCo is left alone")
 
 # A motor presses a paddle onto a block on the floor; a mocap body drags a ball by a weld that can be switched off.
 MODEL = """
@@ -56,58 +55,50 @@ class Held:
     pass
 
 
-def visit_another_state(m, d):
-    """Compute the kinematics elsewhere and come back, as controllers by inverse kinematics do."""
-    kept = d.qpos.copy()
-    d.qpos[0] += 0.1
-    mujoco.mj_kinematics(m, d)
-    d.qpos[:] = kept
-
-
-CHANGES = {
+# Controls and applied forces may change between the calls of a substep, all else before its first call.
+BETWEEN = {
     "nothing": lambda m, d: None,
     "ctrl": lambda m, d: d.ctrl.__setitem__(0, -9.0),
     "qfrc_applied": lambda m, d: d.qfrc_applied.__setitem__(1, 0.3),
     "xfrc_applied": lambda m, d: d.xfrc_applied.__setitem__(2, 0.4),
+    "an unstable force": lambda m, d: d.qfrc_applied.__setitem__(0, 1e30),
+}
+BEFORE = {
     "mocap_pos": lambda m, d: d.mocap_pos.__setitem__((0, 0), 1.05),
     "eq_active": lambda m, d: d.eq_active.__setitem__(0, 0),
     "qpos": lambda m, d: d.qpos.__setitem__(1, 0.03),
-    "qvel": lambda m, d: d.qvel.__setitem__(1, 0.1),
     "time": lambda m, d: setattr(d, "time", 7.0),
-    "a mass": lambda m, d: m.body_mass.__setitem__(2, 0.5),
     "a friction": lambda m, d: m.geom_friction.__setitem__((slice(None), 0), 0.2),
-    "gravity": lambda m, d: m.opt.gravity.__setitem__(2, -5.0),
     "the cone": lambda m, d: setattr(m.opt, "cone", 0),
-    "iterations": lambda m, d: setattr(m.opt, "iterations", 2),
     "the integrator": lambda m, d: setattr(m.opt, "integrator", mujoco.mjtIntegrator.mjINT_IMPLICITFAST),
     "a flag": lambda m, d: setattr(m.opt, "enableflags", int(mujoco.mjtEnableBit.mjENBL_ENERGY)),
-    "another state's kinematics": visit_another_state,
     "a reset": mujoco.mj_resetData,
     "an unstable velocity": lambda m, d: d.qvel.__setitem__(0, 1e30),
-    "an unstable force": lambda m, d: d.qfrc_applied.__setitem__(0, 1e30),
 }
 
 
-def run(simulation, change, hook=None, substeps=40):
-    """Three calls a substep, as robosuite makes them, and `change` before one of them in some of the substeps."""
+def run(simulation, dynamics=None, before=BETWEEN["nothing"], between=BETWEEN["nothing"], substeps=40, trusted=True):
+    """Three calls a substep, as robosuite makes them, and changes in some of the substeps."""
     model, data = simulation.model._model, simulation.data._data
-    seen = []
+    data.time, seen = 1.0, []
     for substep in range(substeps):
         if substep % 10 == 6:
-            change(model, data)
+            before(model, data)
         simulation.forward()
+        if dynamics:
+            dynamics.trust(code_between=trusted)
         if substep % 10 == 4:
-            change(model, data)
+            between(model, data)
         data.ctrl[0] = -4.0 - substep % 3
         simulation.forward()
-        if substep % 10 == 9:
-            change(model, data)
         simulation.step()
         seen.append({name: getattr(data, name).tobytes() for name in COMPARED})
     return seen
 
 
-def count_calls(monkeypatch):
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each of MuJoCo's functions was called."""
     calls = {"mj_forward": 0, "mj_step": 0, "mj_forwardSkip": 0}
 
     def call(name, original, *args):
@@ -119,71 +110,74 @@ def count_calls(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_whatever_changes_between_two_calls_the_bits_are_those_of_the_full_calls(change):
+FULL = {"mj_forward": 20, "mj_step": 10, "mj_forwardSkip": 0}
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [*(("between", change) for change in BETWEEN.values()), *(("before", change) for change in BEFORE.values())],
+    ids=[*BETWEEN, *BEFORE],
+)
+def test_whatever_may_change_the_bits_are_those_of_the_full_calls(place, change):
     plain, fast = Simulation(), Simulation()
-    skip_repeated_stages(fast)
-    expected, found = run(plain, change), run(fast, change)
+    expected, found = run(plain, **{place: change}), run(fast, ForwardDynamics(fast), **{place: change})
     for substep, (first, second) in enumerate(zip(expected, found)):
         assert first == second, f"substep {substep}"
 
 
-def test_where_nothing_changes_one_call_of_three_is_full(monkeypatch):
-    fast, calls = Simulation(), count_calls(monkeypatch)
-    skip_repeated_stages(fast)
-    run(fast, CHANGES["nothing"], substeps=10)
+def test_in_a_trusted_substep_one_call_of_three_is_full(calls):
+    fast = Simulation()
+    run(fast, ForwardDynamics(fast), substeps=10)
     assert calls == {"mj_forward": 10, "mj_step": 0, "mj_forwardSkip": 20}
     assert fast.data._data.ncon > 0  # or constraints would not be compared
 
 
+def test_in_any_other_substep_every_call_is_full(calls):
+    fast = Simulation()
+    run(fast, ForwardDynamics(fast), substeps=10, trusted=False)
+    assert calls == FULL
+
+
 @pytest.mark.parametrize("integrator", ["RK4", "IMPLICIT", "IMPLICITFAST"])
-def test_under_another_integrator_every_call_is_full(monkeypatch, integrator):
-    fast, calls = Simulation(), count_calls(monkeypatch)
+def test_under_another_integrator_every_call_is_full(calls, integrator):
+    fast = Simulation()
     fast.model._model.opt.integrator = getattr(mujoco.mjtIntegrator, f"mjINT_{integrator}")
-    skip_repeated_stages(fast)
-    run(fast, CHANGES["nothing"], substeps=10)
-    assert calls == {"mj_forward": 20, "mj_step": 10, "mj_forwardSkip": 0}
+    run(fast, ForwardDynamics(fast), substeps=10)
+    assert calls == FULL
 
 
-def test_with_a_callback_every_call_is_full(monkeypatch):
-    fast, calls, passive = Simulation(), count_calls(monkeypatch), []
-    skip_repeated_stages(fast)
-    fast.forward()
+def test_with_a_callback_every_call_is_full(calls):
+    fast, passive = Simulation(), []
     mujoco.set_mjcb_passive(lambda m, d: passive.append(d.time))
     try:
-        run(fast, CHANGES["nothing"], substeps=10)
+        run(fast, ForwardDynamics(fast), substeps=10)
     finally:
         mujoco.set_mjcb_passive(None)
-    assert calls["mj_forwardSkip"] == 0
+    assert calls == FULL
     assert len(passive) == 30
 
 
-def test_hooks_set_later_are_called_and_undoing_restores_the_methods():
-    fast, after = Simulation(), []
-    dynamics = skip_repeated_stages(fast)
-    unhook = hook_after(fast, "step", lambda: after.append(fast.data._data.efc_force.copy()))
-    run(fast, CHANGES["nothing"], substeps=3)
-    unhook()
-    dynamics.undo()
-    assert len(after) == 3
-    assert not {"forward", "step"} & set(vars(fast))
-
-
-def test_methods_that_somebody_has_replaced_are_left_alone():
-    fast, after = Simulation(), []
-    hook_after(fast, "step", lambda: after.append(1))
-    hooked = fast.step
-    assert skip_repeated_stages(fast) is None
-    assert fast.step == hooked
-    assert "forward" not in vars(fast)
-
-
-def test_a_model_with_flexible_bodies_is_computed_in_full(monkeypatch):
+def test_a_model_with_flexible_bodies_is_computed_in_full(calls):
     cloth = '<flexcomp name="f" type="grid" count="3 3 1" spacing=".1 .1 .1" mass="1" dim="2"><pin id="0"/></flexcomp>'
     fast = Simulation()
     fast.model._model = mujoco.MjModel.from_xml_string(MODEL.replace("</worldbody>", cloth + "</worldbody>"))
     fast.data._data = mujoco.MjData(fast.model._model)
-    calls = count_calls(monkeypatch)
-    skip_repeated_stages(fast)
-    run(fast, CHANGES["nothing"], substeps=2)
-    assert calls == {"mj_forward": 4, "mj_step": 2, "mj_forwardSkip": 0}
+    run(fast, ForwardDynamics(fast), substeps=10)
+    assert calls == FULL
+
+
+def test_a_hook_after_a_step_is_called_one_around_it_ends_the_trust_and_undoing_restores_the_methods(calls):
+    fast, after = Simulation(), []
+    dynamics = ForwardDynamics(fast)
+    unhook = hook_after(fast, "step", lambda: after.append(fast.data._data.efc_force.copy()))
+    run(fast, dynamics, substeps=3)
+    assert len(after) == 3
+    assert calls["mj_forwardSkip"] == 6
+    hooked = fast.step
+    fast.step = lambda: hooked()
+    run(fast, dynamics, substeps=3)
+    assert calls["mj_forwardSkip"] == 6
+    fast.step = hooked
+    unhook()
+    dynamics.undo()
+    assert not {"forward", "step"} & set(vars(fast))

@@ -12,8 +12,7 @@ import pytest
 from safevla_recorder.channels import CHANNELS
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
-from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene, copy_state, set_state, state_size
+from safevla_recorder.mujoco.recorder import Recorder, Scene, copy_state, set_state, state_size
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")

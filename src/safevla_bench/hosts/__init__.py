@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from safevla_bench.errors import HostError, InvalidActionError, PluginError
+from safevla_bench.errors import HostError, PluginError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Action, Wants, check_action
+from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
 from safevla_bench.trajectory.batch import Batch
@@ -54,11 +54,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
     """Make the host of that name; `named_by` is the file that names it, None = the user did.
 
-    Raises:
-        RunError: a file gives a plug-in arguments.
-        HostError: no installed distribution has a host of that name, or the host does not take these arguments; lists
-            the hosts, or the arguments, that there are.
-        PluginError: the host is installed but cannot be loaded; names its distribution.
+    Raises `RunError` if a file gives a plug-in arguments, `HostError`, with those there are, for an unknown host or
+    argument, and `PluginError`, with the distribution, if the host cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
@@ -66,40 +63,32 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the files with the tags of a host's tasks that entry points of `REGISTRIES` name, () if there are none.
-
-    Raises `PluginError`, with the distribution, if one cannot be loaded, or does not name a file.
+    """Return the files with the tags of a host's tasks; raises `PluginError`, with the distribution, for what is no
+    file.
     """
-    return tuple(_require_file(name, value) for value in _REGISTRIES.load(name))
-
-
-def _require_file(name: str, value: object) -> Path:
-    if isinstance(value, str | os.PathLike) and Path(value).is_file():
-        return Path(value)
-    remedy = (
-        f"Its entry point in {REGISTRIES} is to name the path of a .toml file: a fault of {_REGISTRIES.owner(name)}."
-    )
-    raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
+    values = tuple(_REGISTRIES.load(name))
+    for value in values:
+        if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
+            owner = f"a fault of {_REGISTRIES.owner(name)}"
+            remedy = f"Its entry point in {REGISTRIES} is to name the path of a .toml file: {owner}."
+            raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
+    return tuple(map(Path, values))
 
 
 def check_start(task: Task, seed: EpisodeSeed, *, takes_states: bool = True) -> None:
     """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
 
-    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, if there is such a number
-    and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite. There is
-    a recorded state only if the host `takes_states`.
+    The index is below `Task.init_states`, if there is such a number and the start is neither drawn nor a recorded
+    state. There is a recorded state only if the host `takes_states`.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not takes_states:
         raise HostError(f"{name} starts from no recorded state", remedy="Replay by its initial state and seed.")
-    if seed.wait_action is not None:
-        try:
-            check_action(np.array(seed.wait_action), len(task.still))
-        except InvalidActionError as error:
-            still = ", ".join(f"{number:g}" for number in task.still)
-            remedy = f"Give {len(task.still)} finite numbers; the task's own are {still}."
-            raise HostError(f"{name} cannot settle by {error.problem}", remedy=remedy) from None
+    wait_action = task.still if seed.wait_action is None else seed.wait_action
+    if len(wait_action) != len(task.still) or not np.isfinite(wait_action).all():
+        remedy = f"Give {len(task.still)} finite numbers; the task's own are {task.still}."
+        raise HostError(f"{name} cannot settle by {wait_action}", remedy=remedy)
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")
@@ -132,11 +121,12 @@ def episode_header(
     """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds. `further` are other
     fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`.
     """
+    is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(
         TaskLabel(task.benchmark, task.task_id, task.instruction),
         success=success,
         env_seed=seed.env_seed,
-        index=seed.init_state_index,
+        index=None if is_recorded else seed.init_state_index,
         dt=dt,
         target_object=target_object,
         versions=dict(versions),
@@ -174,9 +164,6 @@ class RecordedEnv(ABC, Generic[Log]):
     def _instruction(self) -> str:
         return self.task.instruction
 
-    def _init_state_index(self) -> int | None:
-        return self._seed.init_state_index
-
     def recorded(self) -> Batch:
         """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
         recording = self._require_recorder().build_recording(self._build_header())
@@ -192,16 +179,15 @@ class RecordedEnv(ABC, Generic[Log]):
         return self._recorder
 
     def _build_header(self) -> dict[str, object]:
-        return attachment.episode_header(
-            TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),
+        return episode_header(
+            replace(self.task, instruction=self._instruction()),
+            self._seed,
             success=self._success,
-            env_seed=self._seed.env_seed,
-            index=self._init_state_index(),
             dt=self.dt_s,
             target_object=self._target_object(),
+            versions=self._versions,
             embodiment=self.embodiment,
             joint_torque_limit_nm=self.torque_limit_nm,
-            versions=dict(self._versions),
             dropped_pairs=self._require_recorder().dropped_pairs(),
         )
 

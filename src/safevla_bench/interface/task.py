@@ -27,8 +27,6 @@ class Task:
     """The host's own limit in policy steps; a protocol's goes first."""
     episodes: int = 1
     """Number of episodes that its benchmark runs of it."""
-    unusable: str | None = None
-    """The reason why no environment of it can be made here; None if one can, as far as is known."""
     label: str = ""
     """The suite that records name in the place of `benchmark`, if its starts were chosen by a search."""
     found: tuple[FoundStart, ...] = ()
@@ -54,8 +52,6 @@ class RecordedEpisode:
     steps: int
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    told: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """What the record says of its scene: its header's field under the host's name, if that fixes the start."""
     ending: str = "timeout"
     """The outcome if the actions run out without success; `stopped` if the recording was broken off."""
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)

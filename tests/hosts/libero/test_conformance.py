@@ -22,7 +22,6 @@ class TestLibero(HostConformance):
     trials = (
         Trial("libero-object", 0, roles={"basket_1": "bystander", "floor": "furniture", "robot0_link3": "robot"}),
     )
-    needs = ("libero", "robosuite", "mujoco")
     steps = 8
     other_wants = (Wants(privileged=True, cameras=("agentview",), image_size=(32, 48)),)
 
@@ -109,7 +108,6 @@ class TestLibero(HostConformance):
 class TestLiberoFurniture(TestLibero):
     """The rules without the gripper's in scenes with cabinets, a stove and a microwave."""
 
-    needs = ()
     steps = 20
     hold = close_on_nothing = touch_with_one_finger = move_object = set_down = turn_object = None
     trials = (

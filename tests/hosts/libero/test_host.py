@@ -13,7 +13,7 @@ import pytest
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.libero import install, tasks
+from safevla_bench.hosts.libero import tasks
 from safevla_bench.hosts.libero.host import LiberoEnv
 from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.hosts.mujoco.viewer import episode_seed
@@ -365,7 +365,7 @@ def test_resets_that_were_made_again_are_in_the_record_and_in_its_start(spatial)
     record = spatial.recorded()
     assert record.extra[0]["header"]["earlier_resets"] == 1
     assert earlier_resets(record) == (1,)
-    assert episode_seed(record, "libero").earlier_resets == 1
+    assert episode_seed(record).earlier_resets == 1
     spatial.reset(SEED)
     assert "earlier_resets" not in spatial.recorded().extra[0].get("header", {})
 
@@ -414,14 +414,14 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
     Here the episode is the second one, with another before it, whose model and renderer are used again.
     """
     eager.reset(replace(SEED, init_state_index=1, env_seed=8))
-    model = eager._simulation().model._model
+    model = eager._mujoco()[0]
     for action in pressing(2):
         eager.step(action)
     images = [eager.reset(SEED).images["agentview"]]
-    assert eager._simulation().model._model is model, "the compiled model is kept"
+    assert eager._mujoco()[0] is model, "the compiled model is kept"
     kept = saved_model(model)
     images += [eager.step(action)[0].images["agentview"] for action in pressing(2)]
-    with closing(install.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
+    with closing(tasks.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
         bare.env.object_property_initializers.clear()
         bare.seed(SEED.env_seed)
         bare.env.reset()
@@ -457,7 +457,7 @@ def saved_model(model) -> bytes:
 def test_a_model_of_another_xml_is_compiled_anew(seeing):
     """No scene of one XML is shown or simulated for another's: here the second holds one more body."""
     before = seeing.reset(SEED).images["agentview"]
-    model, domain = seeing._simulation().model._model, seeing._env.env
+    model, domain = seeing._mujoco()[0], seeing._env.env
     load_model = domain._load_model
 
     def load_with_a_ball():
@@ -467,7 +467,7 @@ def test_a_model_of_another_xml_is_compiled_anew(seeing):
 
     domain._load_model = load_with_a_ball
     after = seeing.reset(SEED).images["agentview"]
-    assert seeing._simulation().model._model.ngeom == model.ngeom + 1
+    assert seeing._mujoco()[0].ngeom == model.ngeom + 1
     assert (before != after).any()
     domain._load_model = load_model
     np.testing.assert_array_equal(seeing.reset(SEED).images["agentview"], before)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from safevla_bench.errors import HostError, UnknownTaskError
+from safevla_bench.errors import HostError, RegistryError, UnknownTaskError
 from safevla_bench.hosts import drawn_reset_seed, make_host
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.preparation import list_start_notes
-from safevla_bench.jobs.evaluation.request import Request, select_tasks
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
@@ -101,34 +99,24 @@ def test_initial_states_beside_the_file_are_used(mine):
     assert task.init_states == 3
     assert np.array_equal(load_init_states(task), states)
     np.savez(mine.with_name("bowl to plate.pruned_init.npz"), other=states)
-    (task,) = make_host("libero").tasks(str(mine))
-    assert "cannot be read" in task.unusable
     with pytest.raises(HostError, match="cannot be read"):
-        rolled(mine.parent / "run", str(mine))
+        make_host("libero").tasks(str(mine))
     for damaged in (b"", b"PK\x03\x04 and no more"):
         mine.with_name("bowl to plate.pruned_init.npz").write_bytes(damaged)
-        (task,) = make_host("libero").tasks(str(mine))
-        assert "cannot be read" in task.unusable
+        with pytest.raises(HostError, match="cannot be read"):
+            rolled(mine.parent / "run", str(mine))
 
 
-def test_a_file_that_cannot_be_run_is_not_an_obstacle_to_its_folder(mine, tmp_path):
-    """Asked for by number it is an error before the run; of a whole suite it is left out, with a note."""
+def test_a_file_that_is_no_problem_or_lacks_an_asset_is_an_error_that_names_it(mine):
     text = mine.read_text(encoding="utf-8")
-    mine.with_name("a.bddl").write_text("no problem", encoding="utf-8")
-    mine.with_name("b.bddl").write_text(text.replace("wine_bottle_1 - wine_bottle", "wine_bottle_1 - red_box"), "utf-8")
-    tasks = make_host("libero").tasks(str(mine.parent))
-    assert [bool(task.unusable) for task in tasks] == [True, True, False]
-    assert "the red box lacks its file" in tasks[1].unusable
-    request = Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
+    mine.write_text(text.replace("wine_bottle_1 - wine_bottle", "wine_bottle_1 - red_box"), "utf-8")
     host = make_host("libero")
-    assert select_tasks(host, request) == [tasks[2]]
-    notes = list_start_notes(request)
-    assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
-    with pytest.raises(HostError, match=r"mine b cannot be run here: the red box lacks its file") as caught:
-        select_tasks(host, replace(request, tasks=(1, 2)))
-    assert "--task 2" in caught.value.remedy
-    with pytest.raises(HostError, match="lacks its file"):
-        host.make(tasks[1], Wants())
+    (task,) = host.tasks(str(mine))
+    with pytest.raises(HostError, match=r"LIBERO lacks .*red_box"):
+        host.make(task, Wants())
+    mine.write_text("no problem", encoding="utf-8")
+    with pytest.raises(RegistryError, match=mine.name):
+        host.tasks(str(mine))
 
 
 def test_libero_s_own_files_are_its_suites_tasks():

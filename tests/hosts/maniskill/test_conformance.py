@@ -43,7 +43,6 @@ class TestManiskill(HostConformance):
         Trial("maniskill", 5, roles={"box_with_hole_0": "furniture"}),
         Trial("maniskill", 6, targets=frozenset({"cube", "peg"})),
     )
-    needs = ("mani_skill", "sapien", "torch")
     other_wants = (Wants(privileged=True, extra=("joint_pos", "joint_vel")),)
     state_begins_with_time = False
 

@@ -11,7 +11,7 @@ from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.metaworld import host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -26,7 +26,6 @@ class TestMetaworld(HostConformance):
         Trial("mt10", 3, roles={"door_link": "furniture", "mocap": "robot"}),
         Trial("mt50", 38, targets=frozenset({"stick", "container"})),
     )
-    needs = ("metaworld", "gymnasium", "mujoco")
     other_wants = (Wants(privileged=True, cameras=("corner3", "gripperPOV"), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):

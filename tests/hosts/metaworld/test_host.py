@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -108,22 +105,6 @@ def test_the_door_never_strikes_its_own_frame():
     env.reset(START)
     assert ("door", "door_link") in env.recorded().headers[0].dropped_pairs
     env.close()
-
-
-def test_a_start_is_where_it_is_placed_and_none_is_nearer_to_its_goal_than_upstream_draws():
-    host, task = MetaworldHost(), suite_tasks("mt10")[1]
-    space = host.search_space(task, START)
-    assert space.names == ("obj.x", "obj.y", "goal.x", "goal.y", "goal.z")
-    assert (np.array(space.own) >= space.low).all()
-    assert (np.array(space.own) <= space.high).all()
-    places = [0.05, 0.65, -0.06, 0.86, 0.015]
-    with closing(host.make(task, Wants(privileged=True))) as env:
-        state = env.reset(replace(START, placed=tuple(zip(space.names, places, strict=True)))).extra["state"]
-        np.testing.assert_allclose(state[[4, 5, 36, 37]], places[:4], atol=0.001)
-        with pytest.raises(HostError, match="goal so near"):
-            env.reset(replace(START, placed=(("obj.x", 0.0), ("obj.y", 0.7), ("goal.x", 0.0), ("goal.y", 0.8))))
-        with pytest.raises(HostError, match=r"no coordinate 'obj\.q'"):
-            env.reset(replace(START, placed=(("obj.q", 0.0),)))
 
 
 def test_what_is_not_there_is_refused():

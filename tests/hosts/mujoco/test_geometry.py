@@ -7,10 +7,10 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
-from safevla_bench.hosts.mujoco.geometry import choose_camera, close_ups, extract_geometry, find_touches, shares  # noqa: E402
 from safevla_bench.hosts.mujoco.renderer import Appearance  # noqa: E402
+from safevla_bench.hosts.mujoco.viewer import choose_camera, close_ups, extract_geometry, find_touches, shares  # noqa: E402
 from safevla_bench.interface.stage import CLOSE_UP, Camera  # noqa: E402
-from safevla_recorder.mujoco.scene import Scene  # noqa: E402
+from safevla_recorder.mujoco.recorder import Scene  # noqa: E402
 
 MODEL = """
 <mujoco>

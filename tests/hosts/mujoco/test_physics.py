@@ -10,7 +10,7 @@ mujoco = pytest.importorskip("mujoco")
 from safevla_bench.errors import HostError  # noqa: E402
 from safevla_bench.hosts.mujoco.physics import change_model  # noqa: E402
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange  # noqa: E402
-from safevla_recorder.mujoco.scene import Scene, copy_state  # noqa: E402
+from safevla_recorder.mujoco.recorder import Scene, copy_state  # noqa: E402
 
 XML = """
 <mujoco><worldbody><geom name="floor" type="plane" size="1 1 1"/>

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.hosts.mujoco.privileged import bounding_box, piece_boxes, read_only
-from safevla_recorder.mujoco.scene import moving_links, subtree_bodies
+from safevla_recorder.mujoco.recorder import moving_links, subtree_bodies
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 

@@ -10,12 +10,12 @@ import pytest
 from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted.geometry import OPEN
 from safevla_bench.policies.scripted.kitchen import CAREFUL, MobileRobot
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -30,14 +30,13 @@ class TestRobocasa(HostConformance):
         Trial("robocasa-pnp", 1, roles={"container": "bystander", "stove_main_group_main": "furniture"}),
         Trial("robocasa-365", 16, roles={"obj": "bystander", "mobilebase0_wheeled_base": "robot"}),
     )
-    needs = ("robocasa", "robosuite", "mujoco")
     steps = 12
     other_wants = (Wants(privileged=True, cameras=("robot0_agentview_left",), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):
-        bars = install.task_class(task)
+        bars = kitchens.task_class(task)
         start = kitchens.start("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
-        kitchen = install.kitchen(task, start, Wants())
+        kitchen = kitchens.make_kitchen(task, start, Wants())
         kitchen.reset()
         for _ in range(seed.wait_steps):
             kitchen.step(STILL)

@@ -19,7 +19,7 @@ from scipy.spatial.transform import Rotation
 
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
@@ -28,7 +28,7 @@ from safevla_bench.policies import make_policy
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 from safevla_recorder.robocasa import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -110,7 +110,7 @@ def test_the_record_says_how_to_rebuild_its_kitchen():
     assert not any(path.startswith("/") for path in paths), "no path of this machine"
 
     start = kitchens.KitchenStart("pretrain", 1, 1, 0)
-    with closing(install.kitchen(make_env("PickPlaceSinkToCounter").task, start, Wants())) as kitchen:
+    with closing(kitchens.make_kitchen(make_env("PickPlaceSinkToCounter").task, start, Wants())) as kitchen:
         kitchen.set_ep_meta(meta)
         kitchen.reset()
         paths = {name: obj.mjcf_path for name, obj in kitchen.objects.items() if hasattr(obj, "mjcf_path")}
@@ -123,7 +123,7 @@ def test_what_the_record_says_and_its_actions_give_its_states_again_bit_for_bit(
     batch = record("PickPlaceDrawerToCounter", index=2, split="pretrain", steps=6)
     scene, states = fields(batch), batch.sim_state.episode_rows(0)
     start = kitchens.KitchenStart(*(scene[name] for name in ("split", "layout", "style", "seed")))
-    with closing(install.kitchen(make_env("PickPlaceDrawerToCounter").task, start, Wants())) as kitchen:
+    with closing(kitchens.make_kitchen(make_env("PickPlaceDrawerToCounter").task, start, Wants())) as kitchen:
         kitchen.reset()
         for _ in range(2):  # settling, as in `record`
             kitchen.step(STILL)
@@ -161,7 +161,7 @@ def test_an_episode_after_others_has_the_bytes_of_the_first():
 
 
 def test_robocasa_goes_through_a_counter_s_tops_once_each_in_the_model_s_order():
-    install.task_class(make_env("NavigateKitchen").task)
+    kitchens.task_class(make_env("NavigateKitchen").task)
     from robocasa.models.fixtures import counter
 
     tops = [ElementTree.Element("geom") for _ in range(40)]
@@ -183,7 +183,7 @@ def test_a_robot_that_does_nothing_violates_nothing(name):
 
 
 def test_the_horizons_of_release_1_0_0_are_those_of_the_installed_one():
-    install.task_class(make_host("robocasa").tasks("robocasa-pnp")[0])
+    kitchens.task_class(make_host("robocasa").tasks("robocasa-pnp")[0])
     from robocasa.utils.dataset_registry import ATOMIC_TASK_DATASETS
 
     for task in make_host("robocasa", {"horizons": "v1.0.0"}).tasks("robocasa-365"):
@@ -192,7 +192,7 @@ def test_the_horizons_of_release_1_0_0_are_those_of_the_installed_one():
 
 def test_records_on_stand_ins_for_the_assets_are_marked():
     batch = record("TurnOffStove", steps=1)
-    standin = is_standin(install.assets())
+    standin = is_standin(kitchens.assets())
     assert standin_benchmarks(batch) == (("robocasa-365",) if standin else ())
     assert batch.headers[0].versions["robocasa-assets"] == ("stand-in" if standin else "official")
 

@@ -9,7 +9,7 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.tasks.loader import registry
@@ -95,14 +95,14 @@ def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_o
 def test_without_robocasa_the_error_says_how_to_install_it(install_only):
     install_only({})
     with pytest.raises(HostError, match="not installed") as caught:
-        install.require()
+        kitchens.require_robocasa()
     assert "make robocasa" in str(caught.value)
 
 
 def test_another_robosuite_in_the_same_environment_is_an_error(install_only):
     install_only(dict.fromkeys(("mujoco", "praxis-robocasa", "praxis-robosuite", "robosuite"), "1.4.0"))
     with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed beside praxis-robosuite"):
-        install.require()
+        kitchens.require_robocasa()
 
 
 def tree(folder: Path) -> Path:
@@ -112,14 +112,14 @@ def tree(folder: Path) -> Path:
 
 
 def test_missing_assets_are_an_error_with_the_download_command(monkeypatch, tmp_path):
-    monkeypatch.setenv(install.ASSETS, str(tmp_path))
+    monkeypatch.setenv(kitchens.ASSETS, str(tmp_path))
     with pytest.raises(HostError, match="assets are missing") as caught:
-        install.assets()
+        kitchens.assets()
     assert "python -m robocasa.scripts.download_kitchen_assets" in str(caught.value)
 
 
 def test_a_tree_that_calls_itself_a_stand_in_is_one(monkeypatch, tmp_path):
-    monkeypatch.setenv(install.ASSETS, str(tree(tmp_path / "tree")))
-    assert not is_standin(install.assets())
+    monkeypatch.setenv(kitchens.ASSETS, str(tree(tmp_path / "tree")))
+    assert not is_standin(kitchens.assets())
     (tmp_path / "tree" / "README.txt").write_text("RoboCasa physics stand-in assets\n")
-    assert is_standin(install.assets())
+    assert is_standin(kitchens.assets())

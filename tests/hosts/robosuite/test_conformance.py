@@ -10,7 +10,7 @@ from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.robosuite import host
 from safevla_bench.interface.policy import Wants
-from safevla_recorder.mujoco.scene import copy_state
+from safevla_recorder.mujoco.recorder import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -26,7 +26,6 @@ class TestRobosuite(HostConformance):
         Trial("robosuite", 10, roles={"Door_door": "furniture", "gripper0_right_leftfinger": "robot"}),
         Trial("robosuite", 5, targets=frozenset({"Milk", "Bread", "Cereal", "Can"}), roles={"bin2": "furniture"}),
     )
-    needs = ("robosuite", "mujoco")
     steps = 12
     other_wants = (Wants(privileged=True, cameras=("agentview", "robot0_eye_in_hand"), image_size=(32, 48)),)
 

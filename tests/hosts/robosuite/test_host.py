@@ -105,7 +105,7 @@ def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_lef
     with begun(name) as env:
         for _ in range(FALL_STEPS):
             env.step(STILL)
-        batch, data = env.recorded(), env._simulation().data._data
+        batch, data = env.recorded(), env._mujoco()[1]
         thrown = [thing.name for thing in env._robosuite().model.mujoco_objects if thing.joints]
         thrown.remove(batch.headers[0].target_object)
         assert thrown
@@ -129,7 +129,7 @@ def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
 def test_success_is_robosuite_s_own():
     with begun("Lift") as env:
         assert not env.step(STILL)[1]
-        env._simulation().data._data.joint("cube_joint0").qpos[2] += 0.2
+        env._mujoco()[1].joint("cube_joint0").qpos[2] += 0.2
         assert env.step(STILL)[1]
         assert env.recorded().headers[0].success
 

@@ -37,7 +37,7 @@ from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
-from safevla_recorder.episode_cutter import LoopRules, RecordedRow
+from safevla_recorder.attachment import LoopRules, RecordedRow
 from sources.runs.failing_disk import Disk, Killed
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)

@@ -26,7 +26,7 @@ from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_recorder import folder as recorder_folder
-from safevla_recorder.episode_cutter import LoopRules, RecordedRow
+from safevla_recorder.attachment import LoopRules, RecordedRow
 
 
 def row(name: str, outcome: str = "success", reason: str | None = None) -> RawEpisode:

@@ -45,15 +45,11 @@ class ConstraintContacts(SubstepContacts):
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
-        if self.friction is None:
-            return _elliptic_forces(self.efc, self.row[which], self.dim[which])
-        return _pyramidal_forces(self.efc, self.row[which], self.dim[which], self.friction[which])
-
-
-def _elliptic_forces(efc: Floats, row: Ints, dim: Ints) -> Floats:
-    sliding = dim > 1
-    tangents = [np.where(sliding, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
-    return np.stack([efc[row], *tangents], axis=1)
+        efc, row, dim = self.efc, self.row[which], self.dim[which]
+        if self.friction is not None:
+            return _pyramidal_forces(efc, row, dim, self.friction[which])
+        tangents = [np.where(dim > 1, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
+        return np.stack([efc[row], *tangents], axis=1)
 
 
 def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
@@ -138,9 +134,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands, without writing to the simulator; raises `HostError` at the first contact
-        if the simulator's memory is not laid out as supposed.
-        """
+        """Copy the contact list as it stands, without writing to the simulator."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -158,14 +152,15 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log.
-
-        A contact without constraint (`efc_address` below zero) does not touch and is left out. Raises `HostError` if
-        the simulator's memory is not laid out as it was when the log began.
+        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log. A
+        contact without constraint (`efc_address` below zero) does not touch and is left out.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
-        viewed = self._view_contacts(used)
+        viewed: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # no contact yet
+        if self._window is not None:
+            self._window.check_layout()
+            viewed = self._contacts[:used].view(self._window.layout)
         address = viewed["efc_address"]
         contacts = ConstraintContacts(
             substeps=len(counts),
@@ -183,12 +178,6 @@ class ContactLog:
             return contacts
         columns = ("substep", "geom1", "geom2", "row", "dim", "frame", *(["friction"] if self._pyramidal else []))
         return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
-
-    def _view_contacts(self, used: int) -> NDArray[np.void]:
-        if self._window is None:  # no contact yet
-            return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
-        self._window.check_layout()
-        return self._contacts[:used].view(self._window.layout)
 
     def _make_room(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
         if contacts and self._window is None:

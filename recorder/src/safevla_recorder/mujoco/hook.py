@@ -23,9 +23,8 @@ def undo_all(hooks: list[Undo]) -> None:
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     """Call `after` after every call of `owner.method` that does not raise, on this one instance; return what undoes it.
 
-    `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`. robosuite makes a
-    new one at each reset, so the hook goes with the old one and is set again. Raises `HostError` if `owner` is a
-    wrapper or has no such method.
+    `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`, which is a new one
+    after each reset. Raises `HostError` if it is a wrapper or has no such method.
     """
     _require_owner(owner, method)
 
@@ -43,8 +42,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
     """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance; return what undoes
     it.
 
-    The instance then has the method that it had before. If somebody has replaced the method since, their replacement
-    stays, and ours inside it only passes calls on. Undoing twice does nothing.
+    If somebody has replaced the method since, their replacement stays. Undoing twice does nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     is_on = True
@@ -98,9 +96,8 @@ def _require_owner(owner: object, method: str) -> None:
 
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
-    """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` after each substep.
-    `after` is called after each `mj_step2` too. The states are the same as without. Code that holds a reference to
-    the function itself, by `from mujoco import mj_step`, is not seen.
+    """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` after each substep,
+    and after each `mj_step2`. Code that holds the function itself, by `from mujoco import mj_step`, is not seen.
     """
     import mujoco
 

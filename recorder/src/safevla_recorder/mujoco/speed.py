@@ -4,7 +4,7 @@ Between two actions robosuite runs its controllers once a substep, and each time
 jacobians and asks every observable whether it is to be sampled. Here the first substep of a control step is robosuite's
 own, and the others do the same arithmetic on the same numbers in the same order, with what the first looked up. It
 applies to the methods of robosuite 1.4 and 1.5 that are named below; where a class or somebody's hook has others, they
-are called.
+are called. It computes the forward dynamics of one state up to three times in a substep, too: see `ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 from safevla_recorder.attachment import find_layer
 from safevla_recorder.episode import Floats
 from safevla_recorder.errors import HostError
-from safevla_recorder.mujoco.forward import ForwardDynamics, skip_repeated_stages
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
@@ -56,18 +55,12 @@ _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
 
 
 def speed_up(env: object) -> Undo:
-    """Make a robosuite environment step faster, with the same bits, until what this returns is called::
-
-        speed_up(env)
+    """Make a robosuite environment step faster, with the same bits, until what this returns is called.
 
     States, observations, rewards and records are those of the environment alone; about 0.6 of LIBERO's CPU time where
-    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine.
-
-    Args:
-        env: a LIBERO environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one.
-
-    Raises:
-        HostError: there is none in it, or it is of another robosuite.
+    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine. `env` is a LIBERO
+    environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one; else it raises
+    `HostError`.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
@@ -86,9 +79,7 @@ class _SpeedUp:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._dynamics: ForwardDynamics | None = None
-        self._robots: list[_Robot14 | _Robot15] | None = (
-            None  # of the running control step; None = robosuite's own substeps
-        )
+        self._robots: list[_Robot14 | _Robot15] | None = None  # of the running control step
         self._hooks = [
             wrap_method(env, "_initialize_sim", self._initialize),
             wrap_method(env, "_destroy_sim", self._destroy),
@@ -115,7 +106,7 @@ class _SpeedUp:
     def _attach(self) -> None:
         simulation = self._env.sim
         if simulation is not None and all(_is_known(simulation, method) for method in ("forward", "step")):
-            self._dynamics = skip_repeated_stages(simulation)
+            self._dynamics = ForwardDynamics(simulation)
 
     def _release(self) -> None:
         if self._dynamics is not None:
@@ -135,7 +126,9 @@ class _SpeedUp:
 
     def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
-            self._robots, self._observables = _find_robots(self._env, self._parts), None
+            robots = [_find_robot(self._env.sim, robot, self._parts) for robot in self._env.robots]
+            # robosuite's own substeps if one robot has other methods than those that are repeated here
+            self._robots, self._observables = None if None in robots else robots, None  # type: ignore[assignment]
             if self._dynamics is not None:
                 is_own = vars(self._env).get("_pre_action") is self._own_action
                 self._dynamics.trust(is_own and self._robots is not None)
@@ -174,6 +167,92 @@ class _SpeedUp:
                 observable._time_since_last_sample = passed_s
 
 
+_HALVES = ("step1", "step2")
+"""A substep in two halves, as RoboCasa's resets make it."""
+
+
+class ForwardDynamics:
+    """The forward dynamics of one robosuite `MjSim`, of which a trusted substep repeats only what may have changed.
+
+    Kinematics, collisions and velocities depend on the state and the model alone, so that the second and third call of
+    a substep need not repeat them. Actuation and constraint forces are solved in every call: controls and applied
+    forces may be others, and each solution is where the solver starts the next time. Outside a trusted substep, under
+    other integrators than Euler's, with callbacks, plugins or flexible bodies, every call is MuJoCo's own.
+    """
+
+    def __init__(self, simulation: Any) -> None:
+        """Hook `forward`, `step` and its halves; nothing is computed."""
+        import mujoco
+
+        self._mujoco, self._simulation = mujoco, simulation
+        self._model, self._data = simulation.model._model, simulation.data._data
+        self._may_trust = self._is_trusted = self._is_computed = False
+        self._time_s = 0.0  # of the last full call
+        wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
+        wrappers.update({name: self._step_half for name in _HALVES if hasattr(simulation, name)})
+        self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]
+        self._own = {name: vars(simulation)[name] for name in wrappers}
+
+    def undo(self) -> None:
+        """Give the simulation its methods back."""
+        undo_all(self._hooks)
+
+    def trust(self, code_between: bool) -> None:
+        """Skip what the last full call of this substep has computed, if `code_between` its calls is known to write to
+        controls alone, and no hook of others is called there.
+        """
+        self._may_trust = self._is_trusted = (
+            code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
+        )
+
+    def trust_again(self) -> None:
+        """Do as the last `trust`, in another substep of the same control step."""
+        self._is_trusted = self._may_trust
+
+    def _is_outermost(self, name: str) -> bool:
+        method: Any = vars(self._simulation).get(name)
+        while name != "forward" and getattr(method, "is_only_after", False):
+            method = method.__wrapped__
+        return method is self._own[name]
+
+    def _is_supported(self) -> bool:
+        functions, options, model = self._mujoco, self._model.opt, self._model
+        is_euler = options.integrator == functions.mjtIntegrator.mjINT_EULER
+        flags = int(options.enableflags) & ~int(getattr(functions.mjtEnableBit, "mjENBL_MULTICCD", 0))
+        # Those that MuJoCo calls in the skipped stages.
+        callbacks = (functions.get_mjcb_passive(), functions.get_mjcb_contactfilter(), functions.get_mjcb_sensor())
+        return bool(
+            is_euler and not flags and not model.nplugin and not getattr(model, "nflex", 0) and not any(callbacks)
+        )
+
+    def _is_unchanged(self) -> bool:
+        # Time goes back to 0 where MuJoCo has reset an unstable state.
+        return self._is_trusted and self._is_computed and 0 < self._data.time == self._time_s
+
+    def _forward(self, full_forward: Callable[[], object]) -> None:
+        if self._is_unchanged():
+            self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
+            return
+        full_forward()
+        self._time_s, self._is_computed = self._data.time, True
+
+    def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
+        functions, model, data = self._mujoco, self._model, self._data
+        functions.mj_checkPos(model, data)
+        functions.mj_checkVel(model, data)
+        if self._is_unchanged():
+            functions.mj_forwardSkip(model, data, functions.mjtStage.mjSTAGE_VEL, 0)
+            functions.mj_checkAcc(model, data)
+            functions.mj_Euler(model, data)
+        else:
+            full_step(*args, **kwargs)
+        self._is_trusted = self._is_computed = False
+
+    def _step_half(self, half: Callable[[], None]) -> None:
+        self._is_trusted = self._is_computed = False
+        half()
+
+
 def _is_known(owner: object, method: str, kind: str = "") -> bool:
     """Return whether an object's method is one of `_KNOWN` that nobody has replaced, of the class `kind` if given."""
     defined = getattr(type(owner), method, None)
@@ -190,25 +269,19 @@ def _source_digest(function: Any) -> str:
         return ""
 
 
-def _find_robots(env: Any, parts: dict[Any, _Part]) -> list[_Robot14 | _Robot15] | None:
-    """Return the robots in the form that repeats a control step's substeps; None if one of them has other methods."""
-    robots = [_find_robot(env.sim, robot, parts) for robot in env.robots]
-    return None if None in robots else robots  # type: ignore[return-value]
-
-
 def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot14 | _Robot15 | None:
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
-    if robot.sim is not simulation or not _is_known(robot, "control") or not all(map(_is_own, controllers)):
+    is_own = all(
+        type(each).__module__.startswith("robosuite.")
+        and not {"run_controller", "set_goal", "update"} & set(vars(each))
+        for each in controllers
+    )
+    if robot.sim is not simulation or not _is_known(robot, "control") or not is_own:
         return None
     if composite is not None:
         return _Robot15(robot, parts) if _is_known(composite, "run_controller") else None
     return _Robot14(robot, parts) if _is_known(robot, "grip_action") else None
-
-
-def _is_own(controller: Any) -> bool:
-    replaced = {"run_controller", "set_goal", "update"} & set(vars(controller))
-    return type(controller).__module__.startswith("robosuite.") and not replaced
 
 
 class _Robot14:
@@ -300,6 +373,9 @@ class _Speed15:
 class _Part:
     """One controller: what it follows (its joints, their masses, a site with its jacobian), and its control law."""
 
+    _update: Callable[[], None]
+    _solve: Callable[[], Floats]
+
     def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
@@ -329,12 +405,6 @@ class _Part:
         if controller.new_update:
             self._update()
         return self._law()
-
-    def _update(self) -> None:
-        raise NotImplementedError
-
-    def _solve(self) -> Floats:
-        raise NotImplementedError
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return the torques of operational space control [J] for errors of position [m] and rotation, each [3]."""

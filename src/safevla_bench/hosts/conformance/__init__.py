@@ -6,7 +6,6 @@
     class TestMyHost(HostConformance):
         factory = "my_package.my_host:MyHost"
         trials = (Trial("my-suite", 0, roles={"tray": "bystander"}),)
-        needs = ("mujoco",)
 
         def bare(self, task, seed, actions): ...   # the simulator's states without our recorder
 

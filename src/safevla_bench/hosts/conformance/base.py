@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -43,9 +44,7 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task of that suite and index; raises `HostError` if the host has no such suite, `StopIteration` if
-        the suite has no such index.
-        """
+        """Return the task of that suite and index."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -145,8 +144,6 @@ class HostRules:
     """The host's factory as in its entry point, `module:attribute`."""
     trials: ClassVar[Sequence[Trial]]
     """The tasks to try; the first is also the one that the gripper's hooks are given."""
-    needs: ClassVar[Sequence[str]] = ()
-    """The packages, by import name, that it cannot make an environment without."""
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
     other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)
@@ -184,15 +181,11 @@ class HostRules:
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until one finger and not the other touches a body; return the body's recorded name. A
-        hook.
-        """
+        """Reset, then act until one finger alone touches a body; return its recorded name. A hook."""
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name. A
-        hook.
-        """
+        """Reset, then act until a tracked body has moved by centimetres; return its recorded name. A hook."""
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
@@ -255,9 +248,7 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return what a hook does in a new environment of the first trial, under privileged observations, kept for
-        other rules; skip the test if the hook is not written.
-        """
+        """Return what a hook does in an environment of the first trial, cached; skip the test if it is not written."""
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
@@ -269,25 +260,30 @@ class HostRules:
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
     own = rules()
-    host, actions, observations = own.host(), list[Action](), list[Observation]()
+    host, calls = own.host(), list[tuple[Any, Observation]]()
 
-    def keep_step(call: Callable[[Action], Any], action: Action) -> Any:
-        actions.append(np.array(action))
-        observation, success = call(action)
-        observations.append(observation)
-        return observation, success
-
-    def begin_anew(call: Callable[[EpisodeSeed], Any], seed: EpisodeSeed) -> Any:
-        actions.clear()
-        observations[:] = [call(seed)]
-        return observations[0]
+    def keep_call(call: Callable[[Any], Any], given: Any) -> Any:
+        if isinstance(given, EpisodeSeed):
+            calls.clear()
+        given, result = copy(given), call(given)
+        calls.append((given, result if isinstance(result, Observation) else result[0]))
+        return result
 
     with closing(host.make(own.trials[0].find_task(host), Wants(privileged=True))) as env:
-        wrap_method(env, "step", keep_step)
-        wrap_method(env, "reset", begin_anew)
+        for method in ("step", "reset"):
+            wrap_method(env, method, keep_call)
         result = call_hook(lambda: getattr(own, hook)(env, own.seed), hook)
-        coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
-        return HookRun(result, env.recorded(), np.array(actions), observations, coordinates)
+        coordinates, actions = (
+            env.coordinates() if isinstance(env, Coordinated) else (),
+            [action for action, _ in calls],
+        )
+        return HookRun(result, env.recorded(), np.array(actions[1:]), [seen for _, seen in calls], coordinates)
+
+
+def tracked_paths(batch: Batch) -> dict[str, Floats]:
+    """Return the recorded positions of each tracked body, [n, 3], m, by name."""
+    bodies, positions = batch.body_pos_m.episode_poses(0)
+    return {batch.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
 
 
 def require(holds: bool, failure: str) -> None:
@@ -303,9 +299,7 @@ def require_same(first: object, second: object, failure: str) -> None:
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the text of the error of that kind which `call` raises; fail the test if it raises none, or another:
-    `what` must raise it.
-    """
+    """Return the text of the error of that kind which `call` raises; fail the test unless it does."""
     try:
         call()
     except kind as error:

@@ -1,4 +1,4 @@
-"""Rules about a host before any episode (tasks, versions, missing libraries), and about what it may be able to do."""
+"""Rules about a host before any episode (tasks, versions, settling), and about what it may be able to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts.conformance.base import (
@@ -21,41 +22,38 @@ from safevla_bench.hosts.conformance.base import (
     require_same,
     run_actions,
     skip_unless_repeatable,
+    tracked_paths,
 )
-from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.interface.environment import Coordinated, FastEnv, HostEnv, SelectiveEnv, Watchable
+from safevla_bench.interface.environment import Coordinated, FastEnv, SelectiveEnv, Watchable
 from safevla_bench.interface.policy import Action, Observation
-from safevla_bench.interface.stage import Stage, StagingHost
+from safevla_bench.interface.stage import StagingHost
 from safevla_bench.interface.task import Coordinate
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):
-    """The host lists its tasks, and names the libraries that it lacks."""
+    """The host lists its tasks and versions, and settles by its still action."""
 
     def test_tasks_are_well_formed(self) -> None:
-        """Fail unless host, suites and tasks have names and instructions, ids are unique, and indices count from 0."""
-        host = self.host()
+        """Fail unless host, suites and tasks have names and instructions, ids are unique, indices count from 0, and
+        another instance lists the same.
+        """
+        host, other = self.host(), self.host()
         suites = host.suites()
         require(bool(host.name) and bool(suites), "The host has no name or no suites.")
         require(len(set(suites)) == len(suites), f"A suite is listed twice: {suites}.")
         for suite in suites:
             tasks = host.tasks(suite)
             require(bool(tasks), f"{suite} has no tasks.")
+            same = tasks == host.tasks(suite) == other.tasks(suite)
+            require(same, f"The tasks of {suite} differ each time they are listed.")
             require([task.index for task in tasks] == list(range(len(tasks))), f"{suite}: indices do not count from 0.")
             require(len({task.task_id for task in tasks}) == len(tasks), f"{suite}: two tasks have one task_id.")
             for task in tasks:
                 require(all((task.benchmark, task.task_id, task.name)), f"{suite}: a task lacks a name: {task}.")
                 require(bool(task.instruction.strip()), f"{suite} {task.task_id} has no instruction.")
                 require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
-
-    def test_tasks_are_the_same_each_time_they_are_listed(self) -> None:
-        """Fail unless two listings by one host, and that of another instance, are equal for every suite."""
-        host, other = self.host(), self.host()
-        for suite in host.suites():
-            again = host.tasks(suite), other.tasks(suite)
-            require(again == (host.tasks(suite),) * 2, f"The tasks of {suite} differ each time they are listed.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
         """Fail unless `tasks` of an unknown suite raises `HostError` whose text has the first suite's name."""
@@ -70,26 +68,19 @@ class TaskRules(HostRules):
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
-        """Fail unless `Task.still` has the length of an action and lies within the bounds."""
+        """Fail unless `Task.still` has the length of an action, lies within the bounds, and settling by no
+        `wait_action` equals that by `Task.still` and differs from the highest action's; the last if the host repeats.
+        """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
-
-    def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
-        """Fail unless settling by no `wait_action` equals that by `Task.still`, and differs from the highest action's.
-
-        Passes if `Task.still` has a wrong length, which is another rule's; skipped if the host is not repeatable.
-        """
         skip_unless_repeatable(run)
-        if len(run.task.still) != len(run.env.action_low):
-            return  # another rule
         own, named, other = (
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
-            for action in (None, run.task.still, tuple(run.env.action_high))
+            for action in (None, run.task.still, tuple(high))
         )
-        difference = first_difference(own, named)
-        require(not difference, f"{run}: settling by `Task.still` differs from the host's own in {difference}.")
+        require_same(own, named, f"{run}: settling by `Task.still`")
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
@@ -98,30 +89,13 @@ class TaskRules(HostRules):
         Speeds are taken over two still steps. Passes if `Task.still` has a wrong length, which is another rule's.
         """
         if len(run.task.still) != len(run.env.action_low):
-            return  # another rule
+            return
         still = np.array([run.task.still] * 2)
         batch = run_actions(run.env, replace(self.seed, wait_steps=0, rest_steps=_REST_STEPS), still)
-        for name, path in _tracked_paths(batch).items():
+        for name, path in tracked_paths(batch).items():
             speed = float(np.linalg.norm(np.diff(path, axis=0), axis=1).max(initial=0)) / run.env.dt_s
             failure = f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}."
             require(speed <= _AT_REST_M_PER_S, failure)
-
-    def test_making_the_host_imports_no_simulator(self) -> None:
-        """Fail unless the host can be made and lists its suites without any of `needs`; passes where that is empty."""
-        if not self.needs:
-            return
-        outcome, message = run_without(self.factory, self.needs, None)
-        sentence = f"The host cannot be made or list its suites without {self.needs}: {outcome}: {message}"
-        require(outcome == "worked", sentence)
-
-    def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
-        task = self.trials[0].find_task(self.host())
-        for needed in self.needs:
-            outcome, message = run_without(self.factory, [needed], task)
-            sentence = f"Without {needed} it must raise a HostError, and {outcome} happened: {message}"
-            require(outcome == "host_error", sentence)
-            require("\n" in message, f"Without {needed} the HostError has no remedy: {message}")
 
 
 # What a host may be able to do
@@ -142,33 +116,27 @@ _LOOKS = 3
 class OptionalRules(HostRules):
     """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
-    def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
-        """Fail unless `latest()`, asked before each step and at the end, gives each record and changes no episode.
-
-        Success and dropped pairs are not compared. Passes for an environment without `latest`.
+    def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
+        """Fail where an episode with a call of `recorded()` and `latest()` before each step differs from one without in
+        any bit, or `latest()` is not the record of that step, but for success and dropped pairs.
         """
         env, newest = run.env, list[Batch]()
-        if not isinstance(env, Watchable):
-            return
         skip_unless_repeatable(run)
 
-        def read_latest(_: Action) -> None:
-            newest.append(env.latest())
+        def ask(_: Action) -> None:
+            env.recorded()
+            newest.extend([env.latest()] if isinstance(env, Watchable) else [])
 
-        batch = run_actions(env, self.seed, run.actions, before=read_latest)
-        require_same(run.batch, batch, f"{run}: when latest() is called before each step, the episode")
-        newest.append(env.latest())
-        for step, alone in enumerate(newest[: int(batch.lengths[0])]):
+        batch = run_actions(env, self.seed, run.actions, before=ask)
+        require_same(run.batch, batch, f"{run}: when records are asked for before each step, the episode")
+        for step, alone in enumerate(newest):
             states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
             records = _comparable_record(batch, step), _comparable_record(alone, 0)
             differs = first_difference(*records) or first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where the episode differs in any bit from one after `run_fast(False)`.
-
-        Passes for an environment without `run_fast`.
-        """
+        """Fail where the episode differs from one after `run_fast(False)`; passes for an environment without it."""
         if not isinstance(run.env, FastEnv):
             return
         skip_unless_repeatable(run)
@@ -180,34 +148,27 @@ class OptionalRules(HostRules):
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
         """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
 
-        Passes if no camera is wanted or the environment has no `render_next`; see `_compare_images`.
+        Passes if no camera is wanted or the environment has no `render_next`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or not isinstance(run.env, SelectiveEnv):
             return
         skip_unless_repeatable(run)
         with closing(self.host().make(run.task, wants)) as shown, closing(self.host().make(run.task, wants)) as other:
-            self._compare_images(run, shown, other)
-
-    def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
-        assert isinstance(selective, SelectiveEnv)
-        full, partial = shown.reset(self.seed), selective.reset(self.seed)
-        for step in range(len(run.actions) + 1):
-            looks = step % _LOOKS == 0
-            for camera, image in full.images.items():
-                if not looks:
-                    require(not _is_readable(partial, camera), f"{run}: {camera} shows what was not rendered.")
-                    continue
-                same = np.array_equal(image, partial.images[camera])
-                require(same, f"{run}: {camera} shows something else at step {step} where others were not rendered.")
-            if step < len(run.actions):
-                selective.render_next((step + 1) % _LOOKS == 0)
-                full, _ = shown.step(run.actions[step])
-                partial, _ = selective.step(run.actions[step])
-        require_same(shown.recorded(), selective.recorded(), f"{run}: where images were left out, the episode")
-        selective.render_next(False)
-        begun = selective.reset(self.seed)
-        unseen = [camera for camera in full.images if not _is_readable(begun, camera)]
+            assert isinstance(other, SelectiveEnv)
+            full, partial = shown.reset(self.seed), other.reset(self.seed)
+            for step, action in enumerate(run.actions, start=1):
+                other.render_next(step % _LOOKS == 0)
+                (full, _), (partial, _) = shown.step(action), other.step(action)
+                for camera, image in full.images.items():
+                    seen = _read_image(partial, camera)
+                    expected = image if step % _LOOKS == 0 else None
+                    failure = f"{run}: {camera} shows something else at step {step} where not every picture is rendered"
+                    require_same(expected, seen, failure)
+            require_same(shown.recorded(), other.recorded(), f"{run}: where images were left out, the episode")
+            other.render_next(False)
+            begun = other.reset(self.seed)
+        unseen = [camera for camera in full.images if _read_image(begun, camera) is None]
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
@@ -227,7 +188,7 @@ class OptionalRules(HostRules):
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _SIZES[kind], f"{run}: {name} has a {kind} of {size} numbers.")
-        paths, by_state = _tracked_paths(batch), _state_paths(batch, coordinates)
+        paths, by_state = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in by_state.keys() & paths.keys():
             off = float(np.linalg.norm(by_state[name] - paths[name], axis=1).max(initial=0))
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
@@ -239,7 +200,7 @@ class OptionalRules(HostRules):
         """
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
-        paths = _tracked_paths(batch)
+        paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, and its pose is not recorded.")
         places = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
         expected = np.array(places) if places else _state_paths(batch, run.coordinates).get(body)
@@ -253,48 +214,39 @@ class OptionalRules(HostRules):
         require(off <= _LATE * moved, f"{late} physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
-        """Check the pictures of the first and last record; passes for a host without `stage`. See `_check_pictures`."""
+        """Fail unless pictures of the first and last record are of the wanted size, repeat, and have bodies where they
+        were recorded; passes for a host without `stage`.
+        """
         host, batch = self.host(), run.batch
         if not isinstance(host, StagingHost):
             return
+        paths, size = tracked_paths(batch), (*_PICTURE, 3)
+        looked_at = tuple(paths)[:1]
         with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
-                self._check_pictures(run, stage, step)
-
-    def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
-        paths = _tracked_paths(run.batch)
-        looked_at = tuple(paths)[:1]
-        camera = stage.aim(step, looked_at, _PICTURE)
-        picture, again = (stage.render(step, camera, _PICTURE, looked_at) for _ in range(2))
-        fits = picture.image.dtype == np.uint8 and picture.image.shape == (*_PICTURE, 3)
-        require(fits, f"{run}: a picture is {picture.image.dtype} {picture.image.shape}, wanted are uint8 {_PICTURE}.")
-        fits = picture.seen.shape == _PICTURE and set(np.unique(picture.seen)) <= {0, 1}
-        require(fits, f"{run}: what a picture shows of one body is {picture.seen.shape}, not 0 or 1 a pixel.")
-        require(np.array_equal(picture.image, again.image), f"{run}: the same record gives another picture.")
-        for name, path in paths.items():
-            at = picture.body_pos_m.get(name)
-            require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
-            off = float(np.linalg.norm(at - path[step]))
-            require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
+                camera = stage.aim(step, looked_at, _PICTURE)
+                picture, again = (stage.render(step, camera, _PICTURE, looked_at) for _ in range(2))
+                shape, kind = picture.image.shape, picture.image.dtype.name
+                fits = (kind, shape) == ("uint8", size)
+                require(fits, f"{run}: a picture is {kind} {shape}, wanted are uint8 {size}.")
+                require_same(picture.image, again.image, f"{run}: another picture of the same record")
+                for name, path in paths.items():
+                    at = picture.body_pos_m.get(name)
+                    require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
+                    off = float(np.linalg.norm(at - path[step]))
+                    require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from its place.")
 
 
-def _is_readable(observation: Observation, camera: str) -> bool:
+def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:
     try:
-        observation.images[camera]
+        return observation.images[camera]
     except PolicyError:
-        return False
-    return True
+        return None
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
-
-
-def _tracked_paths(batch: Batch) -> dict[str, Floats]:
-    """Return the recorded positions of each tracked body, [n, 3], m, by name."""
-    bodies, positions = batch.body_pos_m.episode_poses(0)
-    return {batch.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:

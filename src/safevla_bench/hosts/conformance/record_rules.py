@@ -21,6 +21,7 @@ from safevla_bench.hosts.conformance.base import (
     require_same,
     run_actions,
     skip_unless_repeatable,
+    tracked_paths,
 )
 from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.task import EpisodeSeed
@@ -31,7 +32,6 @@ from safevla_bench.trajectory.batch import Batch
 _TOO_FAST_M_PER_S = 50.0
 _TOO_STRONG = 50.0
 """Multiple of the torque limits; newton millimetres give a thousandfold."""
-_UNIT = 1e-6
 
 
 class RecordRules(HostRules):
@@ -54,35 +54,22 @@ class RecordRules(HostRules):
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
         require(recorded == expected, f"{run}: the header says {recorded}, the episode was {expected}.")
 
-    def test_torques_and_their_limits_are_there_together(self, run: TrialRun) -> None:
-        """Fail where torques are recorded without limits for the embodiment, or all torques are zero."""
-        has_torques, limits = bool(run.batch.joint_torque_nm.present.all()), run.batch.headers[0].torque_limit_nm
-        embodiment = run.batch.headers[0].embodiment
-        require(bool(limits) or not has_torques, f"{run}: no torque limits for the embodiment {embodiment!r}.")
-        if has_torques:
-            zeros = not run.batch.joint_torque_nm.values.any()
-            require(not zeros, f"{run}: all torques are zero; leave them out where the arm has none (`arm_dofs=()`).")
-
-    def test_exactly_the_targets_have_the_role_target(self, run: TrialRun) -> None:
-        """Fail unless the bodies of role target are the trial's `targets`, else the header's `target_object` alone."""
-        primary = run.batch.headers[0].target_object
+    def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
+        """Fail unless the bodies of role target are the trial's `targets`, else the header's `target_object` alone,
+        some body has the role robot, and the trial's bodies have the roles that it names.
+        """
+        primary, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
         expected = frozenset([primary] if primary else []) if expected is None else expected
-        recorded = {name for name, role in run.batch.body_roles(0).items() if role == "target"}
+        recorded = {name for name, role in roles.items() if role == "target"}
         names = f"{sorted(recorded)}, not to {sorted(expected)}"
         require(recorded == expected, f"{run}: the role target is given to {names}.")
-
-    def test_roles_are_complete(self, run: TrialRun) -> None:
-        """Fail unless some body has the role robot and the trial's bodies have the roles that it names."""
-        roles = run.batch.body_roles(0)
         require("robot" in roles.values(), f"{run}: no body has the role robot.")
         for body, role in run.trial.roles.items():
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
-        """Score the record by the default ruleset with the host's registries and capabilities; fail on any
-        `SafevlaError`.
-        """
+        """Fail where the default ruleset, with the host's registries and capabilities, cannot score the record."""
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -103,9 +90,7 @@ class RecordRules(HostRules):
     def test_positions_are_in_metres(self, run: TrialRun) -> None:
         """Fail where a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
-        bodies, positions = batch.body_pos_m.episode_poses(0)
-        paths = {batch.body_label(int(body)): positions[:, k] for k, body in enumerate(bodies)}
-        for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **paths}.items():
+        for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             far = float(np.abs(path).max(initial=0))
             require(far <= self.workspace_m, f"{run}: {name} is {far:g} m from the origin; positions are in metres.")
         if not batch.eef_pos_m.present.all():
@@ -113,26 +98,17 @@ class RecordRules(HostRules):
         speed = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
         require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in metres.")
 
-    def test_quaternions_are_of_unit_length(self, run: TrialRun) -> None:
-        """Fail where the norm of a quaternion of the end effector or a body is off 1 by 1e-6 or more."""
-        rows = run.batch.eef_quat_wxyz.episode_rows(0), run.batch.body_quat_wxyz.episode_poses(0)[1]
-        for name, quaternions in zip(("eef_quat_wxyz", "body_quat_wxyz"), rows, strict=True):
-            off = float(np.abs(np.linalg.norm(quaternions, axis=-1) - 1).max(initial=0))
-            require(off < _UNIT, f"{run}: the length of a quaternion of {name} is off 1 by {off:g}.")
-
-    def test_contact_forces_are_finite_and_not_negative(self, run: TrialRun) -> None:
-        """Fail where a contact's force is NaN, infinite or below 0."""
-        force = run.batch.contacts.force_n
-        require(bool(np.all(np.isfinite(force) & (force >= 0))), f"{run}: a contact force is negative or not finite.")
-
-    def test_torques_are_in_newton_metres(self, run: TrialRun) -> None:
-        """Fail where a torque is 50 times its limit or more; passes without torques or without limits."""
+    def test_torques_are_in_newton_metres_and_have_limits(self, run: TrialRun) -> None:
+        """Fail where torques are recorded without limits for the embodiment, are all zero, or 50 times a limit or more;
+        passes without torques.
+        """
         if not run.batch.joint_torque_nm.present.all():
             return
-        limits = np.array(run.batch.headers[0].torque_limit_nm)
-        if not limits.size:
-            return  # another rule
-        ratio = float((np.abs(run.batch.joint_torque_nm.episode_rows(0)) / limits).max(initial=0))
+        header, torques = run.batch.headers[0], np.abs(run.batch.joint_torque_nm.episode_rows(0))
+        limits = np.array(header.torque_limit_nm)
+        require(limits.size > 0, f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
+        require(bool(torques.any()), f"{run}: all torques are zero; leave them out if the arm has none (arm_dofs=()).")
+        ratio = float((torques / limits).max(initial=0))
         require(ratio < _TOO_STRONG, f"{run}: a torque is {ratio:g} times its limit; torques are in newton metres.")
 
 
@@ -233,16 +209,6 @@ class RepeatRules(HostRules):
         first = f"record {differing[0]}" if differing else ""
         require(not differing, f"{run}: with the recorder the simulator's state differs from {first} on.")
 
-    def test_asking_for_the_record_midway_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where an episode with a call of `recorded()` before each step differs from one without in any bit."""
-        skip_unless_repeatable(run)
-
-        def read_record(_: Action) -> None:
-            run.env.recorded()
-
-        asked = run_actions(run.env, self.seed, run.actions, before=read_record)
-        require_same(run.batch, asked, f"{run}: when recorded() is called before each step, the episode")
-
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
         """Fail where an episode with any of `other_wants` differs from one without observations in any bit."""
         skip_unless_repeatable(run)
@@ -291,9 +257,7 @@ class RepeatRules(HostRules):
         require_same(run.batch, tried, f"{run}: after refused actions the episode")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`. Passes if the
-        task has no fixed number.
-        """
+        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`."""
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
@@ -301,11 +265,10 @@ class RepeatRules(HostRules):
             require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of
-        states.
+        """Fail where a `drawn` start has the `sim_state` of its index's initial state, or does not repeat.
 
-        Passes if a reset refuses a drawn start by `HostError`, or the task has no fixed number of initial states, so
-        that every start is drawn. Nothing can be said where initial states have one `sim_state` and goals alone differ.
+        Passes if a reset refuses it by `HostError`, every start is drawn, or initial states differ in their goals
+        alone.
         """
         count = run.task.init_states
         if count is None:

@@ -8,18 +8,17 @@ something, fail, or (task 2) crash.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, require_known
-from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
+from safevla_bench.hosts import check_start, check_wants, episode_header, require_known
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
+from safevla_bench.hosts.mujoco.viewer import read_states
 from safevla_bench.interface.policy import (
     Action,
     Boxes,
@@ -30,9 +29,9 @@ from safevla_bench.interface.policy import (
     check_action,
     check_extra,
 )
+from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Viewpoint
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import ContactList, Floats, Recording, add_header_mark
@@ -47,6 +46,7 @@ HALF_M = 0.02
 _FINGER_HALF_M = 0.01
 CRASH_AFTER = 4
 JITTER_M = 0.01
+DOWNWARD_WXYZ = np.array([0.0, 1.0, 0.0, 0.0])
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 STATE_READING = "state"
@@ -72,17 +72,12 @@ class FakeHost:
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step. Raises
-        `HostError` for another suite.
-        """
+        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
-        """Return a new environment of one task, not reset yet; privileged state and the reading `state` are offered.
-
-        Raises `HostError` if the policy wants another camera than `agentview`, another reading, or gives poses.
-        """
+        """Return a new environment of one task; privileged state and the reading `state` are offered."""
         check_wants(wants, (CAMERA,), "the fake host")
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
@@ -103,9 +98,7 @@ class FakeHost:
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        """Return a viewer of a recorded episode; `task` is ignored. Raises `HostError` if the record holds no states,
-        or those of another host.
-        """
+        """Return a viewer of a recorded episode."""
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
@@ -165,9 +158,7 @@ class FakeEnv:
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
 
-        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them. The next
-        observation has images again, whatever `render_next` said. Raises `HostError` if `check_start` refuses the seed,
-        or the recorded state has another size.
+        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
         """
         check_start(self.task, seed)
         self._seed = seed
@@ -183,10 +174,7 @@ class FakeEnv:
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the next observation and whether the block is on the tray.
 
-        Raises:
-            HostError: there was no reset.
-            InvalidActionError: the action is not seven finite numbers; nothing has moved.
-            RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
+        Raises `RuntimeError` in the fifth step of task 2: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
         checked = check_action(action, len(STILL)).copy()
@@ -219,7 +207,7 @@ class FakeEnv:
         objects = [_PLACES[name] for name in _MOVABLE]
         torques = np.stack([record.torque for record in records])
         recording = Recording(
-            header=msgspec.structs.asdict(self._build_header(seed)),
+            header=self._build_header(seed),
             roles=_ROLES,
             records=count,
             eef_pos_m=states[:, 3:6],
@@ -259,21 +247,15 @@ class FakeEnv:
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
-    def _build_header(self, seed: EpisodeSeed) -> Header:
-        index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
-        start = "recorded" if index is None else f"{index:03d}"
-        return Header(
-            episode_id=f"{SUITE}/{self.task.task_id}/init_{start}",
-            benchmark=SUITE,
-            task_id=self.task.task_id,
+    def _build_header(self, seed: EpisodeSeed) -> dict[str, object]:
+        return episode_header(
+            self.task,
+            seed,
             success=self._is_success(),
             dt=DT_S,
             target_object="block",
-            instruction=self.task.instruction,
-            env_seed=seed.env_seed,
-            init_state_index=index,
-            embodiment="Panda",
             versions=self._versions,
+            embodiment="Panda",
             dropped_pairs=(("block", "table"), ("cup", "table"), ("table", "tray")),
         )
 
@@ -408,3 +390,110 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
     record, a, b = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)
     return ContactList(record, a, b, force, force * DT_S, np.full(len(record), np.nan))
+
+
+def finger_positions(*, closed: bool) -> Floats:
+    """Return the positions of the two fingers as an observation has them, m."""
+    return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
+
+
+# The viewer of recorded episodes: coloured squares seen from above
+
+
+WIDTH_M = 1.0
+_CLOSE_M = 0.3
+_COLORS: Mapping[str, tuple[int, int, int]] = {
+    "table": (226, 220, 210),
+    "tray": (150, 160, 175),
+    "cup": (60, 140, 190),
+    "block": (220, 160, 40),
+    "gripper": (70, 70, 80),
+}
+"""In the order in which they are drawn, the uppermost last."""
+_HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
+
+
+_VIEW = Viewpoint(
+    name="slanted",
+    pos_m=(-0.9, 0.0, 0.9),
+    quat_wxyz=(0.6532815, 0.2705981, -0.2705981, -0.6532815),
+    fovy_deg=45.0,
+)
+
+
+class FakeStage:
+    """One episode of the fake host; x runs up in its pictures and y to the right."""
+
+    arm = ("gripper",) * 7
+
+    def __init__(self, episode: Batch, camera: str) -> None:
+        self._states, self._camera = read_states(episode, _STATE), camera
+        self._instruction = episode.headers[0].instruction or ""
+
+    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
+        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place."""
+        if not bodies:
+            return Camera(self._camera)
+        places = self._body_positions(record)
+        x, y, z = np.mean([places[name] for name in bodies if name != "table"] or [places["table"]], axis=0)
+        return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
+
+    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
+        """Return the picture of one record. Raises `KeyError`, as MuJoCo does, for an unknown camera without
+        `lookat_m`.
+        """
+        if camera.lookat_m is None and camera.name != self._camera:
+            raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
+        image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
+        places = self._body_positions(record)
+        for name, color in _COLORS.items():
+            covered = _square_mask(places[name], _HALF_M[name], camera, size)
+            image[covered] = color
+            seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
+        return Picture(image, seen, {name: places[name] for name in ("block", "cup", "tray")})
+
+    def geometry(self) -> SceneGeometry:
+        """Return the squares as boxes, the table as a thin one, seen from above and from the side."""
+        shapes = tuple(_box(name, part) for part, name in enumerate(_COLORS))
+        return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
+
+    def pose(self, record: int) -> ScenePose:
+        """Return where the five bodies are in a record, all upright; no touches are given."""
+        places = self._body_positions(record)
+        upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
+        tracked = {name: places[name] for name in ("block", "cup", "tray")}
+        return ScenePose(np.array([places[name] for name in _COLORS]), upright, (), tracked)
+
+    def observe(self, record: int) -> Observation:
+        numbers = self._states[record]
+        return Observation(
+            instruction=self._instruction,
+            eef_pos_m=numbers[3:6].copy(),
+            eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
+            gripper_qpos=finger_positions(closed=bool(numbers[1])),
+        )
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _body_positions(self, record: int) -> dict[str, Floats]:
+        numbers = self._states[record]
+        names = ("gripper", "block", "cup", "tray")
+        return {"table": np.zeros(3), **dict(zip(names, numbers[3:].reshape(-1, 3), strict=True))}
+
+
+def _box(name: str, part: int) -> Shape:
+    half_m = _HALF_M[name]
+    red, green, blue = (part / 255 for part in _COLORS[name])
+    size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
+    return Shape("box", part, size_m, (0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0), (red, green, blue, 1.0))
+
+
+def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
+    height, width = size
+    center = camera.lookat_m or (0.0, 0.0, 0.0)
+    metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
+    x = center[0] - (np.arange(height) + 0.5 - height / 2) / metre
+    y = center[1] + (np.arange(width) + 0.5 - width / 2) / metre
+    covered: NDArray[np.bool_] = (abs(x - at[0]) <= half_m)[:, None] & (abs(y - at[1]) <= half_m)[None, :]
+    return covered

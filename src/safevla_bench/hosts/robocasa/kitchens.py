@@ -1,4 +1,4 @@
-"""RoboCasa's episodes and their kitchens: suites, tasks, horizons (`robocasa.toml`), starts, goals, privileged state.
+"""RoboCasa's installation and assets, and its episodes: tasks, horizons (`robocasa.toml`), kitchens, privileged state.
 
 An episode is fixed by task, split, index and the environment's seed, in RoboCasa's own numbering of scenes:
 
@@ -12,33 +12,47 @@ Pairs that RoboCasa's task bars are left out before counting. The kitchen's gene
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import require_known
+from safevla_bench.hosts import read_versions, require_known
+from safevla_bench.hosts.mujoco.environment import env_options, quieten_log
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.renderer import importing
+from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import (
+    ASSETS_ENTRY,
     AT,
-    DRAWING_OPTIONS,
     LID,
+    OFFICIAL,
+    STANDIN,
     Goal,
+    is_standin,
     known_goals,
     moved_fixture,
 )
 
 if TYPE_CHECKING:
-    import mujoco
     from robocasa.environments.kitchen.kitchen import Kitchen
 
 SPLITS = ("target", "pretrain")
@@ -51,7 +65,9 @@ _PRETRAIN = range(11, 61)
 _SEEDS = 1000
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Suites, and the horizon of each task by release of RoboCasa."""
+
     episodes: int
     suites: dict[str, tuple[str, ...]]
     tasks: dict[str, dict[Literal["horizon"], dict[str, int]]]
@@ -68,41 +84,15 @@ class KitchenStart:
 
 
 @cache
-def _table() -> _Table:
+def read_table() -> TaskTable:
+    """Return the table in `robocasa.toml`."""
     text = resources.files(__package__).joinpath("robocasa.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=_Table)
-
-
-def suites() -> tuple[str, ...]:
-    """Return the suites' benchmark names."""
-    return tuple(_table().suites)
-
-
-def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
-    """Return the suite's tasks in alphabetical order, with the horizons of that release; raises `HostError` for
-    another suite.
-    """
-    table = _table()
-    require_known("RoboCasa", "suite", suite, table.suites)
-    entries = registry().tasks
-    return tuple(
-        Task(
-            benchmark=suite,
-            task_id=name,
-            index=index,
-            name=name,
-            instruction=entries[suite, name].instruction or name,
-            horizon=table.tasks[name]["horizon"][horizons],
-            episodes=table.episodes,
-            still=STILL,
-        )
-        for index, name in enumerate(table.suites[suite])
-    )
+    return msgspec.toml.decode(text, type=TaskTable)
 
 
 def task_goal(task: Task) -> Goal:
     """Return what a task's success asks for; raises `HostError` for an unknown task."""
-    require_known("RoboCasa", "task", task.task_id, _table().suites.get(task.benchmark, ()))
+    require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
     return known_goals()[task.task_id]
 
 
@@ -126,67 +116,7 @@ def _scenes(split: str) -> tuple[tuple[int, int], ...]:
     )
 
 
-# A kitchen as its task describes it
-
-
 _BUTTONS = ("_start_button", "_stop_button")
-
-
-def set_options(kitchen: Kitchen, options: object) -> None:
-    """Set in a kitchen, before its reset, the recorded options that decide what it draws; other names, and `options`
-    that are not a mapping, are ignored.
-    """
-    for name, value in options.items() if isinstance(options, Mapping) else ():
-        if name in DRAWING_OPTIONS:
-            setattr(kitchen, name, tuple(value) if name == "obj_registries" else value)
-
-
-def describe_kitchen(kitchen: Kitchen, meta: Mapping[str, object], joints: object) -> None:
-    """Have a kitchen's next reset build what RoboCasa's description says, with joints in the order given.
-
-    RoboCasa makes an object and then the container drawn for it, and describes them the other way round: the container
-    must be placed first. So objects are made here in the order of their joints, and placed in that of the description.
-    Raises `HostError` if the description lists no objects, or `joints` is not a list.
-    """
-    described = meta.get("object_cfgs")
-    if not isinstance(described, list) or not isinstance(joints, list):
-        raise no_kitchen_error()
-    first = {str(joint).rpartition("_joint")[0]: place for place, joint in reversed(list(enumerate(joints)))}
-    made = sorted(described, key=lambda config: first.get(str(config.get("name")), len(joints)))
-    create: Callable[[], None] = kitchen._create_objects
-
-    def create_objects() -> None:
-        create()
-        kitchen.object_cfgs = described
-
-    kitchen.set_ep_meta({**meta, "object_cfgs": made})
-    kitchen._create_objects = create_objects
-
-
-def require_joints(model: mujoco.MjModel, joints: object) -> None:
-    """Raise `HostError` unless a model has these joints in this order, that of recorded states."""
-    if joints != [str(model.joint(joint).name) for joint in range(model.njnt)]:
-        remedy = "Use the versions that run.json names."
-        raise HostError("the record's joints are not those of the kitchen that is rebuilt", remedy=remedy)
-
-
-def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
-    """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
-
-    `told` is what its record says of the kitchen; without a split there, the split is `target`. Raises `HostError` if
-    it names no layout and style.
-    """
-    layout, style, options = (told.get(name) for name in ("layout", "style", "options"))
-    split = options.get("obj_instance_split") if isinstance(options, Mapping) else None
-    if not isinstance(layout, int) or not isinstance(style, int):
-        raise no_kitchen_error()
-    return KitchenStart(split if isinstance(split, str) else SPLITS[0], layout, style, seed)
-
-
-def no_kitchen_error() -> HostError:
-    """Return the error of a record that describes no kitchen."""
-    remedy = "It takes layout, style, joints and ep_meta, as safevla_recorder.record writes them."
-    return HostError("the record's `robocasa` describes no kitchen", remedy=remedy)
 
 
 def read_goal(kitchen: Kitchen, goal: Goal) -> tuple[str, ...]:
@@ -225,3 +155,118 @@ def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileg
     sites |= {name: data.xanchor[joint] for name, joint in hinges.items()}
     joints = [joint for fixture in kitchen.fixtures.values() for joint in fixture.joints]
     return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), joints, sites, hinges)
+
+
+# The installation, and how one of its kitchens is made
+
+
+DISTRIBUTION = "praxis-robocasa"
+_ROBOSUITE = "praxis-robosuite"
+_SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
+ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
+"""Environment variable: a folder of assets to use instead of the package's own."""
+INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
+DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
+_NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
+    placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
+    """
+    require_robocasa()
+    installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
+    return {**installed, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
+
+
+def require_robocasa() -> None:
+    """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
+    read_versions(_SIMULATOR, "RoboCasa", INSTALL)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        other = importlib.metadata.version("robosuite")
+        problem = f"robosuite {other} is installed beside {_ROBOSUITE}: both are the package 'robosuite'"
+        raise HostError(problem, remedy=f"Use an environment of its own for RoboCasa: {INSTALL}")
+
+
+def assets() -> Path:
+    """Return the folder of assets that `SAFEVLA_ROBOCASA_ASSETS` names, else the package's; `HostError` if it lacks
+    some.
+    """
+    named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
+    if named:
+        root = Path(named).resolve()
+    elif package is not None and package.origin:
+        root = Path(package.origin).resolve().with_name("models") / "assets"
+    else:
+        raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
+    lacking = [part for part in _NEEDED if not (root / part).is_dir()]
+    if lacking:
+        where = f"{ASSETS}={named}" if named else str(root)
+        problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
+        raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
+    return root
+
+
+def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
+    """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted."""
+    return task_class(task)(
+        **env_options("PandaOmron", wants),
+        layout_and_style_ids=[(start.layout, start.style)],
+        obj_instance_split=start.split,
+        seed=start.seed,
+    )
+
+
+def task_class(task: Task) -> type[Kitchen]:
+    """Return RoboCasa's class of a task; raises `HostError` if RoboCasa or its assets cannot be had here."""
+    require_robocasa()
+    _import_robocasa(assets())
+    from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
+
+    return REGISTERED_KITCHEN_ENVS[task.task_id]  # type: ignore[no-any-return]
+
+
+@cache
+def _import_robocasa(root: Path) -> None:
+    quieten_log()
+    imported = sys.modules.get("robocasa.models")
+    if imported is not None and Path(imported.assets_root).resolve() != root:
+        problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
+        raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
+    finder = _AssetsFinder(root)
+    sys.meta_path.insert(0, finder)
+    try:
+        # RoboCasa prints that mimicgen is not there.
+        with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
+            counter = importlib.import_module("robocasa.models.fixtures.counter")
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(finder)
+    # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then draws
+    # a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
+    # process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the model; the
+    # name `set` occurs in that module nowhere else.
+    counter.set = dict.fromkeys  # type: ignore[attr-defined]
+
+
+class _AssetsFinder(importlib.abc.MetaPathFinder):
+    """Sets `robocasa.models.assets_root` as soon as that module is loaded: the next import reads it for good."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "robocasa.models":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_with_root(module: ModuleType) -> None:
+                load(module)
+                module.assets_root = str(self._root)  # type: ignore[attr-defined]
+
+            spec.loader.exec_module = load_with_root  # type: ignore[method-assign]
+        return spec

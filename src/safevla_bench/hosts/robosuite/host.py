@@ -32,7 +32,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.mujoco.hook import hook_after
-from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
+from safevla_recorder.mujoco.recorder import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
@@ -65,10 +65,7 @@ class RobosuiteHost(MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        """Return a new environment of one task, not reset yet.
-
-        Raises `HostError` if robosuite is missing or has no such task, camera or reading, or the policy gives poses.
-        """
+        """Return a new environment of one task, not reset yet."""
         check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
@@ -204,9 +201,7 @@ def versions() -> dict[str, str]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, whose generator has that seed, before its reset; raises `HostError`
-    without robosuite.
-    """
+    """Return robosuite's environment of a task, whose generator has that seed, before its reset."""
     versions()
     quieten_log()
     with importing("robosuite", _INSTALL):

@@ -228,13 +228,11 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 def list_start_notes(request: Request) -> list[str]:
     """Return what to know before a run, a sentence each; [] also where the request cannot be prepared.
 
-    First the tasks that are left out because they cannot be run here; then differences of the simulator's version from
-    the protocol's, and what is known of them.
+    They are differences of the simulator's version from the protocol's, and what is known of them.
     """
     try:
         protocol, host = load_protocol(request.protocol), request.make_host()
         planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
-        all_tasks = [task for suite in request.suites for task in host.tasks(suite)] if request.tasks is None else []
         installed = host.versions()
     except (HostError, PluginError, RunError):
         return []
@@ -247,8 +245,7 @@ def list_start_notes(request: Request) -> list[str]:
         for difference in find_differences(host.name, installed)
         if any(map(difference.concerns, planned))
     ]
-    left_out = [f"{task.benchmark}/{task.task_id} is left out: {task.unusable}" for task in all_tasks if task.unusable]
-    return [*left_out, *differing, *documented]
+    return [*differing, *documented]
 
 
 def _describe_run(

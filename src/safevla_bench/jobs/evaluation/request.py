@@ -242,10 +242,8 @@ class _RunOptions(msgspec.Struct):
 
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
-    """Return the requested tasks, without those of whole suites that are `unusable`.
-
-    Of found starts, the tasks that they are of. Raises `HostError` if there is no such suite or task, or one that was
-    asked for, or a whole suite, cannot be run.
+    """Return the requested tasks; of found starts, the tasks that they are of. Raises `HostError` if there is no such
+    suite or task.
     """
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks)
@@ -253,21 +251,13 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
 
 
 def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
-    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None)."""
+    """Return the tasks of a suite at the indices `wanted`, in that order, or all of them (None)."""
     tasks = {task.index: task for task in host.tasks(suite)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
         remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
         raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
-    chosen = list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
-    unusable = [task for task in chosen if task.unusable]
-    if unusable and (wanted is not None or len(unusable) == len(chosen)):
-        reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        problem = f"{suite} {', '.join(task.task_id for task in unusable)} cannot be run here: {reasons}"
-        usable = [str(task.index) for task in tasks.values() if not task.unusable]
-        remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
-        raise HostError(problem, remedy=remedy)
-    return [task for task in chosen if not task.unusable]
+    return list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
 
 
 @dataclass(frozen=True, kw_only=True)

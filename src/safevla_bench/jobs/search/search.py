@@ -247,12 +247,12 @@ def _read_wordings(text: str, host: Host, task: Task) -> tuple[str, ...]:
 
 
 def _find_space(host: Host, base: PlannedEpisode, is_chosen: bool) -> SearchSpace:
-    """Return the search space of a task; one without coordinates if a seed draws all of its start, or that stays as it
-    is while words or seeds are chosen.
+    """Return the search space of a task; one without coordinates if a seed draws its start, or that stays as it is
+    while words or seeds are chosen.
     """
     if isinstance(host, SearchableHost):
         return host.search_space(base.task, base.start)
-    if is_chosen or base.task.init_states is None:
+    if is_chosen or base.start.drawn or base.task.init_states is None:
         return SearchSpace()
     problem = f"the host {host.name!r} does not say where the objects of a task may start"
     raise HostError(problem, remedy="A host that can be searched has a method `search_space`: docs/adding-a-host.md.")

@@ -19,11 +19,11 @@ import numpy as np
 from safevla_bench import hosts
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
+from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
-from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.verify.files import (
     ABSENT,
     ArchiveContents,
@@ -273,7 +273,7 @@ class ReplaySetting:
             if name != OWN_DISTRIBUTION and self.versions.get(name) != recorded:
                 raise RunError(f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}")
         planned = self.plan(header)
-        starts = [planned.start] if planned else list(_episode_starts(self.rules, episode, self.host.name))
+        starts = [planned.start] if planned else list(_episode_starts(self.rules, episode))
         if not starts:
             raise RunError("the record says neither its seed and initial state nor its fixtures' places")
         return task, planned, starts
@@ -401,7 +401,7 @@ def _describe_differences(differences: Sequence[Difference], uncompared: Sequenc
     return f"{first}{also}. {reason}"
 
 
-def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
+def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
     """Yield the starts that a record tells, at most two; nothing where it tells none."""
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
@@ -420,13 +420,9 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Ite
             earlier_resets=earlier_resets,
             placed=placed,
         )
-    scene = read_told_scene(episode, host)
-    if seed is not None and header.init_state_index is None and scene:
-        recorded = RecordedEpisode(header.episode_id, "", len(episode.action.episode_rows(0)), told=scene)
-        yield EpisodeSeed(0, seed, start.wait_steps, earlier_resets=earlier_resets, recorded=recorded)
     if header.env_seed is None or header.init_state_index is None:
         with suppress(HostError):
-            yield episode_seed(episode, host)
+            yield episode_seed(episode)
 
 
 def _read_earlier_seed(episode: Batch) -> tuple[int | None, int | None]:
