@@ -10,6 +10,7 @@ from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Boxes
 from safevla_bench.policies.scripted import geometry
+from safevla_bench.policies.scripted.arm import TURN_GAIN
 from safevla_bench.policies.scripted.geometry import (
     downward_hand,
     nearest_yaw,
@@ -17,7 +18,6 @@ from safevla_bench.policies.scripted.geometry import (
     rotation_axes,
     yaw_to_open_along,
 )
-from safevla_bench.policies.scripted.placement import TURN_GAIN
 
 ANGLES = st.floats(-3.1, 3.1)
 VECTORS = st.tuples(*[st.floats(-1.7, 1.7)] * 3)

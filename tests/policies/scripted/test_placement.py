@@ -1,4 +1,4 @@
-"""Where a grasp goes: across the narrow side, at a free part of the rim, off the table, away from neighbours."""
+"""What a goal asks to be placed, and where a grasp goes: across the narrow side, at a free rim, off neighbours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.placement import DEPTH_M, LEAST_HEIGHT_M, rank_grasps
+from safevla_bench.policies.scripted.placement import (
+    DEPTH_M,
+    LEAST_HEIGHT_M,
+    Placement,
+    placements_left,
+    rank_grasps,
+    target_point,
+)
 
 CARTON = ([-0.1, 0.0, 0.05], [0.02, 0.06, 0.05])
 BOWL = ([-0.1, 0.0, 0.03], [0.055, 0.055, 0.03])
@@ -72,3 +79,43 @@ def test_there_is_always_a_grasp_to_try_even_where_everything_is_blocked(scene):
     grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", geometry.obstacles_except(scene(crowd)), 0.0, 0.02)
     assert len(grasps) > 1
     assert [grasp.blocked_m[0] > 0.016 for grasp in grasps] == sorted(grasp.blocked_m[0] > 0.016 for grasp in grasps)
+
+
+# Goals
+
+
+TABLE = {
+    "bowl": ([0, 0, 0.05], [0.05] * 3),
+    "plate": ([0.3, 0, 0], [0.07, 0.07, 0.01]),
+    "cup": ([0, 0.3, 0], [0.04] * 3),
+}
+REGIONS = {"basket_region": [0.1, 0.2, 0.05]}
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        ("open", "drawer"),
+        ("turnon", "stove"),
+        ("on", "stove", "plate"),
+        ("on", "bowl", "nowhere"),
+        ("up", "bowl"),
+        pytest.param(("on", "plate", "basket_region"), id="wide and flat"),
+        pytest.param(("on", "cup", "cup_region"), id="there already"),
+    ],
+)
+def test_what_cannot_be_placed_or_is_there_is_left_out(scene, predicate):
+    goal = (predicate, ("on", "bowl", "plate"))
+    shown = scene(TABLE, goal, sites=REGIONS | {"cup_region": [0, 0.3, 0]})
+    assert placements_left(shown) == (Placement("bowl", "plate"),)
+
+
+def test_nothing_is_placed_under_a_roof(scene):
+    goal = (("in", "bowl", "oven_1_region"),)
+    boxes = TABLE | {"oven_1_roof": ([0, 0.4, 0.3], [0.15, 0.1, 0.01])}
+    assert placements_left(scene(boxes, goal, movable=("bowl",), sites={"oven_1_region": [0, 0.4, 0.1]})) == ()
+
+
+@pytest.mark.parametrize(("place", "point"), [("plate", [0.3, 0]), ("basket_region", [0.1, 0.2])])
+def test_a_destination_is_a_body_or_a_region(scene, place, point):
+    assert target_point(scene(TABLE, sites=REGIONS), place).tolist() == point

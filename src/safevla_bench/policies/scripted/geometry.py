@@ -18,7 +18,6 @@ Floats = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0
 """The gripper's number of an action."""
-UPRIGHT = (0.0, 0.0, 0.0)
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 """The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
 
@@ -55,11 +54,6 @@ def downward_hand(yaw_rad: float) -> Rotation:
     return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN
 
 
-def lean_angle(quat_wxyz: Floats) -> float:
-    """Return the angle between the hand's direction and straight down, rad from 0 to pi."""
-    return float(np.arccos(np.clip(-rotation_axes(quat_wxyz)[2, 2], -1.0, 1.0)))
-
-
 def nearest_yaw(quat_wxyz: Floats) -> float:
     """Return the yaw, rad in (-pi, pi], of the downward hand nearest to this orientation."""
     opening = rotation_axes(quat_wxyz)[:, 1]
@@ -75,9 +69,9 @@ def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
-def remaining_turn(quat_wxyz: Floats, yaw_rad: float, lean: tuple[float, float, float] = UPRIGHT) -> Floats:
-    """Return the rotation vector [3], rad, world frame, from an orientation to the leaning hand of a yaw."""
-    vector: Floats = (Rotation.from_rotvec(lean) * downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
+def remaining_turn(quat_wxyz: Floats, yaw_rad: float) -> Floats:
+    """Return the rotation vector [3], rad, world frame, from an orientation to the downward hand of a yaw."""
+    vector: Floats = (downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
     return vector
 
 
@@ -120,24 +114,6 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
         np.concatenate([part.low_m for part in parts]),
         np.concatenate([part.top_m for part in parts]),
     )
-
-
-def select_prisms(outline: Prisms, chosen: NDArray[np.bool_]) -> Prisms:
-    """Return the prisms where the mask `chosen` [P] is true."""
-    return Prisms(outline.reach_m[chosen], outline.low_m[chosen], outline.top_m[chosen])
-
-
-def planar_extent(outline: Prisms) -> tuple[Floats, Floats]:
-    """Return the middle [2] and half extents [2] of prisms together, along the world's axes, seen from above."""
-    reach = outline.reach_m.max(axis=0)
-    high = np.array([reach[nearest_direction(unit)] for unit in np.eye(2)])
-    low = -np.array([reach[nearest_direction(-unit)] for unit in np.eye(2)])
-    return (high + low) / 2, (high - low) / 2
-
-
-def nearest_direction(unit: Floats) -> int:
-    """Return the place in `DIRECTIONS` of the direction nearest to a unit vector [2]."""
-    return int(np.argmax(DIRECTIONS @ unit))
 
 
 def prisms_around(corners_m: Floats) -> Prisms:
