@@ -1,4 +1,4 @@
-"""The plan follows from the request alone; its shards and its queue hand out every episode exactly once."""
+"""The plan follows from the request alone, what it costs from the plan and the host's figures; shards cover it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
-from safevla_bench.hosts import make_host
+from safevla_bench.hosts import host_names, make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
-from safevla_bench.rollout.plan import EpisodeQueue, Shard, cut_plan, plan_episodes, policy_seed, scene_of
+from safevla_bench.jobs.evaluation.preparation import estimate_run
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.rollout import plan
+from safevla_bench.rollout.plan import HostCosts, Shard, cut_plan, estimate_plan, plan_episodes, policy_seed, scene_of
 
 STILL = (0.0,) * 6 + (-1.0,)
 
@@ -132,43 +135,83 @@ def test_what_is_not_a_shard_is_refused_with_an_example(text):
     assert "2/8" in raised.value.remedy
 
 
-FAKE_TASKS = make_host("fake").tasks("fake")
-FAKE_EPISODES = plan_episodes(FAKE_TASKS, 3, ["a", "b"], load_protocol())
+# What a plan costs
 
 
-def test_one_worker_takes_them_in_the_order_of_the_plan():
-    shares, scene, episodes = EpisodeQueue(FAKE_EPISODES), None, []
-    while planned := shares.take_next(scene, []):
-        episodes.append(planned)
-        scene = scene_of(planned)
-    assert episodes == list(FAKE_EPISODES)
-    assert not shares
+PLAN = plan_episodes(TASKS, 5, ["blind", "seeing"], load_protocol())
+CAMERAS = {"blind": 0, "seeing": 2}
+HORIZON, WAIT = 280, 10
+COSTS = HostCosts(
+    source="made up",
+    start_s=(3.0, 5.0),
+    make_s=(1.0, 2.0),
+    reset_s=(0.2, 0.4),
+    step_s=(0.01, 0.02),
+    camera_step_s=(0.03, 0.05),
+    record_bytes=(500, 1500),
+)
 
 
-def test_a_worker_stays_at_its_scene_then_goes_where_nobody_is_then_helps_where_most_is_left():
-    shares = EpisodeQueue(FAKE_EPISODES[:6])  # two scenes of three
-    planned = shares.take_next(None, [])
-    other = shares.take_next(None, [scene_of(planned)])
-    assert (planned, other) == (FAKE_EPISODES[0], FAKE_EPISODES[3])
-    assert [shares.take_next(scene_of(planned), [scene_of(other)]) for _ in range(2)] == list(FAKE_EPISODES[1:3])
-    assert shares.take_next(scene_of(planned), [scene_of(other)]) == FAKE_EPISODES[4]
+@pytest.fixture
+def fixed_costs(monkeypatch):
+    monkeypatch.setattr(plan, "load_costs", lambda: {"libero": COSTS, "fake": COSTS})
 
 
-def test_an_episode_given_back_comes_first_in_its_scene():
-    shares = EpisodeQueue(FAKE_EPISODES[:3])
-    episode = shares.take_next(None, [])
-    shares.put_back(episode)
-    assert shares.take_next(scene_of(episode), []) == episode
+@pytest.mark.usefixtures("fixed_costs")
+def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
+    estimate = estimate_plan(PLAN, "libero", CAMERAS)
+    expected = {}
+    for side, span in enumerate(("low", "high")):
+        steps = (0.01, 0.02)[side] * (HORIZON + WAIT)
+        pictures = 2 * (0.03, 0.05)[side] * HORIZON  # what settles is not rendered
+        episode = (0.2, 0.4)[side] + steps
+        expected[span] = (3.0, 5.0)[side] + 4 * (1.0, 2.0)[side] + 20 * episode + 10 * pictures
+        assert getattr(estimate.disk_bytes, span) == pytest.approx(20 * 281 * (500, 1500)[side])
+    assert estimate.time_s.low == pytest.approx(expected["low"])
+    assert estimate.time_s.high == pytest.approx(expected["high"])
+    assert (estimate.episodes, estimate.steps) == (20, 5600)
+    assert [(row.policy, row.task_id, row.episodes, row.horizon, row.cameras) for row in estimate.scenes] == [
+        ("blind", "task_0", 5, 280, 0),
+        ("blind", "task_3", 5, 280, 0),
+        ("seeing", "task_0", 5, 280, 2),
+        ("seeing", "task_3", 5, 280, 2),
+    ]
 
 
-@given(st.lists(st.integers(min_value=0, max_value=3), min_size=30, max_size=30))
-def test_whoever_asks_next_every_episode_is_taken_exactly_once(turns):
-    shares, episodes = EpisodeQueue(FAKE_EPISODES), []
-    at: dict[int, object] = {}
-    for worker in turns:
-        planned = shares.take_next(at.get(worker), [scene for other, scene in at.items() if other != worker])
-        if planned:
-            episodes.append(planned)
-            at[worker] = scene_of(planned)
-    assert len(episodes) == len(FAKE_EPISODES)
-    assert {planned.episode_id for planned in episodes} == {planned.episode_id for planned in FAKE_EPISODES}
+@pytest.mark.usefixtures("fixed_costs")
+def test_pictures_are_counted_where_they_are_looked_at():
+    often, seldom = (estimate_plan(PLAN, "libero", CAMERAS, look_intervals={"seeing": count}) for count in (1, 50))
+    looks = 280, 6  # of 280 steps those at 0, 50, ..., 250
+    assert often.time_s.high - seldom.time_s.high == pytest.approx(10 * 2 * 0.05 * (looks[0] - looks[1]))
+    assert {scene.look_interval for scene in seldom.scenes if scene.policy == "seeing"} == {50}
+    assert often.time_s == estimate_plan(PLAN, "libero", CAMERAS).time_s
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_a_plan_s_policy_looks_as_often_as_it_asks_its_server():
+    request = Request(host="fake", suites=("fake",), tasks=(0,), policies=("openpi:h", "noop"), episodes=1, max_steps=9)
+    planned = estimate_run(request)
+    assert {scene.policy: scene.look_interval for scene in planned.scenes} == {"openpi:h": 5, "noop": 1}
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_workers_divide_the_episodes_and_the_scenes_and_not_the_start_or_the_disk():
+    alone, four, many = (estimate_plan(PLAN, "libero", CAMERAS, workers) for workers in (1, 4, 1000))
+    start, setup = 5.0, 4 * 2.0
+    episodes = alone.time_s.high - start - setup
+    assert four.time_s.high == pytest.approx(start + (setup + episodes) / 4)
+    assert four.disk_bytes == alone.disk_bytes
+    assert many.time_s.high == pytest.approx(start + setup / 4 + episodes / 20), "each worker makes one of four scenes"
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_a_host_without_figures_has_no_estimate():
+    estimate = estimate_plan(PLAN, "unheard-of", CAMERAS)
+    assert (estimate.time_s, estimate.disk_bytes, estimate.episodes) == (None, None, 20)
+
+
+def test_every_figure_is_of_a_known_host_and_runs_from_low_to_high():
+    for name, costs in plan.load_costs().items():
+        assert name in host_names()
+        ranges = [costs.start_s, costs.make_s, costs.reset_s, costs.step_s, costs.camera_step_s, costs.record_bytes]
+        assert all(0 <= low <= high for low, high in ranges)

@@ -36,7 +36,7 @@ from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.episode import Observer
-from safevla_bench.rollout.estimate import RunEstimate
+from safevla_bench.rollout.plan import RunEstimate
 from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources

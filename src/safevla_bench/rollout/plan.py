@@ -1,23 +1,26 @@
-"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards and its queue.
+"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards, and what it costs.
 
-A shard is a stretch of the plan that is run on its own, into its own run folder. Who runs which episode depends on the
-plan alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
+A shard is a stretch of the plan that is run on its own, into its own run folder. Time and disk are estimated from
+figures measured on each host (`costs.toml`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from importlib import resources
+from itertools import groupby
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.sources.runs.folder import name_episode
 
 PROTOCOL: Final = "protocol"
@@ -76,11 +79,11 @@ def plan_episodes(
         PlannedEpisode(
             episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
             policy=policy,
-            task=_reword_task(task, episode),
+            task=task if found.instruction is None else replace(task, instruction=found.instruction),
             episode=episode,
-            start=episode_start(task, episode, rules, seed),
+            start=found.start,
             seed=seed,
-            policy_seed=_policy_seed(task, episode, rules, seed),
+            policy_seed=found.policy_seed,
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
             seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
@@ -90,19 +93,17 @@ def plan_episodes(
         for episode in (
             range(_count_episodes(task, episodes, rules)) if recorded is None else recorded.get((policy, task), ())
         )
+        for found in [task.found[episode] if task.found else _draw_start(task, episode, rules, seed)]
     )
 
 
-def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> EpisodeSeed:
-    """Return the start of an episode of a task under a protocol: initial state, seed, and steps to wait and to rest.
+def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
+    """Return the start of an episode under a protocol, and the policy's seed.
 
-    The index of the initial state wraps around the task's states only if the protocol says so. A start that a search
-    found is what it is.
+    The index of the initial state wraps around the task's states only if the protocol says so.
     """
-    if task.found:
-        return task.found[episode].start
     wraps = rules.init_state == "episode % count" and task.init_states is not None
-    return EpisodeSeed(
+    start = EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
         env_seed=_env_seed(task, episode, rules, seed),
         wait_steps=rules.suite_wait_steps(task.benchmark),
@@ -111,6 +112,8 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
         drawn=rules.init_state == "drawn",
         earlier_resets=episode if rules.resets else None,
     )
+    own = policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
+    return FoundStart(start, own)
 
 
 def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
@@ -140,17 +143,6 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     """Return a seed of 32 bits, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-
-def _reword_task(task: Task, episode: int) -> Task:
-    wording = task.found[episode].instruction if task.found else None
-    return task if wording is None else replace(task, instruction=wording)
-
-
-def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    if task.found:
-        return task.found[episode].policy_seed
-    return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
@@ -254,36 +246,118 @@ def scene_of(planned: PlannedEpisode) -> Scene:
     return planned.policy, planned.task
 
 
-class EpisodeQueue:
-    """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
+# What a plan costs
 
-    def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
-        self._left: dict[Scene, deque[PlannedEpisode]] = {}
-        self.add(episodes)
 
-    def add(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Put episodes last, in their order."""
-        for planned in episodes:
-            self._left.setdefault(scene_of(planned), deque()).append(planned)
+NO_INTERVALS: Mapping[str, int] = MappingProxyType({})
 
-    def __bool__(self) -> bool:
-        return any(self._left.values())
 
-    def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
+class CostRange(NamedTuple):
+    """A figure known between two bounds."""
 
-        Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
-        is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
-        """
-        rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
-        if not rounds:
-            return None
-        open_scenes = [scene for scene, number in rounds.items() if number == min(rounds.values())]
-        if own not in open_scenes:
-            free = [scene for scene in open_scenes if scene not in others]
-            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))
-        return self._left[own].popleft()
+    low: float
+    high: float
 
-    def put_back(self, planned: PlannedEpisode) -> None:
-        """Put an episode that must be run again first in its scene."""
-        self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
+    @property
+    def middle(self) -> float:
+        """The figure to expect."""
+        return (self.low + self.high) / 2
+
+
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One host's figures, each from lowest to highest; the file says what each is."""
+
+    source: str
+    start_s: tuple[float, float]
+    make_s: tuple[float, float]
+    reset_s: tuple[float, float]
+    step_s: tuple[float, float]
+    camera_step_s: tuple[float, float]
+    record_bytes: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenePlan:
+    """The episodes of one policy and task."""
+
+    policy: str
+    suite: str
+    task_id: str
+    episodes: int
+    horizon: int
+    cameras: int | None
+    """None = not known, and not in the estimate: the policy was not made."""
+    look_interval: int = 1
+    """Steps from one look at the cameras' images to the next; they are rendered for looks alone."""
+
+    @property
+    def pictures(self) -> int:
+        """Number of pictures that an episode of the whole horizon renders."""
+        return (self.cameras or 0) * (1 + (self.horizon - 1) // self.look_interval)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
+
+    `time_s` is from the command's start to its end, without the policies' own time. The work is divided by the workers,
+    each with a core of its own.
+    """
+
+    scenes: tuple[ScenePlan, ...]
+    workers: int
+    time_s: CostRange | None
+    disk_bytes: CostRange | None
+    source: str | None
+
+    @property
+    def episodes(self) -> int:
+        """Number of planned episodes."""
+        return sum(scene.episodes for scene in self.scenes)
+
+    @property
+    def steps(self) -> int:
+        """Number of control steps if every episode takes its whole horizon."""
+        return sum(scene.episodes * scene.horizon for scene in self.scenes)
+
+
+def load_costs() -> dict[str, HostCosts]:
+    """Return host -> measured figures, from the shipped `costs.toml`."""
+    return msgspec.toml.decode(
+        resources.files(__package__).joinpath("costs.toml").read_bytes(), type=dict[str, HostCosts]
+    )
+
+
+def estimate_plan(
+    episodes: Sequence[PlannedEpisode],
+    host: str,
+    cameras: Mapping[str, int | None],
+    workers: int = 1,
+    look_intervals: Mapping[str, int] = NO_INTERVALS,
+) -> RunEstimate:
+    """Return the estimate for the episodes; time and disk are None if there are no figures for the host.
+
+    `cameras` holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a
+    policy that carries out several actions of a reply. At most as many workers as there are episodes share their time.
+    """
+    groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
+    looks = {policy: (count, look_intervals.get(policy, 1)) for policy, count in cameras.items()}
+    scenes = tuple(
+        ScenePlan(
+            first.policy, first.task.benchmark, first.task.task_id, 1 + len(rest), first.horizon, *looks[first.policy]
+        )
+        for first, *rest in groups
+    )
+    costs = load_costs().get(host)
+    if costs is None:
+        return RunEstimate(scenes, workers, None, None, None)
+    waits = groups[0][0].start.wait_steps if groups else 0
+    at_once = max(1, min(workers, len(episodes)))
+    run = np.array(costs.reset_s) * len(episodes)
+    run += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + waits) for scene in scenes)
+    run += np.array(costs.camera_step_s) * sum(scene.episodes * scene.pictures for scene in scenes)
+    made = np.array(costs.make_s) * len(scenes)
+    # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
+    time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
+    disk = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
+    return RunEstimate(scenes, workers, CostRange(*time.tolist()), CostRange(*disk.tolist()), costs.source)

@@ -11,8 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import Pipe
@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from safevla_bench.errors import RunError
 from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
-from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
+from safevla_bench.rollout.plan import PlannedEpisode, Scene, scene_of
 from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed, WorkerSpec, usable_gpus, worker_environment
 
 RETRIES = 1
@@ -63,6 +63,41 @@ class WorkerPool(Protocol[W]):
 
         The message is None from a worker that has died.
         """
+
+
+class EpisodeQueue:
+    """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
+
+    def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
+        self._left: dict[Scene, deque[PlannedEpisode]] = {}
+        self.add(episodes)
+
+    def add(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Put episodes last, in their order."""
+        for planned in episodes:
+            self._left.setdefault(scene_of(planned), deque()).append(planned)
+
+    def __bool__(self) -> bool:
+        return any(self._left.values())
+
+    def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
+        """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
+
+        Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
+        is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
+        """
+        rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
+        if not rounds:
+            return None
+        open_scenes = [scene for scene, number in rounds.items() if number == min(rounds.values())]
+        if own not in open_scenes:
+            free = [scene for scene in open_scenes if scene not in others]
+            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))
+        return self._left[own].popleft()
+
+    def put_back(self, planned: PlannedEpisode) -> None:
+        """Put an episode that must be run again first in its scene."""
+        self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 
 @dataclass

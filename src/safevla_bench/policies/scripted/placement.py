@@ -116,28 +116,19 @@ def rank_grasps(
 ) -> tuple[Grasp, ...]:
     """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
 
-    Grasps of its pieces are among them only if every grasp of its box is too shallow.
+    Its pieces raise it too: its box does not show what is hollow.
     """
-    itself = (
-        geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING
-    )  # its box does not show what is hollow
+    itself = geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
-    if all(_is_too_shallow(grasp) for grasp in choices):
-        choices += [
-            _raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _piece_grasps(scene, name, yaw_rad)
-        ]
     return tuple(sorted(choices, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     tight, wide = grasp.blocked_m
+    is_too_shallow = tight > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
-    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * _is_too_shallow(grasp)
-
-
-def _is_too_shallow(grasp: Grasp) -> bool:
-    return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
 def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> Grasp:
@@ -173,22 +164,6 @@ def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: floa
         place = np.array([*(center + share * length)[:2], height])
         aperture = min(OPEN_M, half + half_length * abs(np.sin(skew)) + ROOM_M)
         yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
-
-
-def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    boxes = scene.pieces.get(name)
-    if boxes is None:
-        return
-    turn, home, middle = box_axes(scene, name), scene.body_pos_m[name], box_center(scene, name)
-    for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
-        piece_axes = turn @ geometry.rotation_axes(quat)
-        up = int(np.argmax(np.abs(piece_axes[2])))
-        center, flat = home + turn @ local, [axis for axis in range(3) if axis != up]
-        sides = [piece_axes[:, axis] * half[axis] for axis in flat]
-        for k in (0, 1):
-            if half[flat[k]] <= WIDEST_HALF_M and 2 * half[up] >= LEAST_HEIGHT_M + LEAST_DEPTH_M / 2:
-                for grasp in _side_grasps(center, sides[k], sides[1 - k], float(half[up]), yaw_rad):
-                    yield replace(grasp, off_m=grasp.off_m + float(np.linalg.norm((grasp.place_m - middle)[:2])))
 
 
 def _rim_grasps(
