@@ -103,44 +103,39 @@ def run_episode(
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
     try:
-        observation = env.reset(planned.start)
-        if isinstance(policy, CuedPolicy):
-            policy.cue(planned.start)
-        policy.reset(planned.task, planned.policy_seed)
-        violation = _violation_reason(watch.start(newest_record(env))) if watch else None
-        outcome = "stopped" if violation else _final_outcome(planned)
-        while steps < planned.horizon and not violation:
-            action = seam.next_action(observation)
-            if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
-                env.render_next(policy.looks_next and steps + 1 < planned.horizon)
-            observation, success = env.step(action)
-            steps += 1
-            if on_step:
-                on_step(steps)
-            outcome = "success" if success else _final_outcome(planned)
-            if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
-                break
-            if watch and steps < planned.horizon:
-                violation = _violation_reason(watch.observe(newest_record(env)))
-            outcome = "stopped" if violation else outcome
-        reason = violation
-    except InvalidActionError as error:
-        outcome, reason = "invalid_action", f"step {steps}: {error}"
-    except (KeyboardInterrupt, ServerLostError, ServerRefusedError):
-        raise
-    except PolicyError as error:  # it says what is wrong better than where in this package it was raised
-        return seam.crash(planned, steps, str(error))
-    except BaseException:  # a policy and a simulator can raise anything; the run goes on without this episode
-        return seam.crash(planned, steps, traceback.format_exc())
-    try:
+        try:
+            observation = env.reset(planned.start)
+            if isinstance(policy, CuedPolicy):
+                policy.cue(planned.start)
+            policy.reset(planned.task, planned.policy_seed)
+            violation = _violation_reason(watch.start(newest_record(env))) if watch else None
+            outcome = _final_outcome(planned)
+            while steps < planned.horizon and not violation:
+                action = seam.next_action(observation)
+                if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
+                    env.render_next(policy.looks_next and steps + 1 < planned.horizon)
+                observation, success = env.step(action)
+                steps += 1
+                if on_step:
+                    on_step(steps)
+                outcome = "success" if success else _final_outcome(planned)
+                if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
+                    break
+                if watch and steps < planned.horizon:
+                    violation = _violation_reason(watch.observe(newest_record(env)))
+            outcome, reason = ("stopped", violation) if violation else (outcome, None)
+        except InvalidActionError as error:
+            outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = env.recorded()
         if isinstance(policy, ReplayPolicy):
             coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
             batch = policy.add_divergence(batch, coordinates, observation)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ServerLostError, ServerRefusedError):
         raise
-    except BaseException:  # so can a simulator that is asked for its record
-        return seam.crash(planned, steps, traceback.format_exc())
+    except BaseException as error:  # a policy and a simulator can raise anything; the run goes on without this episode
+        # A `PolicyError` says what is wrong better than where in this package it was raised.
+        reason = str(error) if isinstance(error, PolicyError) else traceback.format_exc()
+        return EpisodeOutcome(planned, "crashed", steps, None, reason, seam.latency(), seam.greeting())
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
@@ -214,9 +209,6 @@ class _ActionSeam:
         p50, p95 = 1000 * np.percentile(spent, [50, 95])
         return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
 
-    def crash(self, planned: PlannedEpisode, steps: int, reason: str) -> EpisodeOutcome:
-        return EpisodeOutcome(planned, "crashed", steps, None, reason, self.latency(), self.greeting())
-
     def greeting(self) -> Greeting | None:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
@@ -244,7 +236,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run and changes nothing. Workers report every twentieth step, actors of a Ray cluster none."""
+    """Watches a run and changes nothing. Workers report no steps."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Learn which episodes are to be run next; it is called before any of them."""
@@ -317,22 +309,14 @@ class EnvRunner:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
             coupler = self._couplers.get(planned.policy)
-            env = self._host.make(planned.task, coupler.extend_wants(policy.wants) if coupler else policy.wants)
-            self._env = env  # from here on it is closed, whatever else is wrong
-            _require_still(env, planned.task)
+            wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
+            self._env = self._host.make(planned.task, wants)
             self._made_for = planned.policy, planned.task
         recorded = planned.start.recorded
         if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
             problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
             raise HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
-
-
-def _require_still(env: HostEnv, task: Task) -> None:
-    if len(task.still) != len(env.action_low):
-        counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
-        problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
-        raise HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
 
 
 def _run_with_retries(

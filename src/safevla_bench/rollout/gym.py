@@ -6,9 +6,8 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, SupportsFloat, TypeVar
+from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ from safevla_recorder.loop import find_recordable
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
 
-Cost = Literal["violation", "severity", "limit_use"]
+Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"
 """Id of `make_env` in Gymnasium's registry, once this module is imported."""
 _WAIT_STEPS = 10
@@ -47,16 +46,15 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
 
     `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
-    violation in [0, 1]; with `limit_use` the largest share of a limit that it uses, 1 at the limit and more beyond.
-    `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
-    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a verdict), and
-    `standing`, the whole of it.
+    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record
+    over their thresholds, `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause
+    has a verdict), and `standing`, the whole of it.
     """
-    costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
-    if cost not in costs:
-        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(costs)}.")
+    if cost not in get_args(Cost):
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
-    return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
+    safety = {**{name: getattr(standing, name) for name in names}, "standing": standing}
+    return {"cost": standing.severity if cost == "severity" else standing.cost, "safety": safety}
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
@@ -87,12 +85,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
-        try:
-            first = self._start(0)
-        except BaseException:
-            self._env.close()
-            raise
-        self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
+        spaces = {}
+        for name, value in self._start(0).items():
+            bounds = (0, 255) if value.dtype == np.uint8 else (-np.inf, np.inf)
+            spaces[name] = gymnasium.spaces.Box(*bounds, value.shape, value.dtype.type)  # type: ignore[call-overload]
+        self.observation_space = gymnasium.spaces.Dict(spaces)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -106,7 +103,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         super().reset(seed=seed)
         if seed is not None:
             self._env_seed, self._next = seed, 0
-        index = operator.index((options or {}).get("init_state_index", self._next))  # 1.5 is no index
+        index = int((options or {}).get("init_state_index", self._next))
         self._next = (index + 1) % (self._task.init_states or 2**31)
         seen = self._start(index)
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
@@ -291,9 +288,3 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
         **{f"image.{camera}": image for camera, image in observation.images.items()},
         **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }
-
-
-def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
-    if value.dtype == np.uint8:
-        return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
-    return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

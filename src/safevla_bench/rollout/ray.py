@@ -27,16 +27,7 @@ from safevla_bench.plugins import install_command
 from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import LOOK_S, run_pool
-from safevla_bench.rollout.worker import (
-    ONE_THREAD,
-    Message,
-    WorkerFailed,
-    WorkerParts,
-    WorkerReady,
-    WorkerSpec,
-    usable_gpus,
-    worker_environment,
-)
+from safevla_bench.rollout.worker import ONE_THREAD, READY, Message, WorkerParts, WorkerSpec, worker_environment
 from safevla_bench.version import __version__
 
 ADDRESS: Final = "RAY_ADDRESS"
@@ -59,9 +50,9 @@ class RayCluster:
     gpus: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.cpus + self.gpus) and min(self.cpus, self.gpus) >= 0):
+        if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):
             problem = f"--actor cpus={self.cpus:g}, gpus={self.gpus:g} is no share of a node"
-            raise RunError(problem, remedy="Give numbers such as 2 or 0.25.")
+            raise RunError(problem, remedy="Give whole numbers, or shares such as 0.25.")
 
     @property
     def place(self) -> str:
@@ -100,13 +91,13 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
     place = cluster.place
     own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
     ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
     try:
-        if ":" in place:
-            _require_listener(place)
+        if ":" in place:  # Ray itself would try for minutes
+            head, _, port = place.rpartition(":")
+            socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -126,12 +117,6 @@ _REMEDY = (
     "Run the command on a node of the cluster, with --engine ray:HOST:PORT as `ray start --head` told it (usually port "
     "6379), or ray:auto, and with its authentication token if it has one (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)."
 )
-
-
-def _require_listener(address: str) -> None:
-    """Raise `OSError` or `ValueError` if nobody listens at an address: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 # Actors
@@ -163,14 +148,17 @@ class RayWorker:
 
         Sets this process's environment variables. The host's versions must be those of the command's machine.
         """
-        seen = usable_gpus(os.environ) if self._spec.renders else ()
-        os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
+        os.environ.update(worker_environment(self._number, os.environ, renders=self._spec.renders))
         try:
             self._parts = WorkerParts(self._spec)
-            self._require_versions(record_versions(self._parts.host))
+            installed = record_versions(self._parts.host)
+            pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
+            if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
+                problem = f"it has other versions than the command's own environment: {', '.join(differing)}"
+                raise HostError(problem, remedy="Install the same versions on every node; records depend on them.")
         except SafevlaError as error:
             return _failed_here(error)
-        return WorkerReady()
+        return READY
 
     def run_planned(self, planned: PlannedEpisode) -> Message:
         """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
@@ -185,21 +173,15 @@ class RayWorker:
         if self._parts:
             self._parts.close()
 
-    def _require_versions(self, installed: Mapping[str, str]) -> None:
-        pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
-        if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
-            problem = f"it has other versions than the command's own environment: {', '.join(differing)}"
-            raise HostError(problem, remedy="Install the same versions on every node; records depend on them.")
-
 
 def record_versions(host: Host) -> dict[str, str]:
     """Return the versions that records depend on by package: this package's and the host's."""
     return {"safevla-bench": __version__, **host.versions()}
 
 
-def _failed_here(error: SafevlaError) -> WorkerFailed:
+def _failed_here(error: SafevlaError) -> SafevlaError:
     error.problem = f"on the node {platform.node()}: {error.problem}"
-    return WorkerFailed(error)
+    return error
 
 
 class ActorHandle:
@@ -253,19 +235,16 @@ class _ActorPool:
         self._ray, self._cluster = ray, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
-        try:
-            self._made = ray.remote(RayWorker).options(
-                num_cpus=cluster.cpus,
-                num_gpus=cluster.gpus,
-                max_restarts=0,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in ONE_THREAD}},
-            )
-        except ValueError as error:
-            raise RunError(f"--actor: {error}", remedy="Give numbers such as 2 or 0.25.") from None
+        self._actors = ray.remote(RayWorker).options(
+            num_cpus=cluster.cpus,
+            num_gpus=cluster.gpus,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in ONE_THREAD}},
+        )
 
     def start(self, number: int) -> ActorHandle:
-        return ActorHandle(self._ray, self._made.remote(self._spec, number, self._versions))
+        return ActorHandle(self._ray, self._actors.remote(self._spec, number, self._versions))
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}

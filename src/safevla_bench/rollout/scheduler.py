@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
-from safevla_bench.errors import RunError
-from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
+from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode, Scene, scene_of
-from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed, WorkerSpec, usable_gpus, worker_environment
+from safevla_bench.rollout.worker import Message, WorkerSpec, worker_environment
 
 RETRIES = 1
 """How often an episode is begun again, each time in a fresh worker, after its worker died."""
@@ -46,19 +46,16 @@ class RemoteWorker(Protocol):
         """Wait for its end, kill it after the timeout, and return in words how it ended."""
 
 
-W = TypeVar("W", bound=RemoteWorker)
-
-
-class WorkerPool(Protocol[W]):
-    """A source of workers."""
+class WorkerPool(Protocol):
+    """A source of workers, which are all of one kind."""
 
     remedy: str
     """The advice for the user if workers die before they can begin."""
 
-    def start(self, number: int) -> W:
-        """Start a worker; it sends `WorkerReady` when it can take an episode."""
+    def start(self, number: int) -> RemoteWorker:
+        """Start a worker; it sends `READY` when it can take an episode."""
 
-    def receive_messages(self, workers: Mapping[int, W]) -> Iterator[tuple[int, Message | None]]:
+    def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
         """Wait about a second at most and yield (worker number, message).
 
         The message is None from a worker that has died.
@@ -101,23 +98,20 @@ class EpisodeQueue:
 
 
 @dataclass
-class _BusyWorker(Generic[W]):
+class _BusyWorker:
     """A worker and its state."""
 
-    worker: W
+    worker: RemoteWorker
     current: PlannedEpisode | None = None
-    steps: int = 0
-    """Of the episode in flight, as far as is known."""
     scene: Scene | None = None
     waits: bool = False
     """True if it is ready and has been given nothing."""
 
 
 def run_pool(
-    pool: WorkerPool[W],
+    pool: WorkerPool,
     episodes: Sequence[PlannedEpisode],
     count: int,
-    on_step: StepCallback | None = None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
@@ -127,114 +121,95 @@ def run_pool(
     Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
     as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
     """
-    scheduler = _Scheduler(pool, on_step, keeps=later != ())
+    crew = _Crew(pool, keeps=later != ())
     try:
         for batch in chain([episodes], later):
-            scheduler.add_batch(batch, count)
-            while scheduler.is_working:
-                for number, message in scheduler.messages():
-                    if (finished := scheduler.handle_message(number, message)) is not None:
+            crew.add_batch(batch, count)
+            while crew.is_working:
+                for number, message in pool.receive_messages({k: busy.worker for k, busy in crew.workers.items()}):
+                    if (finished := crew.handle_message(number, message)) is not None:
                         yield finished
-        scheduler.dismiss_all()
-        scheduler.close(_CLOSE_S)
+        for number in list(crew.workers):
+            crew.dismiss(number)
+        crew.close(_CLOSE_S)
     finally:
-        scheduler.close(0.0)
+        crew.close(0.0)
 
 
-class _Scheduler(Generic[W]):
+class _Crew:
     """The workers, the episodes that are left, and how often each episode has cost a worker."""
 
-    def __init__(self, pool: WorkerPool[W], on_step: StepCallback | None, *, keeps: bool) -> None:
-        self._pool, self._on_step, self._keeps = pool, on_step, keeps
+    def __init__(self, pool: WorkerPool, *, keeps: bool) -> None:
+        self._pool, self._keeps = pool, keeps
         self._left = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths = 0
-        self._workers: dict[int, _BusyWorker[W]] = {}
-        self._dismissed: list[W] = []
+        self.workers: dict[int, _BusyWorker] = {}
+        self._dismissed: list[RemoteWorker] = []
 
     @property
     def is_working(self) -> bool:
-        return bool(self._left) or any(busy.current for busy in self._workers.values())
-
-    def messages(self) -> Iterator[tuple[int, Message | None]]:
-        return self._pool.receive_messages({number: busy.worker for number, busy in self._workers.items()})
+        return bool(self._left) or any(busy.current for busy in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
-        busy = self._workers[number]
         if message is None:
             return self._handle_death(number)
-        if isinstance(message, WorkerFailed):
-            raise message.error
-        if isinstance(message, StepReached):
-            busy.steps = message.steps
-            if self._on_step and busy.current:
-                self._on_step(busy.current, message.steps)
-            return None
-        busy.current, self._startup_deaths = None, 0
+        if isinstance(message, SafevlaError):
+            raise message
+        self.workers[number].current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
 
-    def dismiss_all(self) -> None:
-        for number in list(self._workers):
-            self._dismiss(number)
+    def dismiss(self, number: int) -> None:
+        worker = self.workers.pop(number).worker
+        worker.dismiss()
+        self._dismissed.append(worker)
 
     def close(self, timeout_s: float) -> None:
-        for worker in [*(busy.worker for busy in self._workers.values()), *self._dismissed]:
+        for worker in [*(busy.worker for busy in self.workers.values()), *self._dismissed]:
             worker.end(timeout_s)
-        self._workers.clear()
+        self.workers.clear()
         self._dismissed.clear()
 
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
         """Give further episodes to the workers that wait, and to new ones up to `count` workers in all."""
         self._left.add(episodes)
-        for number in [number for number, busy in self._workers.items() if busy.waits]:
+        for number in [number for number, busy in self.workers.items() if busy.waits]:
             self._assign_next(number)
         for number in range(min(count, len(episodes))):
-            if number not in self._workers:
-                self._start_worker(number)
-
-    def _start_worker(self, number: int) -> None:
-        self._workers[number] = _BusyWorker(self._pool.start(number))
-
-    def _dismiss(self, number: int) -> None:
-        worker = self._workers.pop(number).worker
-        worker.dismiss()
-        self._dismissed.append(worker)
+            if number not in self.workers:
+                self.workers[number] = _BusyWorker(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
         """Give a worker its next episode; dismiss it if no episode is left."""
-        busy = self._workers[number]
-        others = [other.scene for other in self._workers.values() if other is not busy and other.scene]
+        busy = self.workers[number]
+        others = [other.scene for other in self.workers.values() if other is not busy and other.scene]
         planned = self._left.take_next(busy.scene, others)
         busy.waits = planned is None
         if planned is not None:
-            busy.current, busy.scene, busy.steps = planned, scene_of(planned), 0
+            busy.current, busy.scene = planned, scene_of(planned)
             busy.worker.begin(planned)
         elif not self._keeps:
-            self._dismiss(number)
+            self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
         """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
-        busy = self._workers.pop(number)
+        busy, finished = self.workers.pop(number), None
         cause = busy.worker.end(_CLOSE_S)
         if busy.current is None:
             self._startup_deaths += 1
             if self._startup_deaths >= STARTS:
                 raise RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
-        finished = self._requeue_or_crash(busy.current, busy.steps, cause) if busy.current else None
+        elif self._deaths[busy.current.episode_id] < RETRIES:
+            self._deaths[busy.current.episode_id] += 1
+            self._left.put_back(busy.current)
+        else:
+            reason = f"its worker died in each of {RETRIES + 1} attempts, at last: {cause}"
+            finished = EpisodeOutcome(busy.current, "crashed", 0, None, reason)
         if self._left:
-            self._start_worker(number)
+            self.workers[number] = _BusyWorker(self._pool.start(number))
         return finished
-
-    def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> EpisodeOutcome | None:
-        self._deaths[planned.episode_id] += 1
-        if self._deaths[planned.episode_id] <= RETRIES:
-            self._left.put_back(planned)
-            return None
-        last = f"at last after {steps} steps or more: {cause}"
-        reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
-        return EpisodeOutcome(planned, "crashed", steps, None, reason)
 
 
 # Worker processes on this machine
@@ -264,7 +239,6 @@ class WorkerProcess:
         self._send(cast)
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Send the worker an episode to run."""
         self._send(planned)
 
     def dismiss(self) -> None:
@@ -303,27 +277,22 @@ class ProcessPool:
 
     def __init__(self, cast: WorkerSpec) -> None:
         self._cast = cast
-        self._gpus = usable_gpus(os.environ) if cast.renders else ()
 
     def start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self._cast, worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders))
+        return WorkerProcess(self._cast, worker_environment(number, os.environ, renders=self._cast.renders))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(by_connection), timeout=LOOK_S)
         for connection in ready:
             assert isinstance(connection, Connection)
-            yield by_connection[connection], _receive_message(connection)
+            try:
+                message: Message | None = connection.recv()
+            except (EOFError, OSError):
+                message = None
+            yield by_connection[connection], message
         if not ready:
             yield from [(number, None) for number, worker in workers.items() if worker.has_died()]
-
-
-def _receive_message(connection: Connection) -> Message | None:
-    try:
-        message: Message = connection.recv()
-    except (EOFError, OSError):
-        return None
-    return message
 
 
 def describe_exit(returncode: int) -> str:

@@ -9,11 +9,12 @@ import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Final, Literal
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
@@ -23,7 +24,7 @@ from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.servers.endpoint import WORKER
-from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, OnStep
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,36 +32,31 @@ RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
 def worker_environment(
-    worker: int, inherited: Mapping[str, str], gpus: Sequence[str], *, cameras: bool
+    worker: int, inherited: Mapping[str, str], *, renders: bool, devices: Path = Path("/dev")
 ) -> dict[str, str]:
     """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
 
-    Linear algebra gets one thread, since processes that each compute on all cores slow each other down; with `cameras`
-    the workers render on the GPUs `gpus` in turn.
+    Linear algebra gets one thread, since processes that each compute on all cores slow each other down; workers that
+    render do so on the usable GPUs in turn.
     """
     own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
         own.setdefault(name, "1")
-    if cameras and gpus:
+    if renders and (gpus := _usable_gpus(inherited, devices)):
         own.setdefault(RENDERER, gpus[worker % len(gpus)])
     return own
 
 
-def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the numbers of the GPUs that may be used, in order.
+def _usable_gpus(variables: Mapping[str, str], devices: Path) -> list[str]:
+    """Return the numbers of the GPUs that are visible, or else of the files nvidia0, nvidia1, ... in `devices`.
 
-    They are those of CUDA_VISIBLE_DEVICES if it is set: () if it is empty or names a GPU otherwise than by number. If
-    it is not set, they are those of the files nvidia0, nvidia1, ... in `devices`.
+    [] if CUDA_VISIBLE_DEVICES is empty or names a GPU otherwise than by number.
     """
     if VISIBLE in variables:  # robosuite refuses a renderer outside of it
         visible = [number.strip() for number in variables[VISIBLE].split(",")]
-        return tuple(visible) if all(number.isdecimal() for number in visible) else ()
+        return visible if all(number.isdecimal() for number in visible) else []
     numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
-    return tuple(sorted(filter(str.isdecimal, numbers), key=int))
-
-
-STEPS_BETWEEN = 20
-"""Steps between two reports about an episode that is running."""
+    return sorted(filter(str.isdecimal, numbers), key=int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +106,9 @@ class WorkerParts:
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self._runner = spec.make_runner(self.host, self.policies)
 
-    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
+    def run_planned(self, planned: PlannedEpisode) -> EpisodeOutcome:
         """Run an episode and return its end. Raises as `EnvRunner`."""
-        return self._runner.run_planned(planned, on_step)
+        return self._runner.run_planned(planned)
 
     def close(self) -> None:
         """Close the environment and the policies."""
@@ -121,26 +117,10 @@ class WorkerParts:
             policy.close()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """Host and policies are made; the worker can take an episode."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepReached:
-    """The episode in flight has reached this number of steps."""
-
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailed:
-    """This worker cannot go on, for a reason that the user must mend."""
-
-    error: SafevlaError
-
-
-Message = WorkerReady | StepReached | EpisodeOutcome | WorkerFailed
+READY: Final = "ready"
+"""Host and policies are made; the worker can take an episode."""
+Message = Literal["ready"] | EpisodeOutcome | SafevlaError
+"""An error is one that the user must mend: the worker cannot go on."""
 
 
 def main() -> None:
@@ -156,9 +136,13 @@ def main() -> None:
     spec: WorkerSpec = connection.recv()
     threading.Thread(target=_receive_orders, args=(connection, orders), daemon=True).start()
     try:
-        _serve_episodes(connection, spec, orders)
+        parts = WorkerParts(spec)
+        connection.send(READY)
+        while (planned := orders.get()) is not None:
+            connection.send(parts.run_planned(planned))
+        parts.close()
     except SafevlaError as error:
-        connection.send(WorkerFailed(error))
+        connection.send(error)
 
 
 def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
@@ -167,15 +151,3 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
             orders.put(connection.recv())
     except (EOFError, OSError):
         os._exit(1)
-
-
-def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
-    def report(steps: int) -> None:
-        if steps % STEPS_BETWEEN == 0:
-            connection.send(StepReached(steps))
-
-    parts = WorkerParts(spec)
-    connection.send(WorkerReady())
-    while (planned := orders.get()) is not None:
-        connection.send(parts.run_planned(planned, report))
-    parts.close()
