@@ -78,7 +78,7 @@ PLACES = {
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
     ("hosts/robocasa/install.py", "import_module"): OWN,
     ("policies/python.py", "import_module"): GUARD,  # the policy `python:`
-    ("policies/lerobot.py", "from_pretrained"): GUARD,  # processors of a checkpoint name classes
+    ("policies/python.py", "from_pretrained"): GUARD,  # processors of a checkpoint name classes
     # The one loader of plug-ins
     ("plugins.py", "entry_points"): GUARD,
     ("plugins.py", "load"): GUARD,
