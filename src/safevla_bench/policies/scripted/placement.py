@@ -205,7 +205,9 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
     """
     body, style = placement.body, arm.style
     while True:
-        grasp, middle = _choose_grasp(arm, body, attempt), box_center(arm.scene, body)
+        others, yaw_rad = geometry.obstacles_except(arm.scene, body), geometry.nearest_yaw(arm.seen.eef_quat_wxyz)
+        grasps = rank_grasps(arm.scene, body, others, yaw_rad, style.clearance_m)
+        grasp, middle = grasps[attempt % len(grasps)], box_center(arm.scene, body)
         above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
         rig = geometry.hand_prisms(grasp.yaw_rad, OPEN_M)
         path = arm.plan_path(rig, above.place_m, geometry.obstacles_except(arm.scene))
@@ -229,12 +231,6 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
     yield from arm.reach(away, _RETREAT_STEPS, _NEAR_M, height_m=_AT_M)
     yield from arm.reach(replace(let_go, place_m=arm.hand_m), _PAUSE_STEPS, 0.0)
     return attempt
-
-
-def _choose_grasp(arm: Arm, body: str, attempt: int) -> Grasp:
-    others, yaw_rad = geometry.obstacles_except(arm.scene, body), geometry.nearest_yaw(arm.seen.eef_quat_wxyz)
-    choices = rank_grasps(arm.scene, body, others, yaw_rad, arm.style.clearance_m)
-    return choices[attempt % len(choices)]
 
 
 def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:

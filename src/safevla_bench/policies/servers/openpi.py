@@ -52,22 +52,13 @@ class WebsocketModel(ChunkModel):
         self._endpoint = endpoint
         self._connection: ClientConnection | None = None
         self._held = ExitStack()
-        self._is_fresh = False
-        """Whether the connection was made by `connect` and no episode has used it."""
 
     def connect(self, task: Task) -> None:
-        self._is_fresh = False  # a lost server leaves it so
         self._connect()
-        self._is_fresh = True
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode on the connection of a `connect` just before, else anew: a server may have been restarted.
-
-        Raises what `ChunkModel.begin` raises.
-        """
-        is_fresh, self._is_fresh = self._is_fresh, False
-        if not (is_fresh and self._connection):
-            self._connect()
+        """Begin an episode on a new connection: a server may have been restarted. Raises as `ChunkModel.begin`."""
+        self._connect()
 
     def _connect(self) -> None:
         with servers.guard_handshake(self.close):
