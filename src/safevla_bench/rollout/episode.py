@@ -240,15 +240,12 @@ class Observer(Protocol):
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Learn which episodes are to be run next; it is called before any of them."""
-        ...
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         """Learn how many control steps of an episode are done."""
-        ...
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Learn how an episode ended, with its record if it has one."""
-        ...
 
 
 class EnvRunner:

@@ -67,8 +67,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the environment.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
-
     def __init__(
         self,
         host: Host,

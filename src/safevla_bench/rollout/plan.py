@@ -223,18 +223,12 @@ class Shard:
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
 
-    The sum of all horizons is cut into equal parts, and an episode is in the part that its middle lies in; each shard
-    has at least one episode. Raises `RunError` if there are fewer episodes than shards.
+    Shards are alike in episodes, but for one. Raises `RunError` if there are fewer episodes than shards.
     """
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
-    horizons, numbers = np.array([planned.horizon for planned in episodes]), np.arange(count)
-    ends = np.cumsum(horizons)
-    cuts = np.searchsorted((2 * ends - horizons) * count, numbers * 2 * ends[-1])  # twice the middles, as whole numbers
-    room = np.minimum(cuts, len(episodes) - count + numbers)
-    begun = np.maximum.accumulate(room - numbers) + numbers
-    return [*begun.tolist(), len(episodes)]
+    return [len(episodes) * number // count for number in range(count + 1)]
 
 
 Scene = tuple[str, Task]
