@@ -150,6 +150,7 @@ def test_the_bytes_of_a_run_do_not_depend_on_the_number_of_workers_and_an_observ
     assert watcher.total == len(watcher.ended) == len(rows) == 18
     lengths = {end.planned.episode_id: end.batch and end.batch.lengths.tolist() for end in watcher.ended}
     assert lengths == {row.episode_id: None if row.outcome == "crashed" else [row.steps + 1] for row in rows}
+    assert (rows[0].episode_id, 20) in watcher.stepped_at
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["crashed", "timeout"]
     assert scheduler.RETRIES == 1
-    assert rows[0].reason == "its worker died in each of 2 attempts, at last: SIGSEGV"
+    assert rows[0].reason == "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV"
     (header,) = read_sources([tmp_path / "run"])[0].headers
     assert header.episode_id == rows[1].episode_id
     assert "Segmentation fault" in capfd.readouterr().err
@@ -237,7 +238,7 @@ def test_a_later_batch_is_asked_for_when_all_before_have_ended_and_the_same_work
             assert len(ended) == first
             yield EPISODES[first : {0: 2, 2: 7, 7: 9}[first]]
 
-    for finished in run_pool(pool, (), count, later()):
+    for finished in run_pool(pool, (), count, None, later()):
         ended.append(finished)
     assert sorted(end.planned.episode_id for end in ended) == sorted(e.episode_id for e in EPISODES)
     assert all(worker.ended for worker in pool.workers)

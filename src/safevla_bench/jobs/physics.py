@@ -277,7 +277,7 @@ def _run_planned(
         return run_serially(EnvRunner(setting.host, policies), plan, on_step)
     made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
     spec = WorkerSpec(setting.host.name, made, host_arguments=setting.run.host_arguments)
-    return run_pool(ProcessPool(spec), plan, workers)
+    return run_pool(ProcessPool(spec), plan, workers, on_step)
 
 
 def _describe_change(change: PhysicsChange) -> dict[str, object]:

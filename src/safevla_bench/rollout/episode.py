@@ -236,7 +236,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run and changes nothing. Workers report no steps."""
+    """Watches a run and changes nothing. Workers report every twentieth step, actors of a Ray cluster none."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Learn which episodes are to be run next; it is called before any of them."""

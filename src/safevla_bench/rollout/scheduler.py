@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import PlannedEpisode, Scene, scene_of
 from safevla_bench.rollout.worker import Message, WorkerSpec, worker_environment
 
@@ -103,6 +103,8 @@ class _BusyWorker:
 
     worker: RemoteWorker
     current: PlannedEpisode | None = None
+    steps: int = 0
+    """Of the episode in flight, as far as is known."""
     scene: Scene | None = None
     waits: bool = False
     """True if it is ready and has been given nothing."""
@@ -112,6 +114,7 @@ def run_pool(
     pool: WorkerPool,
     episodes: Sequence[PlannedEpisode],
     count: int,
+    on_step: StepCallback | None = None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
@@ -127,7 +130,12 @@ def run_pool(
             crew.add_batch(batch, count)
             while crew.is_working:
                 for number, message in pool.receive_messages({k: busy.worker for k, busy in crew.workers.items()}):
-                    if (finished := crew.handle_message(number, message)) is not None:
+                    busy = crew.workers[number]
+                    if isinstance(message, int):
+                        busy.steps = message
+                        if on_step and busy.current:
+                            on_step(busy.current, message)
+                    elif (finished := crew.handle_message(number, message)) is not None:
                         yield finished
         for number in list(crew.workers):
             crew.dismiss(number)
@@ -188,7 +196,7 @@ class _Crew:
         planned = self._left.take_next(busy.scene, others)
         busy.waits = planned is None
         if planned is not None:
-            busy.current, busy.scene = planned, scene_of(planned)
+            busy.current, busy.scene, busy.steps = planned, scene_of(planned), 0
             busy.worker.begin(planned)
         elif not self._keeps:
             self.dismiss(number)
@@ -205,8 +213,10 @@ class _Crew:
             self._deaths[busy.current.episode_id] += 1
             self._left.put_back(busy.current)
         else:
-            reason = f"its worker died in each of {RETRIES + 1} attempts, at last: {cause}"
-            finished = EpisodeOutcome(busy.current, "crashed", 0, None, reason)
+            reason = (
+                f"its worker died in each of {RETRIES + 1} attempts, at last after {busy.steps} steps or more: {cause}"
+            )
+            finished = EpisodeOutcome(busy.current, "crashed", busy.steps, None, reason)
         if self._left:
             self.workers[number] = _BusyWorker(self._pool.start(number))
         return finished

@@ -24,7 +24,7 @@ from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.servers.endpoint import WORKER
-from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, OnStep
 from safevla_bench.rollout.plan import PlannedEpisode
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -106,9 +106,9 @@ class WorkerParts:
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self._runner = spec.make_runner(self.host, self.policies)
 
-    def run_planned(self, planned: PlannedEpisode) -> EpisodeOutcome:
+    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run an episode and return its end. Raises as `EnvRunner`."""
-        return self._runner.run_planned(planned)
+        return self._runner.run_planned(planned, on_step)
 
     def close(self) -> None:
         """Close the environment and the policies."""
@@ -119,8 +119,10 @@ class WorkerParts:
 
 READY: Final = "ready"
 """Host and policies are made; the worker can take an episode."""
-Message = Literal["ready"] | EpisodeOutcome | SafevlaError
-"""An error is one that the user must mend: the worker cannot go on."""
+Message = Literal["ready"] | int | EpisodeOutcome | SafevlaError
+"""A number is the steps of the episode in flight; an error is one that the user must mend: the worker cannot go on."""
+STEPS_BETWEEN = 20
+"""Steps between two reports about an episode that is running."""
 
 
 def main() -> None:
@@ -135,11 +137,16 @@ def main() -> None:
     orders: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
     spec: WorkerSpec = connection.recv()
     threading.Thread(target=_receive_orders, args=(connection, orders), daemon=True).start()
+
+    def report(steps: int) -> None:
+        if steps % STEPS_BETWEEN == 0:
+            connection.send(steps)
+
     try:
         parts = WorkerParts(spec)
         connection.send(READY)
         while (planned := orders.get()) is not None:
-            connection.send(parts.run_planned(planned))
+            connection.send(parts.run_planned(planned, report))
         parts.close()
     except SafevlaError as error:
         connection.send(error)

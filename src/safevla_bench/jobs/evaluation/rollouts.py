@@ -175,7 +175,7 @@ def run_episodes(
     if running.cluster:
         engine = run_actors(prepared.cast, pending, running.workers, running.cluster)
     elif running.workers > 1:
-        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, later)
+        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later)
     else:
         runner = prepared.cast.make_runner(prepared.host, prepared.policies)
         engine = run_serially(runner, chain(pending, chain.from_iterable(later)), on_step)
