@@ -7,6 +7,7 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 
 import numpy as np
@@ -31,8 +32,6 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable
-from safevla_recorder.mujoco.hook import Undo
-from safevla_recorder.mujoco.recorder import Recorder
 
 Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"
@@ -143,44 +142,39 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     ) -> None:
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
-        self._recorder: Recorder | None = None
-        self._detach: Undo = lambda: None
-        self._latest: Callable[[], Batch]
+        self._hooks = ExitStack()
+        self._record_step: Callable[[Action], Batch]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
 
         Raises `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
         """
-        self._stop()
+        self._hooks.close()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
-        recorder, self._detach = recordable.start_recorder()
+        recorder, detach = recordable.start_recorder()
+        self._hooks.callback(detach)
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
-        return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
+
+        def record_step(action: Action) -> Batch:
+            recorder.record_step(action)
+            return from_recording(recorder.latest_record(header))
+
+        self._record_step = record_step
+        standing = self._monitor.start(from_recording(recorder.latest_record(header)))
+        return seen, {**info, **step_info(standing, self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
-
-        Raises `HostError` before the first `reset`.
-        """
-        if self._recorder is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
+        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._recorder.record_step(np.asarray(action))
-        standing = self._monitor.observe(self._latest())
+        standing = self._monitor.observe(self._record_step(np.asarray(action)))
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def close(self) -> None:
         """Take the hooks off and close the wrapped environment."""
-        self._stop()
+        self._hooks.close()
         super().close()
-
-    def _stop(self) -> None:
-        if self._recorder is not None:
-            self._detach()
-        self._recorder = None
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -191,12 +185,9 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, whether terminated and truncated, and info.
-
-        Raises `HostError` if the environment gives no cost.
-        """
+        """Return observation, reward, cost, whether terminated and truncated, and info."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        return seen, reward, _read_cost(info), terminated, truncated, info
+        return seen, reward, float(info["cost"]), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -220,11 +211,10 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **self._totals(is_success=False)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment, with the totals in `info`; raises `HostError` if it gives no cost."""
+        """Step the wrapped environment, with the totals in `info`."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        cost = _read_cost(info)
-        self._total += cost
-        self._exposed += cost > 0
+        self._total += float(info["cost"])
+        self._exposed += info["cost"] > 0
         totals = self._totals(is_success=terminated and float(reward) > 0)
         return seen, reward, terminated, truncated, {**info, **totals}
 
@@ -236,12 +226,6 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
             "quadrant": f"{safety} {success}",
             "within_limit": None if self._limit is None else self._total <= self._limit,
         }
-
-
-def _read_cost(info: Mapping[str, Any]) -> float:
-    if "cost" not in info:
-        raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
-    return float(info["cost"])
 
 
 def make_env(
