@@ -274,18 +274,11 @@ def make_lerobot(
     n_action_steps: str | None = None,
     rename: str | None = None,
 ) -> ChunkedPolicy:
-    """Load the policy saved in a folder, or under a name that LeRobot itself can load.
+    """Load the policy saved in a folder, or under a name that LeRobot itself can load, on a `device`.
 
-    Args:
-        arg: the folder or name.
-        device: where it computes.
-        dialect: what its observations hold.
-        cameras: put in the places of the dialect's own, in their order.
-        n_action_steps: how many actions of a chunk it carries out, in the place of what was saved with it.
-        rename: OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
-            `observation.images.front`.
-
-    Raises `PolicyError` if an argument is wrong, or LeRobot is not installed here or cannot load the policy.
+    `cameras` are put in the places of the dialect's own; `n_action_steps` is how many actions of a chunk it carries out;
+    `rename` is OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
+    `observation.images.front`. Raises `PolicyError` if an argument is wrong, or LeRobot is not installed or cannot load.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -295,7 +288,6 @@ def make_lerobot(
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
-    """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None."""
     names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
     own = {str(field.path[0]).removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
     unknown = sorted(set(names) - set(own))

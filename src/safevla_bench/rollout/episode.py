@@ -174,7 +174,6 @@ class _ActionSeam:
         """The actions that were clipped, as the policy asked for them."""
 
     def next_action(self, observation: Observation) -> Action:
-        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds."""
         start = time.perf_counter()
         raw_action = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
@@ -266,10 +265,9 @@ class EnvRunner:
         self._made_for: tuple[str, Task] | None = None
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
+        """Run one episode and return its outcome; an exception, or a server that is lost later, makes it `crashed`.
 
-        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached in the
-        first place; a server that is lost later makes the outcome `crashed`.
+        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:
@@ -299,7 +297,6 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
-        """Return the present environment if it is of the same policy and task, else a new one."""
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
@@ -319,7 +316,6 @@ class EnvRunner:
 def _run_with_retries(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
-    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome."""
     reached = 0
 
     def count(steps: int) -> None:
@@ -342,11 +338,9 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
+    """Run the episodes in order and yield each outcome before the next is asked for; raises as `run_planned`.
 
-    Each episode is asked for when the one before it has ended.
-
-    Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
+    A crash costs the environment, which is closed however the run ends, not the run.
     """
     with closing(runner):
         for planned in episodes:

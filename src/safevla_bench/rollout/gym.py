@@ -93,9 +93,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start an episode and return the observation and info of record 0.
 
-        A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
-        `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
-        such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
+        A seed is the environment's from then on, and begins the turn of initial states anew; the option
+        `init_state_index` chooses one. Raises `HostError` if there is no such state, and as `Monitor.observe` does.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -106,10 +105,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
+        """Apply one action; the entries of `info` are of the record that it made. The reward is 1 at success.
 
-        Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
-        info. Raises `InvalidActionError` for an action that the host refuses.
+        Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1
@@ -242,9 +240,8 @@ def make_env(
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    `task` is its id, or its place in the suite; `image_size` height and width [pixels]. The default specifications
-    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or a simulator that cannot
-    be used.
+    `task` is its id or its place in the suite; `image_size` height and width [pixels]. Raises `HostError` for what
+    the host does not have.
     """
     made = make_host(host, host_arguments)
     tasks = made.tasks(suite)

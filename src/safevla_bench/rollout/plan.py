@@ -169,7 +169,6 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
-    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states."""
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -294,8 +293,7 @@ class ScenePlan:
 class RunEstimate:
     """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
 
-    `time_s` is from the command's start to its end, without the policies' own time. The work is divided by the workers,
-    each with a core of its own.
+    `time_s` is without the policies' own time; the work is divided by the workers, each with a core of its own.
     """
 
     scenes: tuple[ScenePlan, ...]

@@ -64,8 +64,7 @@ class RayCluster:
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
 
-    A cluster that is started here has room for `slots` actors. Raises `RunError` if Ray is not installed or the cluster
-    cannot be used.
+    A cluster that is started here has room for `slots` actors. Raises `RunError` if Ray or the cluster cannot be used.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
@@ -227,8 +226,6 @@ class ActorHandle:
 
 
 class _ActorPool:
-    """The actors of a run."""
-
     remedy = "Every node needs safevla-bench with the same extras as here; its messages are in Ray's logs on its node."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:

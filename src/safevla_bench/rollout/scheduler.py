@@ -99,8 +99,6 @@ class EpisodeQueue:
 
 @dataclass
 class _BusyWorker:
-    """A worker and its state."""
-
     worker: RemoteWorker
     current: PlannedEpisode | None = None
     steps: int = 0
@@ -119,10 +117,8 @@ def run_pool(
 ) -> Generator[EpisodeOutcome]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
-    Each further batch of `later` is asked for, and run by the same workers, when all episodes before it have ended.
-
-    Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
-    as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
+    The same workers run each further batch of `later`, which is asked for when all before it have ended. Raises
+    `RunError` if workers die before they can begin, and any `SafevlaError` that a worker cannot go on after.
     """
     crew = _Crew(pool, keeps=later != ())
     try:
@@ -190,7 +186,6 @@ class _Crew:
                 self.workers[number] = _BusyWorker(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
-        """Give a worker its next episode; dismiss it if no episode is left."""
         busy = self.workers[number]
         others = [other.scene for other in self.workers.values() if other is not busy and other.scene]
         planned = self._left.take_next(busy.scene, others)

@@ -36,8 +36,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
 
-    Linear algebra gets one thread, since processes that each compute on all cores slow each other down; workers that
-    render do so on the usable GPUs in turn.
+    Linear algebra gets one thread; workers that render do so on the usable GPUs in turn.
     """
     own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
@@ -48,10 +47,7 @@ def worker_environment(
 
 
 def _usable_gpus(variables: Mapping[str, str], devices: Path) -> list[str]:
-    """Return the numbers of the GPUs that are visible, or else of the files nvidia0, nvidia1, ... in `devices`.
-
-    [] if CUDA_VISIBLE_DEVICES is empty or names a GPU otherwise than by number.
-    """
+    """Return the numbers of the visible GPUs, [] if one is no number, else of the files nvidia0, nvidia1, ..."""
     if VISIBLE in variables:  # robosuite refuses a renderer outside of it
         visible = [number.strip() for number in variables[VISIBLE].split(",")]
         return visible if all(number.isdecimal() for number in visible) else []

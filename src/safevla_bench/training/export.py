@@ -123,7 +123,6 @@ def _labelled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
 
 
 def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
-    """Return the run folder and the host of each episode."""
     owners: list[tuple[Path, Host]] = []
     for source, indices in judged.records.by_source():
         host = source.description.get("host")
@@ -139,7 +138,6 @@ def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
 
 
 def _recorded_columns(episode: Batch) -> dict[str, Column]:
-    """Return state and action of an episode; raises `RecordError` if it has no actions or is uneven in time."""
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
@@ -184,7 +182,6 @@ def _add_episode(
 
 
 def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
-    """Return the labels of an episode for its row of meta/episodes; null = unknown."""
     text, truth, number = pa.string(), pa.bool_(), pa.float64()
     names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict")
     labels: dict[str, tuple[object, pa.DataType]] = {
@@ -205,15 +202,10 @@ def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[st
 
 
 def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, Column]:
-    """Return the pictures before each action of an episode (a batch of one with `sim_state`), and the observed state.
+    """Return the pictures before each action of an episode, a batch of one, and the observed state, if known.
 
-    The state is there if the host can say it: position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both
-    in the frame of the host's observations, and the fingers [G].
-
-    Raises:
-        SafevlaError: the host has no such camera.
-        HostError: the host cannot show episodes, or the record lacks its states.
-        RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
+    The state is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's
+    observations, and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
     """
     feature = Feature("image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -250,7 +242,6 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
 def _describe_dataset(
     dataset: DatasetWriter, judged: Judged, name: str, cameras: CameraChoice | None, left_out: Sequence[str]
 ) -> None:
-    """Write `meta/safevla.json`, the dataset card, and `croissant.json`."""
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
     clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
     document = {

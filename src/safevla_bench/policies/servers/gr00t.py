@@ -125,7 +125,6 @@ class Gr00tModel(ChunkModel):
         return answer
 
     def _try_call(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
-        """Return the answer, or the error that it is; raises `ServerLostError` if nothing comes in time."""
         try:
             return self.call(endpoint, data)
         except ServerLostError:

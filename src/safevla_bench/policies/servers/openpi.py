@@ -118,7 +118,6 @@ class WebsocketModel(ChunkModel):
         return self._connection
 
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Connect to one server by a monotonic time; return None, or the reason why it could not be reached."""
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -148,14 +147,12 @@ class WebsocketModel(ChunkModel):
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
-        """Close the connection and return the error: a message was too large for a side, or the server is gone."""
         self._hang_up()
         if _TOO_BIG in (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd")):
             return servers.size_error(self.address)
         return servers.lost_error(self.address, f"closed the connection ({servers.describe_cause(error)})")
 
     def _hang_up(self) -> None:
-        """Close the connection to a server that may not answer the closing handshake."""
         if self._connection is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
