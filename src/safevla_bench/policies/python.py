@@ -276,9 +276,9 @@ def make_lerobot(
 ) -> ChunkedPolicy:
     """Load the policy saved in a folder, or under a name that LeRobot itself can load, on a `device`.
 
-    `cameras` are put in the places of the dialect's own; `n_action_steps` is how many actions of a chunk it carries out;
+    `cameras` are put in the places of the dialect's own; `n_action_steps` is how many actions of a chunk are used;
     `rename` is OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
-    `observation.images.front`. Raises `PolicyError` if an argument is wrong, or LeRobot is not installed or cannot load.
+    `observation.images.front`. Raises `PolicyError` for a wrong argument, or if LeRobot is missing or cannot load.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")

@@ -234,7 +234,7 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
 
 
 def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:
-    """Lift the object, drawn out from under what hangs over it; return the hand's target, and its farthest from there."""
+    """Lift the object, drawn out from under what hangs over it; return the hand's target, and how far it may be."""
     is_late = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_AT_M)
     held = replace(target, place_m=arm.hand_m if is_late else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)
