@@ -15,7 +15,16 @@ from safevla_bench.interface.task import Task
 from safevla_bench.jobs.evaluation.preparation import estimate_run
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout import plan
-from safevla_bench.rollout.plan import HostCosts, Shard, cut_plan, estimate_plan, plan_episodes, policy_seed, scene_of
+from safevla_bench.rollout.plan import (
+    EpisodeQueue,
+    HostCosts,
+    Shard,
+    cut_plan,
+    estimate_plan,
+    plan_episodes,
+    policy_seed,
+    scene_of,
+)
 
 STILL = (0.0,) * 6 + (-1.0,)
 
@@ -118,6 +127,51 @@ def test_what_is_not_a_shard_is_refused_with_an_example(text):
     with pytest.raises(RunError, match="is no shard") as raised:
         Shard.parse(text)
     assert "2/8" in raised.value.remedy
+
+
+# The queue
+
+
+FAKE_TASKS = make_host("fake").tasks("fake")
+FAKE_EPISODES = plan_episodes(FAKE_TASKS, 3, ["a", "b"], load_protocol())
+
+
+def test_one_worker_takes_them_in_the_order_of_the_plan():
+    shares, scene, episodes = EpisodeQueue(FAKE_EPISODES), None, []
+    while planned := shares.take_next(scene, []):
+        episodes.append(planned)
+        scene = scene_of(planned)
+    assert episodes == list(FAKE_EPISODES)
+    assert not shares
+
+
+def test_a_worker_stays_at_its_scene_then_goes_where_nobody_is_then_helps_where_most_is_left():
+    shares = EpisodeQueue(FAKE_EPISODES[:6])  # two scenes of three
+    planned = shares.take_next(None, [])
+    other = shares.take_next(None, [scene_of(planned)])
+    assert (planned, other) == (FAKE_EPISODES[0], FAKE_EPISODES[3])
+    assert [shares.take_next(scene_of(planned), [scene_of(other)]) for _ in range(2)] == list(FAKE_EPISODES[1:3])
+    assert shares.take_next(scene_of(planned), [scene_of(other)]) == FAKE_EPISODES[4]
+
+
+def test_an_episode_given_back_comes_first_in_its_scene():
+    shares = EpisodeQueue(FAKE_EPISODES[:3])
+    episode = shares.take_next(None, [])
+    shares.put_back(episode)
+    assert shares.take_next(scene_of(episode), []) == episode
+
+
+@given(st.lists(st.integers(min_value=0, max_value=3), min_size=30, max_size=30))
+def test_whoever_asks_next_every_episode_is_taken_exactly_once(turns):
+    shares, episodes = EpisodeQueue(FAKE_EPISODES), []
+    at: dict[int, object] = {}
+    for worker in turns:
+        planned = shares.take_next(at.get(worker), [scene for other, scene in at.items() if other != worker])
+        if planned:
+            episodes.append(planned)
+            at[worker] = scene_of(planned)
+    assert len(episodes) == len(FAKE_EPISODES)
+    assert {planned.episode_id for planned in episodes} == {planned.episode_id for planned in FAKE_EPISODES}
 
 
 # What a plan costs

@@ -26,7 +26,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.ray import RayCluster
-from safevla_bench.rollout.worker import READY, WorkerParts, WorkerPolicy, WorkerSpec
+from safevla_bench.rollout.scheduler import READY, WorkerParts, WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import Watcher, install_plugin
 

@@ -319,7 +319,7 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  about {time.middle / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
+        f"  time  about {(time.low + time.high) / 2 / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
         "without the policies' own time",
         f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
         f"From figures {plan.source}.",

@@ -1,4 +1,4 @@
-"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards, and what it costs.
+"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards, queue and costs.
 
 A shard is a stretch of the plan that is run on its own, into its own run folder. Time and disk are estimated from
 figures measured on each host (`costs.toml`).
@@ -7,7 +7,8 @@ figures measured on each host (`costs.toml`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import groupby
@@ -239,6 +240,41 @@ def scene_of(planned: PlannedEpisode) -> Scene:
     return planned.policy, planned.task
 
 
+class EpisodeQueue:
+    """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
+
+    def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
+        self._left: dict[Scene, deque[PlannedEpisode]] = {}
+        self.add(episodes)
+
+    def add(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Put episodes last, in their order."""
+        for planned in episodes:
+            self._left.setdefault(scene_of(planned), deque()).append(planned)
+
+    def __bool__(self) -> bool:
+        return any(self._left.values())
+
+    def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
+        """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
+
+        Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
+        is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
+        """
+        rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
+        if not rounds:
+            return None
+        open_scenes = [scene for scene, number in rounds.items() if number == min(rounds.values())]
+        if own not in open_scenes:
+            free = [scene for scene in open_scenes if scene not in others]
+            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))
+        return self._left[own].popleft()
+
+    def put_back(self, planned: PlannedEpisode) -> None:
+        """Put an episode that must be run again first in its scene."""
+        self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
+
+
 # What a plan costs
 
 
@@ -250,11 +286,6 @@ class CostRange(NamedTuple):
 
     low: float
     high: float
-
-    @property
-    def middle(self) -> float:
-        """The figure to expect."""
-        return (self.low + self.high) / 2
 
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,10 +24,10 @@ from safevla_bench import hosts
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.interface.environment import Host
 from safevla_bench.plugins import install_command
+from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.scheduler import LOOK_S, run_pool
-from safevla_bench.rollout.worker import ONE_THREAD, READY, Message, WorkerParts, WorkerSpec, worker_environment
+from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.version import __version__
 
 ADDRESS: Final = "RAY_ADDRESS"
@@ -36,7 +36,6 @@ HERE: Final = "local"
 _CONNECT_S = 5.0
 _STORE_BYTES = 200 * 2**20
 """Object store of a cluster of our own: a record has some megabytes, and one an actor is on the way at most."""
-_LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def run_actors(
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
         require_room(ray, cluster)
-        yield from run_pool(_ActorPool(ray, spec, cluster), episodes, count)
+        yield from scheduler.run_pool(_ActorPool(ray, spec, cluster), episodes, count)
 
 
 class RayWorker:
@@ -147,7 +146,7 @@ class RayWorker:
 
         Sets this process's environment variables. The host's versions must be those of the command's machine.
         """
-        os.environ.update(worker_environment(self._number, os.environ, renders=self._spec.renders))
+        os.environ.update(scheduler.worker_environment(self._number, os.environ, renders=self._spec.renders))
         try:
             self._parts = WorkerParts(self._spec)
             installed = record_versions(self._parts.host)
@@ -157,7 +156,7 @@ class RayWorker:
                 raise HostError(problem, remedy="Install the same versions on every node; records depend on them.")
         except SafevlaError as error:
             return _failed_here(error)
-        return READY
+        return scheduler.READY
 
     def run_planned(self, planned: PlannedEpisode) -> Message:
         """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
@@ -219,7 +218,7 @@ class ActorHandle:
         try:
             message: Message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
-            self._cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_CAUSE]}"
+            self._cause = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             return None
         self._is_ready = True
         return message
@@ -237,7 +236,7 @@ class _ActorPool:
             num_gpus=cluster.gpus,
             max_restarts=0,
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in ONE_THREAD}},
+            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}},
         )
 
     def start(self, number: int) -> ActorHandle:
@@ -245,7 +244,7 @@ class _ActorPool:
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}
-        ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=LOOK_S)
+        ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=scheduler.LOOK_S)
         for asked in ready:
             yield by_asked[asked], workers[by_asked[asked]].receive()
         if not ready:

@@ -1,28 +1,38 @@
 """The scheduler of several workers, wherever they are, and the worker processes of this machine.
 
-An episode whose worker died is run again in another one, `RETRIES` times. Workers of this machine are new Python
-processes, no forks: a simulator's threads and GL contexts survive none. This process alone gives out episodes and
-writes.
+A worker has a host, policies and an environment of its own, and is fed one episode at a time. It touches no file of the
+run: an episode goes back as the bytes of its record. One whose worker died is run again in another, `RETRIES` times.
+Workers of this machine are new Python processes, no forks: a simulator's threads and GL contexts survive none.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
-from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Literal, Protocol
 
+from safevla_bench import hosts, policies
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
-from safevla_bench.rollout.plan import PlannedEpisode, Scene, scene_of
-from safevla_bench.rollout.worker import Message, WorkerSpec, worker_environment
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Policy
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.policies.coupling import Coupler, Coupling
+from safevla_bench.policies.servers.endpoint import WORKER
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, OnStep, StepCallback
+from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
 RETRIES = 1
 """How often an episode is begun again, each time in a fresh worker, after its worker died."""
@@ -31,6 +41,78 @@ STARTS = 3
 LOOK_S = 1.0
 """Time to wait for a message before checking that the workers are alive."""
 _CLOSE_S = 30.0
+
+
+# What a worker is made of, and what it says
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    """What makes a policy of a run."""
+
+    spec: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    coupling: Coupling | None = None
+    """Its filter and delay, if it has any."""
+    made: Policy | None = None
+    """A policy that need not be made: it travels as it is."""
+
+    def make(self) -> Policy:
+        """Make the policy; raises what `make_policy` raises."""
+        return self.made or policies.make_policy(self.spec, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """The host of a run and its policies by name, so that any process can make its own."""
+
+    host: str
+    policies: Mapping[str, WorkerPolicy]
+    renders: bool = False
+    """True if a policy wants a camera."""
+    stopping: Ruleset | None = None
+    """The rules by which an episode ends at its first violation; None = none does."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
+    filtering: Ruleset | None = None
+    """The rules of the monitor that filters read; None = none reads it."""
+
+    def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
+        """Make the monitor, the filters and the delays, and return what runs episodes; raises what `Coupler` raises."""
+        watch = Monitor(self.stopping) if self.stopping else None
+        coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
+        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
+        return EnvRunner(host, policies, watch, couplers)
+
+
+class WorkerParts:
+    """The host, the policies and the one environment of a worker."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Make host and policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
+        self.policies = {name: policy.make() for name, policy in spec.policies.items()}
+        self.host = hosts.make_host(spec.host, spec.host_arguments)
+        self._runner = spec.make_runner(self.host, self.policies)
+
+    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
+        """Run an episode and return its end. Raises as `EnvRunner`."""
+        return self._runner.run_planned(planned, on_step)
+
+    def close(self) -> None:
+        """Close the environment and the policies."""
+        self._runner.close()
+        for policy in self.policies.values():
+            policy.close()
+
+
+READY: Final = "ready"
+"""Host and policies are made; the worker can take an episode."""
+Message = Literal["ready"] | int | EpisodeOutcome | SafevlaError
+"""A number is the steps of the episode in flight; an error is one that the user must mend: the worker cannot go on."""
+STEPS_BETWEEN = 20
+"""Steps between two reports about an episode that is running."""
+
+
+# The scheduler
 
 
 class RemoteWorker(Protocol):
@@ -60,41 +142,6 @@ class WorkerPool(Protocol):
 
         The message is None from a worker that has died.
         """
-
-
-class EpisodeQueue:
-    """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
-
-    def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
-        self._left: dict[Scene, deque[PlannedEpisode]] = {}
-        self.add(episodes)
-
-    def add(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Put episodes last, in their order."""
-        for planned in episodes:
-            self._left.setdefault(scene_of(planned), deque()).append(planned)
-
-    def __bool__(self) -> bool:
-        return any(self._left.values())
-
-    def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
-
-        Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
-        is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
-        """
-        rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
-        if not rounds:
-            return None
-        open_scenes = [scene for scene, number in rounds.items() if number == min(rounds.values())]
-        if own not in open_scenes:
-            free = [scene for scene in open_scenes if scene not in others]
-            own = free[0] if free else max(open_scenes, key=lambda scene: len(self._left[scene]))
-        return self._left[own].popleft()
-
-    def put_back(self, planned: PlannedEpisode) -> None:
-        """Put an episode that must be run again first in its scene."""
-        self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 
 @dataclass
@@ -217,10 +264,38 @@ class _Crew:
         return finished
 
 
-# Worker processes on this machine
+# Worker processes on this machine, and their share of it
 
 
-_START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
+
+
+def worker_environment(
+    worker: int, inherited: Mapping[str, str], *, renders: bool, devices: Path = Path("/dev")
+) -> dict[str, str]:
+    """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
+
+    Linear algebra gets one thread; workers that render do so on the usable GPUs in turn.
+    """
+    own = {**inherited, WORKER: str(worker)}
+    for name in ONE_THREAD:
+        own.setdefault(name, "1")
+    if renders and (gpus := _usable_gpus(inherited, devices)):
+        own.setdefault(RENDERER, gpus[worker % len(gpus)])
+    return own
+
+
+def _usable_gpus(variables: Mapping[str, str], devices: Path) -> list[str]:
+    """Return the numbers of the visible GPUs, [] if one is no number, else of the files nvidia0, nvidia1, ..."""
+    if VISIBLE in variables:  # robosuite refuses a renderer outside of it
+        visible = [number.strip() for number in variables[VISIBLE].split(",")]
+        return visible if all(number.isdecimal() for number in visible) else []
+    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
+    return sorted(filter(str.isdecimal, numbers), key=int)
+
+
+_START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler import serve_episodes; serve_episodes()"
 
 
 class WorkerProcess:
@@ -307,3 +382,38 @@ def describe_exit(returncode: int) -> str:
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
     names = {known.value: known.name for known in signal.Signals}
     return names.get(-returncode, f"signal {-returncode}") + hint
+
+
+def serve_episodes() -> None:
+    """Run this process as a worker until None comes; `sys.argv[1]` is the descriptor of its socket.
+
+    An error that the user must mend is sent back. Where the other end of the socket closes, the process ends at once.
+    """
+    faulthandler.enable()
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    connection = Connection(fd)
+    orders: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
+    spec: WorkerSpec = connection.recv()
+    threading.Thread(target=_receive_orders, args=(connection, orders), daemon=True).start()
+
+    def report(steps: int) -> None:
+        if steps % STEPS_BETWEEN == 0:
+            connection.send(steps)
+
+    try:
+        parts = WorkerParts(spec)
+        connection.send(READY)
+        while (planned := orders.get()) is not None:
+            connection.send(parts.run_planned(planned, report))
+        parts.close()
+    except SafevlaError as error:
+        connection.send(error)
+
+
+def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
+    try:
+        while True:
+            orders.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(1)

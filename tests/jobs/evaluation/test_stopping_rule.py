@@ -23,8 +23,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import (
     was_stopped_early,
 )
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout.plan import Shard, plan_episodes
-from safevla_bench.rollout.scheduler import EpisodeQueue
+from safevla_bench.rollout.plan import EpisodeQueue, Shard, plan_episodes
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows
 from scenes import Watcher

@@ -44,7 +44,7 @@ from safevla_bench.rollout.plan import (
     match_recording,
     plan_episodes,
 )
-from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
+from safevla_bench.rollout.scheduler import WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.folder import PlanStretch
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
