@@ -41,7 +41,7 @@ from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_recor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.plugins import format_call
 from safevla_bench.policies.python import make_object
-from safevla_bench.policies.scripted.geometry import rotation_axes, to_rotation
+from safevla_bench.policies.scripted.motion import rotation_axes, to_rotation
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DELAY, PRIVILEGED
 from safevla_bench.trajectory.single_episode import add_rows

@@ -11,8 +11,8 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, to_rotation
 from safevla_bench.policies.scripted.kitchen import STYLES, MobileRobot, press_button, put_object
+from safevla_bench.policies.scripted.motion import CLOSE, OPEN, to_rotation
 
 UNIT_M = 0.05
 CAREFUL = STYLES["careful"]

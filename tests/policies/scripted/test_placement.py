@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safevla_bench.policies.scripted import geometry
+from safevla_bench.policies.scripted import motion
 from safevla_bench.policies.scripted.placement import (
     DEPTH_M,
     LEAST_HEIGHT_M,
@@ -20,7 +20,7 @@ BOWL = ([-0.1, 0.0, 0.03], [0.055, 0.055, 0.03])
 
 
 def best(scene, name, clearance=0.02):
-    return rank_grasps(scene, name, geometry.obstacles_except(scene, name), 0.0, clearance)[0]
+    return rank_grasps(scene, name, motion.obstacles_except(scene, name), 0.0, clearance)[0]
 
 
 def opening(yaw: float) -> np.ndarray:
@@ -51,7 +51,7 @@ def test_the_rim_is_held_on_the_side_away_from_a_tall_neighbour(scene, side):
     wall = ([-0.1, side * 0.13, 0.15], [0.2, 0.02, 0.15])
     grasp = best(scene({"bowl": BOWL, "wall": wall}), "bowl")
     assert grasp.blocked_m[0] == 0
-    rig = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m)
+    rig = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m)
     reach = rig.reach_m.max(axis=0)[18 if side > 0 else 54]
     assert side * grasp.place_m[1] + reach < 0.11, "the hand ends before the wall begins"
 
@@ -61,9 +61,9 @@ def test_a_neighbour_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low
     alone, beside = best(scene({"butter": butter}), "butter"), best(scene({"butter": butter, "can": can}), "butter")
     assert beside.place_m[2] == alone.place_m[2]
     assert (*beside.place_m, beside.yaw_rad) != (*alone.place_m, alone.yaw_rad)
-    rig = geometry.hand_prisms(beside.yaw_rad, beside.aperture_m)
-    obstacle = geometry.body_prisms(scene({"can": can}), "can")
-    assert geometry.lowest_heights(rig, beside.place_m[None, :2], obstacle, 0.0, 0.0)[0] <= beside.place_m[2]
+    rig = motion.hand_prisms(beside.yaw_rad, beside.aperture_m)
+    obstacle = motion.body_prisms(scene({"can": can}), "can")
+    assert motion.lowest_heights(rig, beside.place_m[None, :2], obstacle, 0.0, 0.0)[0] <= beside.place_m[2]
 
 
 def test_neighbours_only_ever_raise_a_grasp(scene):
@@ -76,7 +76,7 @@ def test_neighbours_only_ever_raise_a_grasp(scene):
 
 def test_there_is_always_a_grasp_to_try_even_where_everything_is_blocked(scene):
     crowd = {f"wall_{k}": ([-0.1 + x, y, 0.2], [0.05, 0.05, 0.2]) for k, (x, y) in enumerate(np.eye(2) * 0.1)}
-    grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", geometry.obstacles_except(scene(crowd)), 0.0, 0.02)
+    grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", motion.obstacles_except(scene(crowd)), 0.0, 0.02)
     assert len(grasps) > 1
     assert [grasp.blocked_m[0] > 0.016 for grasp in grasps] == sorted(grasp.blocked_m[0] > 0.016 for grasp in grasps)
 

@@ -1,7 +1,7 @@
 """`scripted:careful` and `scripted:hasty`: a fixed script for the goal, from privileged state.
 
 The goal's objects are brought to their places, one after another: an object's size says how to hold it, the shapes of
-everything how low the path may be (`geometry`), and both where the hand should be now (`placement`). The script reads
+everything how low the path may be (`motion`), and both where the hand should be now (`placement`). The script reads
 no specification and no threshold. A robot that drives has scripts of its own (`kitchen`).
 
 It moves no part of a fixture; it cannot reach a place under a roof, such as a microwave's inside, because an object is
@@ -14,15 +14,15 @@ from __future__ import annotations
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.scripted import arm, kitchen, placement
+from safevla_bench.policies.scripted import kitchen, motion, placement
 
 
 def make(arg: str | None) -> ScriptedPolicy:
     """Return the policy in the style that follows the colon; `PolicyError` without a style, or for an unknown one."""
-    if arg is None or arg not in arm.STYLES:
+    if arg is None or arg not in motion.STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
-        raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in arm.STYLES)}.")
-    return ScriptedPolicy(arm.STYLES[arg], kitchen.STYLES[arg])
+        raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in motion.STYLES)}.")
+    return ScriptedPolicy(motion.STYLES[arg], kitchen.STYLES[arg])
 
 
 class ScriptedPolicy:
@@ -30,10 +30,10 @@ class ScriptedPolicy:
 
     wants = Wants(privileged=True)
 
-    def __init__(self, style: arm.Style, mobile_style: kitchen.MobileStyle) -> None:
+    def __init__(self, style: motion.Style, mobile_style: kitchen.MobileStyle) -> None:
         self.style, self.mobile_style = style, mobile_style
-        self._script: arm.Move | None = None
-        self._still: tuple[float, ...] = arm.STILL
+        self._script: motion.Move | None = None
+        self._still: tuple[float, ...] = motion.STILL
 
     def reset(self, task: Task, seed: int) -> None:
         self._script, self._still = None, task.still
@@ -57,12 +57,12 @@ class ScriptedPolicy:
         """Nothing to free."""
 
 
-def follow_goal(seen: Observation, style: arm.Style) -> arm.Move:
+def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
     """Place one object after another, and then hold the hand at its last target, or still if none could be begun.
 
     An object that is not where it should be is placed again, as a further attempt.
     """
-    moved = arm.Arm(seen, style)
+    moved = motion.Arm(seen, style)
     tried: placement.Placement | None = None
     attempt = 0
     while True:

@@ -14,8 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Observation, Privileged
-from safevla_bench.policies.scripted.arm import Move
-from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, Floats, box_axes, box_center, read_scene, to_rotation
+from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, box_axes, box_center, to_rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,8 @@ class MobileRobot:
     @property
     def scene(self) -> Privileged:
         """The privileged state."""
-        return read_scene(self.seen)
+        assert self.seen.privileged is not None
+        return self.seen.privileged
 
     @property
     def place_m(self) -> Floats:

@@ -12,9 +12,8 @@ from itertools import product
 import numpy as np
 
 from safevla_bench.interface.policy import Action, Observation, Privileged
-from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.arm import CLOSED_M, OPEN_M, Arm, HandTarget
-from safevla_bench.policies.scripted.geometry import Floats, box_axes, box_center
+from safevla_bench.policies.scripted import motion
+from safevla_bench.policies.scripted.motion import CLOSED_M, OPEN_M, Arm, Floats, HandTarget, box_axes, box_center
 
 # Goals
 
@@ -53,8 +52,8 @@ def placements_left(scene: Privileged) -> tuple[Placement, ...]:
 def _is_roofed(scene: Privileged, place: str) -> bool:
     if place not in scene.sites_m:
         return False
-    fixed = geometry.obstacles_except(scene, *scene.movable)
-    over = (geometry.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
+    fixed = motion.obstacles_except(scene, *scene.movable)
+    over = (motion.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
     return bool((over & (fixed.low_m > scene.sites_m[place][2] + _ROOF_M)).any())
 
 
@@ -112,13 +111,13 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 
 
 def rank_grasps(
-    scene: Privileged, name: str, obstacles: geometry.Prisms, yaw_rad: float, clearance_m: float
+    scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
 
     Its pieces raise it too: its box does not show what is hollow.
     """
-    itself = geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING
+    itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
     return tuple(sorted(choices, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
 
@@ -131,13 +130,13 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
-def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> Grasp:
+def _raise_to_fit(grasp: Grasp, itself: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
     best = float(grasp.place_m[2])
-    rig, place = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    inside = geometry.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
+    rig, place = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
+    inside = motion.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
 
     def raise_m(clearance: float) -> float:
-        around = geometry.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
+        around = motion.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
         return max(0.0, float(max(around[0], inside)) - best)
 
     tight, wide = raise_m(clearance_m / 4), raise_m(clearance_m)
@@ -158,7 +157,7 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
-    yaw = geometry.yaw_to_open_along(side[:2], yaw_rad)
+    yaw = motion.yaw_to_open_along(side[:2], yaw_rad)
     half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
     for share, skew in product(SHIFTS, SKEWS_RAD):
         place = np.array([*(center + share * length)[:2], height])
@@ -174,7 +173,7 @@ def _rim_grasps(
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:
         outward = inward[0] * np.cos(angle) + inward[1] * np.sin(angle)
         place = center + outward + (half_height - depth) * upward
-        yield Grasp(place, geometry.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
+        yield Grasp(place, motion.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
 
 
 # Moves
@@ -205,19 +204,19 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
     """
     body, style = placement.body, arm.style
     while True:
-        others, yaw_rad = geometry.obstacles_except(arm.scene, body), geometry.nearest_yaw(arm.seen.eef_quat_wxyz)
+        others, yaw_rad = motion.obstacles_except(arm.scene, body), motion.nearest_yaw(arm.seen.eef_quat_wxyz)
         grasps = rank_grasps(arm.scene, body, others, yaw_rad, style.clearance_m)
         grasp, middle = grasps[attempt % len(grasps)], box_center(arm.scene, body)
         above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
-        rig = geometry.hand_prisms(grasp.yaw_rad, OPEN_M)
-        path = arm.plan_path(rig, above.place_m, geometry.obstacles_except(arm.scene))
+        rig = motion.hand_prisms(grasp.yaw_rad, OPEN_M)
+        path = arm.plan_path(rig, above.place_m, motion.obstacles_except(arm.scene))
         yield from arm.reach(above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
         if np.linalg.norm(box_center(arm.scene, body) - middle) > _MOVED_M:
             continue
         held, most_m = yield from _lift_object(arm, body, replace(above, place_m=grasp.place_m, speed=style.final))
         if _hand_distance(arm, body) <= most_m:
             goal = _release_point(arm, placement, grasp) + [0.0, 0.0, style.hover_m]
-            path = arm.plan_path(_loaded_hand(arm, body, grasp), goal, geometry.obstacles_except(arm.scene, body))
+            path = arm.plan_path(_loaded_hand(arm, body, grasp), goal, motion.obstacles_except(arm.scene, body))
             carried = replace(held, place_m=goal, speed=style.cruise)
             yield from arm.reach(carried, _CARRY_STEPS, style.corner_m, path=path)
         if _hand_distance(arm, body) <= most_m:
@@ -239,8 +238,8 @@ def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, O
     held = replace(target, place_m=arm.hand_m if is_late else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)
     most_m = _hand_distance(arm, body) + _LOST_M
-    hull, around = geometry.body_prisms(arm.scene, body).hull(), geometry.obstacles_except(arm.scene, body)
-    move = geometry.out_from_under(hull, around, arm.style.clearance_m / 2)
+    hull, around = motion.body_prisms(arm.scene, body).hull(), motion.obstacles_except(arm.scene, body)
+    move = motion.out_from_under(hull, around, arm.style.clearance_m / 2)
     yield from arm.reach(replace(held, place_m=arm.hand_m + [*move, _OFF_THE_GROUND_M]), _PULL_STEPS, _AT_M)
     lifted = replace(held, place_m=arm.hand_m + [0.0, 0.0, arm.style.lift_m])
     yield from arm.reach(lifted, _LIFT_STEPS, _NEAR_M, height_m=_AT_M)
@@ -251,14 +250,14 @@ def _hand_distance(arm: Arm, body: str) -> float:
     return float(np.linalg.norm(box_center(arm.scene, body) - arm.hand_m))
 
 
-def _loaded_hand(arm: Arm, body: str, grasp: Grasp) -> geometry.Prisms:
-    load = geometry.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
-    return geometry.concatenate_prisms(geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
+def _loaded_hand(arm: Arm, body: str, grasp: Grasp) -> motion.Prisms:
+    load = motion.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
+    return motion.concatenate_prisms(motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
 
 def _release_point(arm: Arm, placement: Placement, grasp: Grasp) -> Floats:
     body = placement.body
     spot = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
-    others = geometry.obstacles_except(arm.scene, body)
-    floor = geometry.lowest_heights(_loaded_hand(arm, body, grasp), spot[None], others, 0.0, arm.style.release_m)
+    others = motion.obstacles_except(arm.scene, body)
+    floor = motion.lowest_heights(_loaded_hand(arm, body, grasp), spot[None], others, 0.0, arm.style.release_m)
     return np.array([*spot, float(floor[0]) if np.isfinite(floor[0]) else float(arm.hand_m[2])])
