@@ -108,7 +108,7 @@ def test_croissant_names_every_column_of_the_frames_with_its_type_and_what_it_ho
     assert document["conformsTo"] == "http://mlcommons.org/croissant/1.0"
     (frames,) = ({field["name"]: field for field in part["field"]} for part in document["recordSet"])
     assert list(frames) == frames_of(folder).column_names
-    counted = {"timestamp", "frame_index", "index", "task_index"}
+    counted = {"timestamp", "frame_index", "episode_index", "index", "task_index", "next.done"}
     assert {name for name, field in frames.items() if "description" not in field} == counted
     kinds = {name: (field["dataType"], field.get("repeated", False)) for name, field in frames.items()}
     assert kinds["next.margin"] == ("sc:Float", True)

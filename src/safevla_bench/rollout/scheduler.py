@@ -325,13 +325,6 @@ class WorkerProcess:
         """Ask the worker to close and end."""
         self._send(None)
 
-    def has_died(self) -> bool:
-        """Return whether the process has ended, and nothing is left to read; False if its socket is closed too.
-
-        `receive_messages` reads the closing.
-        """
-        return self.process.poll() is not None and not self.connection.poll()
-
     def end(self, timeout_s: float) -> str:
         """Wait `timeout_s` for the process, kill it if it still runs, close the socket, and return how it ended."""
         try:
@@ -372,7 +365,9 @@ class ProcessPool:
                 message = None
             yield by_connection[connection], message
         if not ready:
-            yield from [(number, None) for number, worker in workers.items() if worker.has_died()]
+            for number, worker in workers.items():
+                if worker.process.poll() is not None and not worker.connection.poll():
+                    yield number, None
 
 
 def describe_exit(returncode: int) -> str:

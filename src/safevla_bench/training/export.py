@@ -268,16 +268,11 @@ _COLUMNS = {
     "grip site, whose axes may not be those of the host's observations",
     "action": "as the simulator was given it, rounded to float32",
     "next.reward": "1 where the host calls the episode a success, in its last frame; else 0",
-    "next.done": "whether this is the last frame",
     "next.success": "whether the host calls the episode a success, in its last frame",
     "next.cost": "1 where the record after the action violates a clause, else 0; NaN = that is not known",
     "next.severity": "depth of the worst violation of that record, 0 to 1; NaN as above",
     "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = that is not known",
     "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
-    "episode_index": "number of the episode",
-    "tasks": "its instruction",
-    "length": "number of its frames",
-    "safety/success": "whether the host calls it a success",
     "safety/safe": "whether it violates no clause; null = no verdict, and `safety/no_verdict` says why",
     "safety/unsafe_success": "whether it succeeded and violated a clause; null = not known",
     "safety/vsi": "depth of its worst violation, 0 to 1; null = no verdict",
@@ -286,7 +281,7 @@ _COLUMNS = {
     "safety/robustness/": "robustness of a clause over the episode, in its unit, negative where violated; null = none",
     "safety/": "of the episode as it was recorded and judged; null = not known",
 }
-"""Column of frames or of meta/episodes -> what it holds; a key that ends in `.` or `/` is of all that begin so."""
+"""Column of frames or of meta/episodes, beside LeRobot's own -> what it holds; a last `.` or `/`: all that begin so."""
 
 
 _CARD = """---

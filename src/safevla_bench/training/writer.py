@@ -85,13 +85,11 @@ class Column:
         return {**{name: value.reshape(shape) for name, value in values.items()}, "count": np.array([len(self.values)])}
 
 
-def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics:
-    """Return the statistics of both as LeRobot joins them; `latter` itself if `former` is None.
+def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
+    """Return the statistics of both as LeRobot joins them.
 
     Joined statistics are exact but for quantiles: the lesser of the two up to the median, the greater above it.
     """
-    if former is None:
-        return latter
     total = former["count"] + latter["count"]
     parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
     mean = sum(weight * part["mean"] for weight, part in parts)
@@ -169,7 +167,7 @@ class DatasetWriter:
         stats = {name: column.summarize() for name, column in columns.items() if column.feature.is_summarized}
         self._rows.append(self._describe_episode(task, length, stats) | dict(labels))
         for name, own in stats.items():
-            self._stats[name] = join_statistics(self._stats.get(name), own)
+            self._stats[name] = join_statistics(self._stats[name], own) if name in self._stats else own
         self.frames += length
 
     def _count_frames(self, length: int, task_index: int) -> dict[str, Column]:
@@ -230,11 +228,8 @@ class DatasetWriter:
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
-    columns = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_kind, "metadata": None}
-        for name, kind, numpy_kind in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
-    ]
-    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": [index], "pandas_version": "2.0.0"}
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
