@@ -311,13 +311,6 @@ class ScenePlan:
     horizon: int
     cameras: int | None
     """None = not known, and not in the estimate: the policy was not made."""
-    look_interval: int = 1
-    """Steps from one look at the cameras' images to the next; they are rendered for looks alone."""
-
-    @property
-    def pictures(self) -> int:
-        """Number of pictures that an episode of the whole horizon renders."""
-        return (self.cameras or 0) * (1 + (self.horizon - 1) // self.look_interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,12 +357,10 @@ def estimate_plan(
     policy that carries out several actions of a reply. At most as many workers as there are episodes share their time.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
-    looks = {policy: (count, look_intervals.get(policy, 1)) for policy, count in cameras.items()}
     scenes = tuple(
-        ScenePlan(
-            first.policy, first.task.benchmark, first.task.task_id, 1 + len(rest), first.horizon, *looks[first.policy]
-        )
-        for first, *rest in groups
+        ScenePlan(policy, task.benchmark, task.task_id, len(group), group[0].horizon, cameras[policy])
+        for group in groups
+        for policy, task in [scene_of(group[0])]
     )
     costs = load_costs().get(host)
     if costs is None:
@@ -378,7 +369,9 @@ def estimate_plan(
     at_once = max(1, min(workers, len(episodes)))
     run = np.array(costs.reset_s) * len(episodes)
     run += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + waits) for scene in scenes)
-    run += np.array(costs.camera_step_s) * sum(scene.episodes * scene.pictures for scene in scenes)
+    looks = (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1) for scene in scenes)
+    pictures = sum(scene.episodes * (scene.cameras or 0) * count for scene, count in zip(scenes, looks, strict=True))
+    run += np.array(costs.camera_step_s) * pictures
     made = np.array(costs.make_s) * len(scenes)
     # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
     time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
