@@ -161,9 +161,7 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
         return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
         return episodes
-    if episodes is None:
-        return task.episodes
-    trials = rules.suite_trials(task.benchmark)
+    trials = None if episodes is None else rules.suite_trials(task.benchmark)
     return task.episodes if trials is None else trials
 
 
