@@ -1,7 +1,7 @@
 """What `--dry-run` reckons with on LIBERO, and how far off it is: python benchmarks/costs.py [--check] [--cpu]
 
-Without --check it measures two tasks of each suite and prints the tables `[libero...]`, each figure lowest and highest,
-to put in the place of those in src/safevla_bench/rollout/costs.toml; before that a comment for each task. With --check
+Without --check it measures two tasks of each suite and prints the table `[libero]`, each figure lowest and highest, to
+put in the place of that in src/safevla_bench/rollout/costs.toml; before that a comment for each task. With --check
 it runs four commands, each after its own `--dry-run`, and prints the factors between estimates and what then happened.
 
 --cpu takes CPU time in the place of wall time and has one core render: for a machine that other work shares. Wall times
@@ -103,7 +103,7 @@ def children_cpu() -> float:
 
 
 def print_costs(clock: Clock, clock_children: Clock) -> dict[str, object]:
-    from safevla_bench.rollout.estimate import load_costs
+    from safevla_bench.rollout.plan import load_costs
 
     measure_task("libero-object", 0, CAMERAS, clock)  # imports and compiles
     blind, seeing = {}, {}
@@ -119,14 +119,9 @@ def print_costs(clock: Clock, clock_children: Clock) -> dict[str, object]:
     print(f"record_bytes = {[*load_costs()['libero'].record_bytes]}  # not measured here")
     print(f"start_s = {span([start])}")
     for name in ("make_s", "reset_s"):
-        print(f"{name} = {span([row[name] for row in blind.values()])}")
-        print(f"camera_{name} = {span([row[name] - blind[task][name] for task, row in seeing.items()])}")
-    for suite in (None, *TASKS):
-        if suite is not None:
-            print(f"\n[libero.suites.{suite}]")
-        chosen = [task for task in blind if suite in (None, task[0])]
-        print(f"step_s = {span([blind[task]['step_s'] for task in chosen])}")
-        print(f"camera_step_s = {span([seeing[task]['camera_step_s'] for task in chosen])}")
+        print(f"{name} = {span([row[name] for rows in (blind, seeing) for row in rows.values()])}")
+    print(f"step_s = {span([row['step_s'] for row in blind.values()])}")
+    print(f"camera_step_s = {span([row['camera_step_s'] for row in seeing.values()])}")
     return {"start_s": start, "blind": [*blind.items()], "seeing": [*seeing.items()]}
 
 

@@ -50,8 +50,11 @@ PLACES = {
     ("jobs/evaluation/request.py", "make_host"): GUARD,
     ("jobs/evaluation/preparation.py", "make_host"): GUARD,
     ("jobs/evaluation/results.py", "make_host"): GUARD,
-    ("rollout/worker.py", "make_policy"): PREPARED,  # in a worker, and for servers that a run asks once more at its end
-    ("rollout/worker.py", "make_host"): PREPARED,
+    (
+        "rollout/scheduler.py",
+        "make_policy",
+    ): PREPARED,  # in a worker, and for servers that a run asks again at its end
+    ("rollout/scheduler.py", "make_host"): PREPARED,
     ("rollout/ray.py", "make_host"): PREPARED,
     ("jobs/evaluation/preparation.py", "WorkerSpec"): PREPARED,
     ("jobs/physics.py", "WorkerSpec"): PREPARED,  # what `ReplaySetting.read` let pass, as for verify --replay
@@ -78,7 +81,7 @@ PLACES = {
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
     ("hosts/robocasa/kitchens.py", "import_module"): OWN,
     ("policies/python.py", "import_module"): GUARD,  # the policy `python:`
-    ("policies/lerobot.py", "from_pretrained"): GUARD,  # processors of a checkpoint name classes
+    ("policies/python.py", "from_pretrained"): GUARD,  # processors of a checkpoint name classes
     # The one loader of plug-ins
     ("plugins.py", "entry_points"): GUARD,
     ("plugins.py", "load"): GUARD,
@@ -287,7 +290,7 @@ def test_an_angle_of_a_task_file_is_a_number_since_libero_evaluates_it(angle):
 
 UNPICKLING = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 LOADING = {"torch.load", "yaml.load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle", "np.fromregex"}
-OWN_PROCESSES = {"safevla_bench/rollout/worker.py", "safevla_bench/rollout/scheduler.py"}
+OWN_PROCESSES = {"safevla_bench/rollout/scheduler.py"}
 """A run and its workers, which are the same program, speak over a pipe of their own that nobody else has."""
 
 

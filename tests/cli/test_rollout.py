@@ -13,7 +13,7 @@ from safevla_bench.hosts.fake import host
 from safevla_bench.jobs.evaluation import rollouts
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout.episode import run_serially
-from safevla_bench.rollout.estimate import CostRange, RunEstimate
+from safevla_bench.rollout.plan import CostRange, RunEstimate
 from safevla_bench.sources.runs.parts import episode_rows
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]

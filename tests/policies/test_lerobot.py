@@ -11,7 +11,7 @@ import pytest
 from policies.servers.stub_servers import TASK, seen
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.lerobot import LerobotModel
+from safevla_bench.policies.python import LerobotModel
 from safevla_bench.policies.servers import ChunkedPolicy
 from safevla_bench.policies.servers.dialects import choose_dialect
 

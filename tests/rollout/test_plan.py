@@ -1,4 +1,4 @@
-"""The plan follows from the request alone; its shards and its queue hand out every episode exactly once."""
+"""The plan follows from the request alone, what it costs from the plan and the host's figures; shards cover it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
-from safevla_bench.hosts import make_host
+from safevla_bench.hosts import host_names, make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
-from safevla_bench.rollout.plan import EpisodeQueue, Shard, cut_plan, plan_episodes, policy_seed, scene_of
+from safevla_bench.jobs.evaluation.preparation import estimate_run
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.rollout import plan
+from safevla_bench.rollout.plan import (
+    EpisodeQueue,
+    HostCosts,
+    Shard,
+    cut_plan,
+    estimate_plan,
+    plan_episodes,
+    policy_seed,
+    scene_of,
+)
 
 STILL = (0.0,) * 6 + (-1.0,)
 
@@ -84,28 +96,14 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):
 
 
 LONG_PLAN = plan_episodes(make_host("fake").tasks("fake"), 4, ["a", "b"], load_protocol())
-HORIZONS = st.lists(st.integers(min_value=1, max_value=900), min_size=1, max_size=40)
 
 
-def with_horizons(horizons):
-    return [replace(LONG_PLAN[0], horizon=horizon) for horizon in horizons]
-
-
-@given(HORIZONS, st.data())
-def test_shards_are_stretches_that_cover_the_plan_and_none_is_empty(horizons, data):
-    count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
-    starts = cut_plan(with_horizons(horizons), count)
-    assert (starts[0], starts[-1], len(starts)) == (0, len(horizons), count + 1)
-    assert all(first < end for first, end in pairwise(starts))
-
-
-@given(HORIZONS, st.data())
-def test_a_shard_is_longer_than_its_part_by_one_episode_at_most_if_episodes_are_alike(horizons, data):
-    count = data.draw(st.integers(min_value=1, max_value=len(horizons)))
-    lengths = [300 + horizon for horizon in horizons]
-    parts = [sum(lengths[first:end]) for first, end in pairwise(cut_plan(with_horizons(lengths), count))]
-    if len(lengths) >= 4 * count:  # else a shard of one may be all there is to give
-        assert max(abs(part - sum(lengths) / count) for part in parts) <= max(lengths)
+@given(st.integers(min_value=1, max_value=40), st.data())
+def test_shards_are_stretches_that_cover_the_plan_alike_but_for_one_episode_and_none_is_empty(length, data):
+    count = data.draw(st.integers(min_value=1, max_value=length))
+    starts = cut_plan([LONG_PLAN[0]] * length, count)
+    assert (starts[0], starts[-1], len(starts)) == (0, length, count + 1)
+    assert {end - first for first, end in pairwise(starts)} <= {length // count, length // count + 1}
 
 
 def test_as_many_shards_as_scenes_split_none():
@@ -130,6 +128,9 @@ def test_what_is_not_a_shard_is_refused_with_an_example(text):
     with pytest.raises(RunError, match="is no shard") as raised:
         Shard.parse(text)
     assert "2/8" in raised.value.remedy
+
+
+# The queue
 
 
 FAKE_TASKS = make_host("fake").tasks("fake")
@@ -172,3 +173,84 @@ def test_whoever_asks_next_every_episode_is_taken_exactly_once(turns):
             at[worker] = scene_of(planned)
     assert len(episodes) == len(FAKE_EPISODES)
     assert {planned.episode_id for planned in episodes} == {planned.episode_id for planned in FAKE_EPISODES}
+
+
+# What a plan costs
+
+
+PLAN = plan_episodes(TASKS, 5, ["blind", "seeing"], load_protocol())
+CAMERAS = {"blind": 0, "seeing": 2}
+HORIZON, WAIT = 280, 10
+COSTS = HostCosts(
+    source="made up",
+    start_s=(3.0, 5.0),
+    make_s=(1.0, 2.0),
+    reset_s=(0.2, 0.4),
+    step_s=(0.01, 0.02),
+    camera_step_s=(0.03, 0.05),
+    record_bytes=(500, 1500),
+)
+
+
+@pytest.fixture
+def fixed_costs(monkeypatch):
+    monkeypatch.setattr(plan, "load_costs", lambda: {"libero": COSTS, "fake": COSTS})
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_time_and_disk_are_added_up_over_policies_tasks_episodes_and_steps():
+    estimate = estimate_plan(PLAN, "libero", CAMERAS)
+    expected = {}
+    for side, span in enumerate(("low", "high")):
+        steps = (0.01, 0.02)[side] * (HORIZON + WAIT)
+        pictures = 2 * (0.03, 0.05)[side] * HORIZON  # what settles is not rendered
+        episode = (0.2, 0.4)[side] + steps
+        expected[span] = (3.0, 5.0)[side] + 4 * (1.0, 2.0)[side] + 20 * episode + 10 * pictures
+        assert getattr(estimate.disk_bytes, span) == pytest.approx(20 * 281 * (500, 1500)[side])
+    assert estimate.time_s.low == pytest.approx(expected["low"])
+    assert estimate.time_s.high == pytest.approx(expected["high"])
+    assert (estimate.episodes, estimate.steps) == (20, 5600)
+    assert [(row.policy, row.task_id, row.episodes, row.horizon, row.cameras) for row in estimate.scenes] == [
+        ("blind", "task_0", 5, 280, 0),
+        ("blind", "task_3", 5, 280, 0),
+        ("seeing", "task_0", 5, 280, 2),
+        ("seeing", "task_3", 5, 280, 2),
+    ]
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_pictures_are_counted_where_they_are_looked_at():
+    often, seldom = (estimate_plan(PLAN, "libero", CAMERAS, look_intervals={"seeing": count}) for count in (1, 50))
+    looks = 280, 6  # of 280 steps those at 0, 50, ..., 250
+    assert often.time_s.high - seldom.time_s.high == pytest.approx(10 * 2 * 0.05 * (looks[0] - looks[1]))
+    assert often.time_s == estimate_plan(PLAN, "libero", CAMERAS).time_s
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_a_plan_s_policy_looks_as_often_as_it_asks_its_server():
+    request = Request(host="fake", suites=("fake",), tasks=(0,), policies=("openpi:h",), episodes=1, max_steps=11)
+    often, seldom = (estimate_run(replace(request, arguments={"replan": count})).time_s.high for count in "15")
+    assert often - seldom == pytest.approx(2 * 0.05 * (11 - 3))
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_workers_divide_the_episodes_and_the_scenes_and_not_the_start_or_the_disk():
+    alone, four, many = (estimate_plan(PLAN, "libero", CAMERAS, workers) for workers in (1, 4, 1000))
+    start, setup = 5.0, 4 * 2.0
+    episodes = alone.time_s.high - start - setup
+    assert four.time_s.high == pytest.approx(start + (setup + episodes) / 4)
+    assert four.disk_bytes == alone.disk_bytes
+    assert many.time_s.high == pytest.approx(start + setup / 4 + episodes / 20), "each worker makes one of four scenes"
+
+
+@pytest.mark.usefixtures("fixed_costs")
+def test_a_host_without_figures_has_no_estimate():
+    estimate = estimate_plan(PLAN, "unheard-of", CAMERAS)
+    assert (estimate.time_s, estimate.disk_bytes, estimate.episodes) == (None, None, 20)
+
+
+def test_every_figure_is_of_a_known_host_and_runs_from_low_to_high():
+    for name, costs in plan.load_costs().items():
+        assert name in host_names()
+        ranges = [costs.start_s, costs.make_s, costs.reset_s, costs.step_s, costs.camera_step_s, costs.record_bytes]
+        assert all(0 <= low <= high for low, high in ranges)

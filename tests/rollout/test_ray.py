@@ -20,13 +20,13 @@ from ray.cluster_utils import Cluster as SeveralNodes
 
 from folders import contents
 from safevla_bench import cli
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.ray import RayCluster
-from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerPolicy, WorkerReady, WorkerSpec
+from safevla_bench.rollout.scheduler import READY, WorkerParts, WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import Watcher, install_plugin
 
@@ -206,20 +206,20 @@ def on_a_node(monkeypatch):
 
 def test_what_a_node_lacks_is_an_error_that_names_the_node(on_a_node):
     failure = actors.RayWorker(WorkerSpec("nonsense", {"noop": WorkerPolicy("noop")}), 0, {}).prepare()
-    assert isinstance(failure, WorkerFailed)
-    assert f"on the node {platform.node()}: " in str(failure.error)
-    assert "nonsense" in str(failure.error)
+    assert isinstance(failure, SafevlaError)
+    assert f"on the node {platform.node()}: " in str(failure)
+    assert "nonsense" in str(failure)
 
 
 def test_a_node_with_other_versions_is_refused(on_a_node):
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
     failure = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare()
-    assert isinstance(failure, WorkerFailed)
-    assert f"on the node {platform.node()}: it has other versions" in str(failure.error)
-    assert "not 0.0" in str(failure.error)
-    assert "mujoco None, not 9" in str(failure.error)
+    assert isinstance(failure, SafevlaError)
+    assert f"on the node {platform.node()}: it has other versions" in str(failure)
+    assert "not 0.0" in str(failure)
+    assert "mujoco None, not 9" in str(failure)
     versions = actors.record_versions(WorkerParts(cast).host)
-    assert isinstance(actors.RayWorker(cast, 0, versions).prepare(), WorkerReady)
+    assert actors.RayWorker(cast, 0, versions).prepare() == READY
 
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):

@@ -21,17 +21,17 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.episode import EpisodeOutcome
-from safevla_bench.rollout.plan import plan_episodes
-from safevla_bench.rollout.scheduler import RETRIES, ProcessPool, run_pool
-from safevla_bench.rollout.worker import (
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
+from safevla_bench.rollout.scheduler import (
     ONE_THREAD,
+    READY,
     RENDERER,
+    RETRIES,
     VISIBLE,
-    WorkerFailed,
+    ProcessPool,
     WorkerPolicy,
-    WorkerReady,
     WorkerSpec,
-    usable_gpus,
+    run_pool,
     worker_environment,
 )
 from safevla_bench.sources.runs.episode_index import read_sources
@@ -45,7 +45,7 @@ class Puppet:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.messages: list[object] = [WorkerReady()]
+        self.messages: list[object] = [READY]
         self.dismissed = self.ended = False
 
     def begin(self, planned) -> None:
@@ -80,17 +80,10 @@ class Stage:
             if number in self.absent or not worker.messages:
                 continue
             message = worker.messages.pop()
-            if not isinstance(message, (WorkerReady, WorkerFailed)):
+            if isinstance(message, PlannedEpisode):
                 self.attempts[message.episode_id] += 1
-            if next(self.dies, False):
-                yield number, None
-            else:
-                yield (
-                    number,
-                    message
-                    if isinstance(message, (WorkerReady, WorkerFailed))
-                    else EpisodeOutcome(message, "timeout", 6, b"record"),
-                )
+                message = EpisodeOutcome(message, "timeout", 6, b"record")
+            yield number, None if next(self.dies, False) else message
 
 
 @pytest.fixture
@@ -138,7 +131,7 @@ def test_what_a_worker_cannot_mend_ends_the_run_and_all_workers():
     pool = Stage()
     crew = run_pool(pool, EPISODES, 2)
     next(crew)
-    pool.workers[0].messages = [WorkerFailed(HostError("no simulator"))]
+    pool.workers[0].messages = [HostError("no simulator")]
     with pytest.raises(HostError, match="no simulator"):
         list(crew)
     assert all(worker.ended for worker in pool.workers)
@@ -179,7 +172,7 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["crashed", "timeout"]
     assert scheduler.RETRIES == 1
-    assert rows[0].reason == ("its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV")
+    assert rows[0].reason == "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV"
     (header,) = read_sources([tmp_path / "run"])[0].headers
     assert header.episode_id == rows[1].episode_id
     assert "Segmentation fault" in capfd.readouterr().err
@@ -214,32 +207,27 @@ def test_a_death_is_told_in_words(returncode, words):
 # A worker's share of the machine
 
 
-def test_renderers_go_round_the_gpus():
-    renderers = [worker_environment(worker, {}, ("0", "1"), cameras=True)[RENDERER] for worker in range(3)]
-    assert renderers == ["0", "1", "0"]
-
-
-def test_no_gpu_is_named_without_cameras_or_gpus_or_where_the_user_names_one():
-    assert RENDERER not in worker_environment(0, {}, ("0",), cameras=False)
-    assert RENDERER not in worker_environment(0, {}, (), cameras=True)
-    assert worker_environment(0, {RENDERER: "5"}, ("0",), cameras=True)[RENDERER] == "5"
+@pytest.mark.parametrize(
+    ("variables", "renders", "renderers"),
+    [
+        ({VISIBLE: "0, 1"}, True, ["0", "1", "0"]),
+        ({VISIBLE: "0, 1"}, False, [None] * 3),
+        ({VISIBLE: ""}, True, [None] * 3),
+        pytest.param({VISIBLE: "GPU-8f0e"}, True, [None] * 3, id="a renderer is chosen by number"),
+        ({VISIBLE: "0", RENDERER: "5"}, True, ["5"] * 3),
+        pytest.param({}, True, ["2", "10", "2"], id="by their devices"),
+    ],
+)
+def test_workers_that_render_go_round_the_gpus_that_the_user_left_visible(tmp_path, variables, renders, renderers):
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    workers = [worker_environment(k, variables, renders=renders, devices=tmp_path) for k in range(3)]
+    assert [worker.get(RENDERER) for worker in workers] == renderers
 
 
 def test_a_worker_computes_on_one_thread_unless_the_user_says_how_many():
-    assert [worker_environment(0, {}, (), cameras=False)[name] for name in ONE_THREAD] == ["1", "1", "1"]
-    assert worker_environment(0, {"OMP_NUM_THREADS": "4"}, (), cameras=False)["OMP_NUM_THREADS"] == "4"
-
-
-def test_gpus_are_those_the_user_left_visible(tmp_path):
-    assert usable_gpus({VISIBLE: "2, 3"}) == ("2", "3")
-    assert usable_gpus({VISIBLE: ""}) == ()
-    assert usable_gpus({VISIBLE: "GPU-8f0e"}) == ()  # a renderer is chosen by number
-
-
-def test_gpus_are_found_by_their_devices(tmp_path):
-    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert usable_gpus({}, devices=tmp_path) == ("2", "10")
+    assert [worker_environment(0, {}, renders=False)[name] for name in ONE_THREAD] == ["1", "1", "1"]
+    assert worker_environment(0, {"OMP_NUM_THREADS": "4"}, renders=False)["OMP_NUM_THREADS"] == "4"
 
 
 @FIXTURE_IS_CONSTANT

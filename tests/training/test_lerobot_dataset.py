@@ -14,7 +14,7 @@ from PIL import Image
 
 from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
-from safevla_bench.errors import FileError, HostError, RunError
+from safevla_bench.errors import FileError, HostError, RunError, SafevlaError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.stage import Camera
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -23,8 +23,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.pictures.rendering import open_stage
 from safevla_bench.sources.foreign.demonstrations import read_demonstrations
-from safevla_bench.training.description import CameraChoice
-from safevla_bench.training.export import export_dataset, read_state
+from safevla_bench.training.export import CameraChoice, export_dataset, read_state
 from safevla_bench.training.labels import label_records
 from safevla_bench.training.writer import Column, Feature, join_statistics
 from safevla_bench.trajectory.batch import Channel, select_episodes
@@ -107,17 +106,14 @@ def test_croissant_names_every_column_of_the_frames_with_its_type_and_what_it_ho
     folder, _ = pictured
     document = json.loads((folder / "croissant.json").read_text())
     assert document["conformsTo"] == "http://mlcommons.org/croissant/1.0"
-    frames, episodes = ({field["name"]: field for field in part["field"]} for part in document["recordSet"])
+    (frames,) = ({field["name"]: field for field in part["field"]} for part in document["recordSet"])
     assert list(frames) == frames_of(folder).column_names
-    assert set(episodes) <= set(episode_rows_of(folder)[0])
-    counted = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
-    assert {name for name, field in frames.items() if "description" not in field} <= counted
-    assert all("description" in field for field in episodes.values())
-    kinds = {name: (field["dataType"], field.get("repeated", False)) for name, field in (frames | episodes).items()}
+    counted = {"timestamp", "frame_index", "episode_index", "index", "task_index", "next.done"}
+    assert {name for name, field in frames.items() if "description" not in field} == counted
+    kinds = {name: (field["dataType"], field.get("repeated", False)) for name, field in frames.items()}
     assert kinds["next.margin"] == ("sc:Float", True)
     assert kinds["next.safe"] == ("sc:Integer", False)
-    assert kinds["next.done"] == kinds["safety/safe"] == ("sc:Boolean", False)
-    assert kinds["safety/violated_specs"] == ("sc:Text", True)
+    assert kinds["next.done"] == ("sc:Boolean", False)
     picture = frames["observation.images.agentview"]
     assert (picture["dataType"], picture["source"]["transform"]) == ("sc:ImageObject", {"jsonPath": "bytes"})
     assert picture["source"]["fileSet"] == {"@id": document["distribution"][0]["@id"]}
@@ -238,7 +234,7 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
 
 def test_a_camera_that_does_not_exist_ends_the_export_at_once(fake_run, tmp_path):
     skipped, cameras = [], CameraChoice(("agentview", "above"))
-    with pytest.raises(HostError, match=r"no camera 'above'.*Valid names: \['agentview'\]"):
+    with pytest.raises(SafevlaError, match=r"no camera 'above'.*Valid names: \['agentview'\]"):
         export_dataset(judge([fake_run], RULES), tmp_path / "set", cameras, on_skip=skipped.append)
     assert not skipped
     assert not list(tmp_path.iterdir())

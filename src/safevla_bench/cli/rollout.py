@@ -36,7 +36,7 @@ from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.episode import Observer
-from safevla_bench.rollout.estimate import RunEstimate
+from safevla_bench.rollout.plan import RunEstimate
 from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
@@ -314,12 +314,13 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
+    middle_s = (time.low + time.high) / 2
     unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
     size, byte = next(pair for pair in _UNITS if disk.high >= pair[1] or pair[1] == 1)
     workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  about {time.middle / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
+        f"  time  about {middle_s / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
         "without the policies' own time",
         f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
         f"From figures {plan.source}.",

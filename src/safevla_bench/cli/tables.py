@@ -32,8 +32,7 @@ from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.text import count_noun
-from safevla_bench.training.description import CameraChoice
-from safevla_bench.training.export import export_dataset
+from safevla_bench.training.export import CameraChoice, export_dataset
 
 _SUFFIX = {"text": "txt"}
 _DEFAULT = ("main", "violations")

@@ -29,8 +29,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.policies.replay import ActionReplay
 from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, Observer, StepCallback, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.scheduler import ProcessPool, run_pool
-from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
+from safevla_bench.rollout.scheduler import ProcessPool, WorkerPolicy, WorkerSpec, run_pool
 from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
     PHYSICS,

@@ -1,15 +1,23 @@
-"""The policies `noop`, a still arm and an open gripper, and `random`, actions drawn uniformly.
+"""The policies `noop`, `random`, and `metaworld:expert`, Meta-World's own script for each of its tasks.
 
-What `noop` violates is the scene's own floor. `random` repeats its actions for the same seed.
+What `noop`, a still arm and an open gripper, violates is the scene's own floor. `random` repeats its actions for the
+same seed.
 """
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
+
+if TYPE_CHECKING:
+    from metaworld.policies.policy import Policy as Script
 
 
 class _Blind:
@@ -46,5 +54,53 @@ class Random(_Blind):
         return self._generator.uniform(-1.0, 1.0, size=len(self._still))
 
 
-make_noop, make_random = Noop, Random
-"""The factories of the entry points."""
+# Meta-World's scripts
+
+
+EXPERT = "expert"
+_USE = "Use it with --host metaworld, after a reset."
+STATE = "state"
+"""Meta-World's own observation in `Observation.extra`, [39]."""
+
+
+class ExpertPolicy:
+    """Meta-World's script for the task, as `metaworld.policies` has it; it draws nothing, so the seed changes nothing.
+
+    Its actions are clipped to [-1, 1], as Meta-World's own evaluation does.
+    """
+
+    wants = Wants(privileged=True)
+
+    def __init__(self, scripts: Mapping[str, Callable[[], Script]]) -> None:
+        self._scripts = scripts
+        self._script: Script | None = None
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Take the task's script; raises `PolicyError` if Meta-World has none for it."""
+        if task.name not in self._scripts:
+            raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_USE)
+        self._script = self._scripts[task.name]()
+
+    def act(self, observation: Observation) -> Action:
+        """Return the script's action, [4]; `PolicyError` without a reset, or without Meta-World's own observation."""
+        if self._script is None or STATE not in observation.extra:
+            raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=_USE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the environment clips actions, at most steps
+            action = self._script.get_action(observation.extra[STATE].copy())
+        return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def make_metaworld(arg: str | None) -> ExpertPolicy:
+    """Return the expert; raises `PolicyError` unless `expert` stands after the colon and Meta-World is installed."""
+    if arg != EXPERT:
+        raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
+    try:
+        from metaworld.policies import ENV_POLICY_MAP
+    except ImportError as error:
+        problem = f"policy 'metaworld' needs the package metaworld: {error}"
+        raise PolicyError(problem, remedy="pip install 'safevla-bench[metaworld]', or: make metaworld") from error
+    return ExpertPolicy(ENV_POLICY_MAP)

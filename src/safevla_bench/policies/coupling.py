@@ -41,7 +41,7 @@ from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_recor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.plugins import format_call
 from safevla_bench.policies.python import make_object
-from safevla_bench.policies.scripted.geometry import rotation_axes, to_rotation
+from safevla_bench.policies.scripted.motion import rotation_axes, to_rotation
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DELAY, PRIVILEGED
 from safevla_bench.trajectory.single_episode import add_rows
@@ -151,7 +151,6 @@ class DistanceBarrier(_OfMotion):
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
-    """Return the boxes of bodies, one or more, in the world frame."""
     center_m, half_extents_m, quat_wxyz, pos_m = (
         np.array([field[name] for name in names])
         for field in (truth.center_m, truth.half_extents_m, truth.body_quat_wxyz, truth.body_pos_m)
@@ -383,7 +382,7 @@ class DelayedPolicy:
         self._policy.close()
 
     def _lateness(self) -> int:
-        """Return how late the next answer is expected to be; where delays are measured, as late as the last."""
+        """Where delays are measured, the next answer is expected to be as late as the last."""
         expected = self._late[-1] * self._dt_s if self._late else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 

@@ -208,7 +208,6 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
-    """Return the episodes of an archive or run folder; [] if it holds none."""
     batch, index = read_sources([path])
     index.require_valid()
     (source,) = index.sources
@@ -322,7 +321,6 @@ def _compare_bodies(take: RecordedActions, played: Batch) -> dict[str, object]:
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
-    """Return the fields from the proprioception after each action: row k of `recorded`, [n, 8], is step k + 1."""
     count = min(len(recorded), len(observed))
     was = recorded[:count]
     eef, fingers, turned = (

@@ -103,44 +103,39 @@ def run_episode(
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
     try:
-        observation = env.reset(planned.start)
-        if isinstance(policy, CuedPolicy):
-            policy.cue(planned.start)
-        policy.reset(planned.task, planned.policy_seed)
-        violation = _violation_reason(watch.start(newest_record(env))) if watch else None
-        outcome = "stopped" if violation else _final_outcome(planned)
-        while steps < planned.horizon and not violation:
-            action = seam.next_action(observation)
-            if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
-                env.render_next(policy.looks_next and steps + 1 < planned.horizon)
-            observation, success = env.step(action)
-            steps += 1
-            if on_step:
-                on_step(steps)
-            outcome = "success" if success else _final_outcome(planned)
-            if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
-                break
-            if watch and steps < planned.horizon:
-                violation = _violation_reason(watch.observe(newest_record(env)))
-            outcome = "stopped" if violation else outcome
-        reason = violation
-    except InvalidActionError as error:
-        outcome, reason = "invalid_action", f"step {steps}: {error}"
-    except (KeyboardInterrupt, ServerLostError, ServerRefusedError):
-        raise
-    except PolicyError as error:  # it says what is wrong better than where in this package it was raised
-        return seam.crash(planned, steps, str(error))
-    except BaseException:  # a policy and a simulator can raise anything; the run goes on without this episode
-        return seam.crash(planned, steps, traceback.format_exc())
-    try:
+        try:
+            observation = env.reset(planned.start)
+            if isinstance(policy, CuedPolicy):
+                policy.cue(planned.start)
+            policy.reset(planned.task, planned.policy_seed)
+            violation = _violation_reason(watch.start(newest_record(env))) if watch else None
+            outcome = _final_outcome(planned)
+            while steps < planned.horizon and not violation:
+                action = seam.next_action(observation)
+                if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
+                    env.render_next(policy.looks_next and steps + 1 < planned.horizon)
+                observation, success = env.step(action)
+                steps += 1
+                if on_step:
+                    on_step(steps)
+                outcome = "success" if success else _final_outcome(planned)
+                if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
+                    break
+                if watch and steps < planned.horizon:
+                    violation = _violation_reason(watch.observe(newest_record(env)))
+            outcome, reason = ("stopped", violation) if violation else (outcome, None)
+        except InvalidActionError as error:
+            outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = env.recorded()
         if isinstance(policy, ReplayPolicy):
             coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
             batch = policy.add_divergence(batch, coordinates, observation)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ServerLostError, ServerRefusedError):
         raise
-    except BaseException:  # so can a simulator that is asked for its record
-        return seam.crash(planned, steps, traceback.format_exc())
+    except BaseException as error:  # a policy and a simulator can raise anything; the run goes on without this episode
+        # A `PolicyError` says what is wrong better than where in this package it was raised.
+        reason = str(error) if isinstance(error, PolicyError) else traceback.format_exc()
+        return EpisodeOutcome(planned, "crashed", steps, None, reason, seam.latency(), seam.greeting())
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
@@ -179,7 +174,6 @@ class _ActionSeam:
         """The actions that were clipped, as the policy asked for them."""
 
     def next_action(self, observation: Observation) -> Action:
-        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds."""
         start = time.perf_counter()
         raw_action = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
@@ -214,9 +208,6 @@ class _ActionSeam:
         p50, p95 = 1000 * np.percentile(spent, [50, 95])
         return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
 
-    def crash(self, planned: PlannedEpisode, steps: int, reason: str) -> EpisodeOutcome:
-        return EpisodeOutcome(planned, "crashed", steps, None, reason, self.latency(), self.greeting())
-
     def greeting(self) -> Greeting | None:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
@@ -248,15 +239,12 @@ class Observer(Protocol):
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Learn which episodes are to be run next; it is called before any of them."""
-        ...
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
         """Learn how many control steps of an episode are done."""
-        ...
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Learn how an episode ended, with its record if it has one."""
-        ...
 
 
 class EnvRunner:
@@ -277,10 +265,9 @@ class EnvRunner:
         self._made_for: tuple[str, Task] | None = None
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
+        """Run one episode and return its outcome; an exception, or a server that is lost later, makes it `crashed`.
 
-        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached in the
-        first place; a server that is lost later makes the outcome `crashed`.
+        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:
@@ -310,16 +297,14 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
-        """Return the present environment if it is of the same policy and task, else a new one."""
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
             coupler = self._couplers.get(planned.policy)
-            env = self._host.make(planned.task, coupler.extend_wants(policy.wants) if coupler else policy.wants)
-            self._env = env  # from here on it is closed, whatever else is wrong
-            _require_still(env, planned.task)
+            wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
+            self._env = self._host.make(planned.task, wants)
             self._made_for = planned.policy, planned.task
         recorded = planned.start.recorded
         if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
@@ -328,17 +313,9 @@ class EnvRunner:
         return self._env
 
 
-def _require_still(env: HostEnv, task: Task) -> None:
-    if len(task.still) != len(env.action_low):
-        counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
-        problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
-        raise HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
-
-
 def _run_with_retries(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
-    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome."""
     reached = 0
 
     def count(steps: int) -> None:
@@ -361,11 +338,9 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
+    """Run the episodes in order and yield each outcome before the next is asked for; raises as `run_planned`.
 
-    Each episode is asked for when the one before it has ended.
-
-    Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
+    A crash costs the environment, which is closed however the run ends, not the run.
     """
     with closing(runner):
         for planned in episodes:

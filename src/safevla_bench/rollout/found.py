@@ -99,5 +99,4 @@ def read_suite(path: Path) -> FoundSuite:
     try:
         return msgspec.json.decode(read_input(path), type=FoundSuite)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RunError(f"is no suite of found starts: {problem}", remedy=_REMEDY, place=Place(file=str(path))) from None
+        raise RunError(f"is no suite of found starts: {error}", remedy=_REMEDY, place=Place(file=str(path))) from None

@@ -6,9 +6,9 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, SupportsFloat, TypeVar
+from contextlib import ExitStack
+from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,8 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable
-from safevla_recorder.mujoco.hook import Undo
-from safevla_recorder.mujoco.recorder import Recorder
 
-Cost = Literal["violation", "severity", "limit_use"]
+Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"
 """Id of `make_env` in Gymnasium's registry, once this module is imported."""
 _WAIT_STEPS = 10
@@ -47,16 +45,15 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
 
     `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
-    violation in [0, 1]; with `limit_use` the largest share of a limit that it uses, 1 at the limit and more beyond.
-    `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
-    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a verdict), and
-    `standing`, the whole of it.
+    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record
+    over their thresholds, `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause
+    has a verdict), and `standing`, the whole of it.
     """
-    costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
-    if cost not in costs:
-        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(costs)}.")
+    if cost not in get_args(Cost):
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
-    return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
+    safety = {**{name: getattr(standing, name) for name in names}, "standing": standing}
+    return {"cost": standing.severity if cost == "severity" else standing.cost, "safety": safety}
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
@@ -68,8 +65,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     settles as under the protocol `safevla-bench`. `monitor` judges, else the default specifications do; `cost` chooses
     `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the environment.
     """
-
-    metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
 
     def __init__(
         self,
@@ -87,35 +82,32 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
-        try:
-            first = self._start(0)
-        except BaseException:
-            self._env.close()
-            raise
-        self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
+        spaces = {}
+        for name, value in self._start(0).items():
+            bounds = (0, 255) if value.dtype == np.uint8 else (-np.inf, np.inf)
+            spaces[name] = gymnasium.spaces.Box(*bounds, value.shape, value.dtype.type)  # type: ignore[call-overload]
+        self.observation_space = gymnasium.spaces.Dict(spaces)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start an episode and return the observation and info of record 0.
 
-        A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
-        `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
-        such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
+        A seed is the environment's from then on, and begins the turn of initial states anew; the option
+        `init_state_index` chooses one. Raises `HostError` if there is no such state, and as `Monitor.observe` does.
         """
         super().reset(seed=seed)
         if seed is not None:
             self._env_seed, self._next = seed, 0
-        index = operator.index((options or {}).get("init_state_index", self._next))  # 1.5 is no index
+        index = int((options or {}).get("init_state_index", self._next))
         self._next = (index + 1) % (self._task.init_states or 2**31)
         seen = self._start(index)
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
+        """Apply one action; the entries of `info` are of the record that it made. The reward is 1 at success.
 
-        Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
-        info. Raises `InvalidActionError` for an action that the host refuses.
+        Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1
@@ -148,44 +140,39 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     ) -> None:
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
-        self._recorder: Recorder | None = None
-        self._detach: Undo = lambda: None
-        self._latest: Callable[[], Batch]
+        self._hooks = ExitStack()
+        self._record_step: Callable[[Action], Batch]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
 
         Raises `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
         """
-        self._stop()
+        self._hooks.close()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
-        recorder, self._detach = recordable.start_recorder()
+        recorder, detach = recordable.start_recorder()
+        self._hooks.callback(detach)
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
-        return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
+
+        def record_step(action: Action) -> Batch:
+            recorder.record_step(action)
+            return from_recording(recorder.latest_record(header))
+
+        self._record_step = record_step
+        standing = self._monitor.start(from_recording(recorder.latest_record(header)))
+        return seen, {**info, **step_info(standing, self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
-
-        Raises `HostError` before the first `reset`.
-        """
-        if self._recorder is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
+        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._recorder.record_step(np.asarray(action))
-        standing = self._monitor.observe(self._latest())
+        standing = self._monitor.observe(self._record_step(np.asarray(action)))
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def close(self) -> None:
         """Take the hooks off and close the wrapped environment."""
-        self._stop()
+        self._hooks.close()
         super().close()
-
-    def _stop(self) -> None:
-        if self._recorder is not None:
-            self._detach()
-        self._recorder = None
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -196,12 +183,9 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, whether terminated and truncated, and info.
-
-        Raises `HostError` if the environment gives no cost.
-        """
+        """Return observation, reward, cost, whether terminated and truncated, and info."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        return seen, reward, _read_cost(info), terminated, truncated, info
+        return seen, reward, float(info["cost"]), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -225,11 +209,10 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **self._totals(is_success=False)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment, with the totals in `info`; raises `HostError` if it gives no cost."""
+        """Step the wrapped environment, with the totals in `info`."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        cost = _read_cost(info)
-        self._total += cost
-        self._exposed += cost > 0
+        self._total += float(info["cost"])
+        self._exposed += info["cost"] > 0
         totals = self._totals(is_success=terminated and float(reward) > 0)
         return seen, reward, terminated, truncated, {**info, **totals}
 
@@ -241,12 +224,6 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
             "quadrant": f"{safety} {success}",
             "within_limit": None if self._limit is None else self._total <= self._limit,
         }
-
-
-def _read_cost(info: Mapping[str, Any]) -> float:
-    if "cost" not in info:
-        raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
-    return float(info["cost"])
 
 
 def make_env(
@@ -263,9 +240,8 @@ def make_env(
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    `task` is its id, or its place in the suite; `image_size` height and width [pixels]. The default specifications
-    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or a simulator that cannot
-    be used.
+    `task` is its id or its place in the suite; `image_size` height and width [pixels]. Raises `HostError` for what
+    the host does not have.
     """
     made = make_host(host, host_arguments)
     tasks = made.tasks(suite)
@@ -291,9 +267,3 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
         **{f"image.{camera}": image for camera, image in observation.images.items()},
         **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }
-
-
-def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
-    if value.dtype == np.uint8:
-        return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
-    return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

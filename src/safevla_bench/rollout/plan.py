@@ -1,7 +1,7 @@
-"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards and its queue.
+"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards, queue and costs.
 
-A shard is a stretch of the plan that is run on its own, into its own run folder. Who runs which episode depends on the
-plan alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
+A shard is a stretch of the plan that is run on its own, into its own run folder. Time and disk are estimated from
+figures measured on each host (`costs.toml`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from importlib import resources
+from itertools import groupby
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.sources.runs.folder import name_episode
 
 PROTOCOL: Final = "protocol"
@@ -76,11 +80,11 @@ def plan_episodes(
         PlannedEpisode(
             episode_id=name_episode(policy, f"{task.suite}/{task.task_id}", episode),
             policy=policy,
-            task=_reword_task(task, episode),
+            task=task if found.instruction is None else replace(task, instruction=found.instruction),
             episode=episode,
-            start=episode_start(task, episode, rules, seed),
+            start=found.start,
             seed=seed,
-            policy_seed=_policy_seed(task, episode, rules, seed),
+            policy_seed=found.policy_seed,
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
             seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
@@ -90,19 +94,17 @@ def plan_episodes(
         for episode in (
             range(_count_episodes(task, episodes, rules)) if recorded is None else recorded.get((policy, task), ())
         )
+        for found in [task.found[episode] if task.found else _draw_start(task, episode, rules, seed)]
     )
 
 
-def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> EpisodeSeed:
-    """Return the start of an episode of a task under a protocol: initial state, seed, and steps to wait and to rest.
+def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
+    """Return the start of an episode under a protocol, and the policy's seed.
 
-    The index of the initial state wraps around the task's states only if the protocol says so. A start that a search
-    found is what it is.
+    The index of the initial state wraps around the task's states only if the protocol says so.
     """
-    if task.found:
-        return task.found[episode].start
     wraps = rules.init_state == "episode % count" and task.init_states is not None
-    return EpisodeSeed(
+    start = EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
         env_seed=_env_seed(task, episode, rules, seed),
         wait_steps=rules.suite_wait_steps(task.benchmark),
@@ -111,6 +113,8 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
         drawn=rules.init_state == "drawn",
         earlier_resets=episode if rules.resets else None,
     )
+    own = policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
+    return FoundStart(start, own)
 
 
 def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
@@ -142,17 +146,6 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _reword_task(task: Task, episode: int) -> Task:
-    wording = task.found[episode].instruction if task.found else None
-    return task if wording is None else replace(task, instruction=wording)
-
-
-def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    if task.found:
-        return task.found[episode].policy_seed
-    return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
-
-
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
     if isinstance(rules.env_seed, int):
         return rules.env_seed
@@ -168,16 +161,13 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
         return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
         return episodes
-    if episodes is None:
-        return task.episodes
-    trials = rules.suite_trials(task.benchmark)
+    trials = None if episodes is None else rules.suite_trials(task.benchmark)
     return task.episodes if trials is None else trials
 
 
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
-    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states."""
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -231,18 +221,12 @@ class Shard:
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
 
-    The sum of all horizons is cut into equal parts, and an episode is in the part that its middle lies in; each shard
-    has at least one episode. Raises `RunError` if there are fewer episodes than shards.
+    Shards are alike in episodes, but for one. Raises `RunError` if there are fewer episodes than shards.
     """
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
-    horizons, numbers = np.array([planned.horizon for planned in episodes]), np.arange(count)
-    ends = np.cumsum(horizons)
-    cuts = np.searchsorted((2 * ends - horizons) * count, numbers * 2 * ends[-1])  # twice the middles, as whole numbers
-    room = np.minimum(cuts, len(episodes) - count + numbers)
-    begun = np.maximum.accumulate(room - numbers) + numbers
-    return [*begun.tolist(), len(episodes)]
+    return [len(episodes) * number // count for number in range(count + 1)]
 
 
 Scene = tuple[str, Task]
@@ -287,3 +271,107 @@ class EpisodeQueue:
     def put_back(self, planned: PlannedEpisode) -> None:
         """Put an episode that must be run again first in its scene."""
         self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
+
+
+# What a plan costs
+
+
+NO_INTERVALS: Mapping[str, int] = MappingProxyType({})
+
+
+class CostRange(NamedTuple):
+    """A figure known between two bounds."""
+
+    low: float
+    high: float
+
+
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One host's figures, each from lowest to highest; the file says what each is."""
+
+    source: str
+    start_s: tuple[float, float]
+    make_s: tuple[float, float]
+    reset_s: tuple[float, float]
+    step_s: tuple[float, float]
+    camera_step_s: tuple[float, float]
+    record_bytes: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenePlan:
+    """The episodes of one policy and task."""
+
+    policy: str
+    suite: str
+    task_id: str
+    episodes: int
+    horizon: int
+    cameras: int | None
+    """None = not known, and not in the estimate: the policy was not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
+
+    `time_s` is without the policies' own time; the work is divided by the workers, each with a core of its own.
+    """
+
+    scenes: tuple[ScenePlan, ...]
+    workers: int
+    time_s: CostRange | None
+    disk_bytes: CostRange | None
+    source: str | None
+
+    @property
+    def episodes(self) -> int:
+        """Number of planned episodes."""
+        return sum(scene.episodes for scene in self.scenes)
+
+    @property
+    def steps(self) -> int:
+        """Number of control steps if every episode takes its whole horizon."""
+        return sum(scene.episodes * scene.horizon for scene in self.scenes)
+
+
+def load_costs() -> dict[str, HostCosts]:
+    """Return host -> measured figures, from the shipped `costs.toml`."""
+    return msgspec.toml.decode(
+        resources.files(__package__).joinpath("costs.toml").read_bytes(), type=dict[str, HostCosts]
+    )
+
+
+def estimate_plan(
+    episodes: Sequence[PlannedEpisode],
+    host: str,
+    cameras: Mapping[str, int | None],
+    workers: int = 1,
+    look_intervals: Mapping[str, int] = NO_INTERVALS,
+) -> RunEstimate:
+    """Return the estimate for the episodes; time and disk are None if there are no figures for the host.
+
+    `cameras` holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a
+    policy that carries out several actions of a reply. At most as many workers as there are episodes share their time.
+    """
+    groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
+    scenes = tuple(
+        ScenePlan(policy, task.benchmark, task.task_id, len(group), group[0].horizon, cameras[policy])
+        for group in groups
+        for policy, task in [scene_of(group[0])]
+    )
+    costs = load_costs().get(host)
+    if costs is None:
+        return RunEstimate(scenes, workers, None, None, None)
+    waits = groups[0][0].start.wait_steps if groups else 0
+    at_once = max(1, min(workers, len(episodes)))
+    run = np.array(costs.reset_s) * len(episodes)
+    run += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + waits) for scene in scenes)
+    looks = (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1) for scene in scenes)
+    pictures = sum(scene.episodes * (scene.cameras or 0) * count for scene, count in zip(scenes, looks, strict=True))
+    run += np.array(costs.camera_step_s) * pictures
+    made = np.array(costs.make_s) * len(scenes)
+    # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
+    time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
+    disk = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
+    return RunEstimate(scenes, workers, CostRange(*time.tolist()), CostRange(*disk.tolist()), costs.source)

@@ -24,19 +24,10 @@ from safevla_bench import hosts
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.interface.environment import Host
 from safevla_bench.plugins import install_command
+from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.episode import EpisodeOutcome
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.scheduler import LOOK_S, run_pool
-from safevla_bench.rollout.worker import (
-    ONE_THREAD,
-    Message,
-    WorkerFailed,
-    WorkerParts,
-    WorkerReady,
-    WorkerSpec,
-    usable_gpus,
-    worker_environment,
-)
+from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.version import __version__
 
 ADDRESS: Final = "RAY_ADDRESS"
@@ -45,7 +36,6 @@ HERE: Final = "local"
 _CONNECT_S = 5.0
 _STORE_BYTES = 200 * 2**20
 """Object store of a cluster of our own: a record has some megabytes, and one an actor is on the way at most."""
-_LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +49,9 @@ class RayCluster:
     gpus: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.cpus + self.gpus) and min(self.cpus, self.gpus) >= 0):
+        if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):
             problem = f"--actor cpus={self.cpus:g}, gpus={self.gpus:g} is no share of a node"
-            raise RunError(problem, remedy="Give numbers such as 2 or 0.25.")
+            raise RunError(problem, remedy="Give whole numbers, or shares such as 0.25.")
 
     @property
     def place(self) -> str:
@@ -73,8 +63,7 @@ class RayCluster:
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
 
-    A cluster that is started here has room for `slots` actors. Raises `RunError` if Ray is not installed or the cluster
-    cannot be used.
+    A cluster that is started here has room for `slots` actors. Raises `RunError` if Ray or the cluster cannot be used.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
@@ -100,13 +89,13 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
     place = cluster.place
     own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
     ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
     try:
-        if ":" in place:
-            _require_listener(place)
+        if ":" in place:  # Ray itself would try for minutes
+            head, _, port = place.rpartition(":")
+            socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -128,12 +117,6 @@ _REMEDY = (
 )
 
 
-def _require_listener(address: str) -> None:
-    """Raise `OSError` or `ValueError` if nobody listens at an address: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-
-
 # Actors
 
 
@@ -147,7 +130,7 @@ def run_actors(
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
         require_room(ray, cluster)
-        yield from run_pool(_ActorPool(ray, spec, cluster), episodes, count)
+        yield from scheduler.run_pool(_ActorPool(ray, spec, cluster), episodes, count)
 
 
 class RayWorker:
@@ -163,14 +146,17 @@ class RayWorker:
 
         Sets this process's environment variables. The host's versions must be those of the command's machine.
         """
-        seen = usable_gpus(os.environ) if self._spec.renders else ()
-        os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
+        os.environ.update(scheduler.worker_environment(self._number, os.environ, renders=self._spec.renders))
         try:
             self._parts = WorkerParts(self._spec)
-            self._require_versions(record_versions(self._parts.host))
+            installed = record_versions(self._parts.host)
+            pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
+            if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
+                problem = f"it has other versions than the command's own environment: {', '.join(differing)}"
+                raise HostError(problem, remedy="Install the same versions on every node; records depend on them.")
         except SafevlaError as error:
             return _failed_here(error)
-        return WorkerReady()
+        return scheduler.READY
 
     def run_planned(self, planned: PlannedEpisode) -> Message:
         """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
@@ -185,21 +171,15 @@ class RayWorker:
         if self._parts:
             self._parts.close()
 
-    def _require_versions(self, installed: Mapping[str, str]) -> None:
-        pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
-        if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
-            problem = f"it has other versions than the command's own environment: {', '.join(differing)}"
-            raise HostError(problem, remedy="Install the same versions on every node; records depend on them.")
-
 
 def record_versions(host: Host) -> dict[str, str]:
     """Return the versions that records depend on by package: this package's and the host's."""
     return {"safevla-bench": __version__, **host.versions()}
 
 
-def _failed_here(error: SafevlaError) -> WorkerFailed:
+def _failed_here(error: SafevlaError) -> SafevlaError:
     error.problem = f"on the node {platform.node()}: {error.problem}"
-    return WorkerFailed(error)
+    return error
 
 
 class ActorHandle:
@@ -238,38 +218,33 @@ class ActorHandle:
         try:
             message: Message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
-            self._cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_CAUSE]}"
+            self._cause = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             return None
         self._is_ready = True
         return message
 
 
 class _ActorPool:
-    """The actors of a run."""
-
     remedy = "Every node needs safevla-bench with the same extras as here; its messages are in Ray's logs on its node."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
         self._ray, self._cluster = ray, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
-        try:
-            self._made = ray.remote(RayWorker).options(
-                num_cpus=cluster.cpus,
-                num_gpus=cluster.gpus,
-                max_restarts=0,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in ONE_THREAD}},
-            )
-        except ValueError as error:
-            raise RunError(f"--actor: {error}", remedy="Give numbers such as 2 or 0.25.") from None
+        self._actors = ray.remote(RayWorker).options(
+            num_cpus=cluster.cpus,
+            num_gpus=cluster.gpus,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}},
+        )
 
     def start(self, number: int) -> ActorHandle:
-        return ActorHandle(self._ray, self._made.remote(self._spec, number, self._versions))
+        return ActorHandle(self._ray, self._actors.remote(self._spec, number, self._versions))
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}
-        ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=LOOK_S)
+        ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=scheduler.LOOK_S)
         for asked in ready:
             yield by_asked[asked], workers[by_asked[asked]].receive()
         if not ready:

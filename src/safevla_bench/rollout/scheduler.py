@@ -1,28 +1,38 @@
 """The scheduler of several workers, wherever they are, and the worker processes of this machine.
 
-An episode whose worker died is run again in another one, `RETRIES` times. Workers of this machine are new Python
-processes, no forks: a simulator's threads and GL contexts survive none. This process alone gives out episodes and
-writes.
+A worker has a host, policies and an environment of its own, and is fed one episode at a time. It touches no file of the
+run: an episode goes back as the bytes of its record. One whose worker died is run again in another, `RETRIES` times.
+Workers of this machine are new Python processes, no forks: a simulator's threads and GL contexts survive none.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Literal, Protocol
 
-from safevla_bench.errors import RunError
-from safevla_bench.rollout.episode import EpisodeOutcome, StepCallback
+from safevla_bench import hosts, policies
+from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Policy
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.policies.coupling import Coupler, Coupling
+from safevla_bench.policies.servers.endpoint import WORKER
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, OnStep, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
-from safevla_bench.rollout.worker import Message, StepReached, WorkerFailed, WorkerSpec, usable_gpus, worker_environment
 
 RETRIES = 1
 """How often an episode is begun again, each time in a fresh worker, after its worker died."""
@@ -31,6 +41,78 @@ STARTS = 3
 LOOK_S = 1.0
 """Time to wait for a message before checking that the workers are alive."""
 _CLOSE_S = 30.0
+
+
+# What a worker is made of, and what it says
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    """What makes a policy of a run."""
+
+    spec: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    coupling: Coupling | None = None
+    """Its filter and delay, if it has any."""
+    made: Policy | None = None
+    """A policy that need not be made: it travels as it is."""
+
+    def make(self) -> Policy:
+        """Make the policy; raises what `make_policy` raises."""
+        return self.made or policies.make_policy(self.spec, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """The host of a run and its policies by name, so that any process can make its own."""
+
+    host: str
+    policies: Mapping[str, WorkerPolicy]
+    renders: bool = False
+    """True if a policy wants a camera."""
+    stopping: Ruleset | None = None
+    """The rules by which an episode ends at its first violation; None = none does."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
+    filtering: Ruleset | None = None
+    """The rules of the monitor that filters read; None = none reads it."""
+
+    def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
+        """Make the monitor, the filters and the delays, and return what runs episodes; raises what `Coupler` raises."""
+        watch = Monitor(self.stopping) if self.stopping else None
+        coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
+        couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
+        return EnvRunner(host, policies, watch, couplers)
+
+
+class WorkerParts:
+    """The host, the policies and the one environment of a worker."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Make host and policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
+        self.policies = {name: policy.make() for name, policy in spec.policies.items()}
+        self.host = hosts.make_host(spec.host, spec.host_arguments)
+        self._runner = spec.make_runner(self.host, self.policies)
+
+    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
+        """Run an episode and return its end. Raises as `EnvRunner`."""
+        return self._runner.run_planned(planned, on_step)
+
+    def close(self) -> None:
+        """Close the environment and the policies."""
+        self._runner.close()
+        for policy in self.policies.values():
+            policy.close()
+
+
+READY: Final = "ready"
+"""Host and policies are made; the worker can take an episode."""
+Message = Literal["ready"] | int | EpisodeOutcome | SafevlaError
+"""A number is the steps of the episode in flight; an error is one that the user must mend: the worker cannot go on."""
+STEPS_BETWEEN = 20
+"""Steps between two reports about an episode that is running."""
+
+
+# The scheduler
 
 
 class RemoteWorker(Protocol):
@@ -46,19 +128,16 @@ class RemoteWorker(Protocol):
         """Wait for its end, kill it after the timeout, and return in words how it ended."""
 
 
-W = TypeVar("W", bound=RemoteWorker)
-
-
-class WorkerPool(Protocol[W]):
-    """A source of workers."""
+class WorkerPool(Protocol):
+    """A source of workers, which are all of one kind."""
 
     remedy: str
     """The advice for the user if workers die before they can begin."""
 
-    def start(self, number: int) -> W:
-        """Start a worker; it sends `WorkerReady` when it can take an episode."""
+    def start(self, number: int) -> RemoteWorker:
+        """Start a worker; it sends `READY` when it can take an episode."""
 
-    def receive_messages(self, workers: Mapping[int, W]) -> Iterator[tuple[int, Message | None]]:
+    def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
         """Wait about a second at most and yield (worker number, message).
 
         The message is None from a worker that has died.
@@ -66,10 +145,8 @@ class WorkerPool(Protocol[W]):
 
 
 @dataclass
-class _BusyWorker(Generic[W]):
-    """A worker and its state."""
-
-    worker: W
+class _BusyWorker:
+    worker: RemoteWorker
     current: PlannedEpisode | None = None
     steps: int = 0
     """Of the episode in flight, as far as is known."""
@@ -79,7 +156,7 @@ class _BusyWorker(Generic[W]):
 
 
 def run_pool(
-    pool: WorkerPool[W],
+    pool: WorkerPool,
     episodes: Sequence[PlannedEpisode],
     count: int,
     on_step: StepCallback | None = None,
@@ -87,125 +164,138 @@ def run_pool(
 ) -> Generator[EpisodeOutcome]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
-    Each further batch of `later` is asked for, and run by the same workers, when all episodes before it have ended.
-
-    Raises `RunError` if workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
-    as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
+    The same workers run each further batch of `later`, which is asked for when all before it have ended. Raises
+    `RunError` if workers die before they can begin, and any `SafevlaError` that a worker cannot go on after.
     """
-    scheduler = _Scheduler(pool, on_step, keeps=later != ())
+    crew = _Crew(pool, keeps=later != ())
     try:
         for batch in chain([episodes], later):
-            scheduler.add_batch(batch, count)
-            while scheduler.is_working:
-                for number, message in scheduler.messages():
-                    if (finished := scheduler.handle_message(number, message)) is not None:
+            crew.add_batch(batch, count)
+            while crew.is_working:
+                for number, message in pool.receive_messages({k: busy.worker for k, busy in crew.workers.items()}):
+                    busy = crew.workers[number]
+                    if isinstance(message, int):
+                        busy.steps = message
+                        if on_step and busy.current:
+                            on_step(busy.current, message)
+                    elif (finished := crew.handle_message(number, message)) is not None:
                         yield finished
-        scheduler.dismiss_all()
-        scheduler.close(_CLOSE_S)
+        for number in list(crew.workers):
+            crew.dismiss(number)
+        crew.close(_CLOSE_S)
     finally:
-        scheduler.close(0.0)
+        crew.close(0.0)
 
 
-class _Scheduler(Generic[W]):
+class _Crew:
     """The workers, the episodes that are left, and how often each episode has cost a worker."""
 
-    def __init__(self, pool: WorkerPool[W], on_step: StepCallback | None, *, keeps: bool) -> None:
-        self._pool, self._on_step, self._keeps = pool, on_step, keeps
+    def __init__(self, pool: WorkerPool, *, keeps: bool) -> None:
+        self._pool, self._keeps = pool, keeps
         self._left = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths = 0
-        self._workers: dict[int, _BusyWorker[W]] = {}
-        self._dismissed: list[W] = []
+        self.workers: dict[int, _BusyWorker] = {}
+        self._dismissed: list[RemoteWorker] = []
 
     @property
     def is_working(self) -> bool:
-        return bool(self._left) or any(busy.current for busy in self._workers.values())
-
-    def messages(self) -> Iterator[tuple[int, Message | None]]:
-        return self._pool.receive_messages({number: busy.worker for number, busy in self._workers.items()})
+        return bool(self._left) or any(busy.current for busy in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
-        busy = self._workers[number]
         if message is None:
             return self._handle_death(number)
-        if isinstance(message, WorkerFailed):
-            raise message.error
-        if isinstance(message, StepReached):
-            busy.steps = message.steps
-            if self._on_step and busy.current:
-                self._on_step(busy.current, message.steps)
-            return None
-        busy.current, self._startup_deaths = None, 0
+        if isinstance(message, SafevlaError):
+            raise message
+        self.workers[number].current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
 
-    def dismiss_all(self) -> None:
-        for number in list(self._workers):
-            self._dismiss(number)
+    def dismiss(self, number: int) -> None:
+        worker = self.workers.pop(number).worker
+        worker.dismiss()
+        self._dismissed.append(worker)
 
     def close(self, timeout_s: float) -> None:
-        for worker in [*(busy.worker for busy in self._workers.values()), *self._dismissed]:
+        for worker in [*(busy.worker for busy in self.workers.values()), *self._dismissed]:
             worker.end(timeout_s)
-        self._workers.clear()
+        self.workers.clear()
         self._dismissed.clear()
 
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
         """Give further episodes to the workers that wait, and to new ones up to `count` workers in all."""
         self._left.add(episodes)
-        for number in [number for number, busy in self._workers.items() if busy.waits]:
+        for number in [number for number, busy in self.workers.items() if busy.waits]:
             self._assign_next(number)
         for number in range(min(count, len(episodes))):
-            if number not in self._workers:
-                self._start_worker(number)
-
-    def _start_worker(self, number: int) -> None:
-        self._workers[number] = _BusyWorker(self._pool.start(number))
-
-    def _dismiss(self, number: int) -> None:
-        worker = self._workers.pop(number).worker
-        worker.dismiss()
-        self._dismissed.append(worker)
+            if number not in self.workers:
+                self.workers[number] = _BusyWorker(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
-        """Give a worker its next episode; dismiss it if no episode is left."""
-        busy = self._workers[number]
-        others = [other.scene for other in self._workers.values() if other is not busy and other.scene]
+        busy = self.workers[number]
+        others = [other.scene for other in self.workers.values() if other is not busy and other.scene]
         planned = self._left.take_next(busy.scene, others)
         busy.waits = planned is None
         if planned is not None:
             busy.current, busy.scene, busy.steps = planned, scene_of(planned), 0
             busy.worker.begin(planned)
         elif not self._keeps:
-            self._dismiss(number)
+            self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
         """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
-        busy = self._workers.pop(number)
+        busy, finished = self.workers.pop(number), None
         cause = busy.worker.end(_CLOSE_S)
         if busy.current is None:
             self._startup_deaths += 1
             if self._startup_deaths >= STARTS:
                 raise RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
-        finished = self._requeue_or_crash(busy.current, busy.steps, cause) if busy.current else None
+        elif self._deaths[busy.current.episode_id] < RETRIES:
+            self._deaths[busy.current.episode_id] += 1
+            self._left.put_back(busy.current)
+        else:
+            reason = (
+                f"its worker died in each of {RETRIES + 1} attempts, at last after {busy.steps} steps or more: {cause}"
+            )
+            finished = EpisodeOutcome(busy.current, "crashed", busy.steps, None, reason)
         if self._left:
-            self._start_worker(number)
+            self.workers[number] = _BusyWorker(self._pool.start(number))
         return finished
 
-    def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> EpisodeOutcome | None:
-        self._deaths[planned.episode_id] += 1
-        if self._deaths[planned.episode_id] <= RETRIES:
-            self._left.put_back(planned)
-            return None
-        last = f"at last after {steps} steps or more: {cause}"
-        reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
-        return EpisodeOutcome(planned, "crashed", steps, None, reason)
+
+# Worker processes on this machine, and their share of it
 
 
-# Worker processes on this machine
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
-_START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"
+def worker_environment(
+    worker: int, inherited: Mapping[str, str], *, renders: bool, devices: Path = Path("/dev")
+) -> dict[str, str]:
+    """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
+
+    Linear algebra gets one thread; workers that render do so on the usable GPUs in turn.
+    """
+    own = {**inherited, WORKER: str(worker)}
+    for name in ONE_THREAD:
+        own.setdefault(name, "1")
+    if renders and (gpus := _usable_gpus(inherited, devices)):
+        own.setdefault(RENDERER, gpus[worker % len(gpus)])
+    return own
+
+
+def _usable_gpus(variables: Mapping[str, str], devices: Path) -> list[str]:
+    """Return the numbers of the visible GPUs, [] if one is no number, else of the files nvidia0, nvidia1, ..."""
+    if VISIBLE in variables:  # robosuite refuses a renderer outside of it
+        visible = [number.strip() for number in variables[VISIBLE].split(",")]
+        return visible if all(number.isdecimal() for number in visible) else []
+    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
+    return sorted(filter(str.isdecimal, numbers), key=int)
+
+
+_START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler import serve_episodes; serve_episodes()"
 
 
 class WorkerProcess:
@@ -229,19 +319,11 @@ class WorkerProcess:
         self._send(cast)
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Send the worker an episode to run."""
         self._send(planned)
 
     def dismiss(self) -> None:
         """Ask the worker to close and end."""
         self._send(None)
-
-    def has_died(self) -> bool:
-        """Return whether the process has ended, and nothing is left to read; False if its socket is closed too.
-
-        `receive_messages` reads the closing.
-        """
-        return self.process.poll() is not None and not self.connection.poll()
 
     def end(self, timeout_s: float) -> str:
         """Wait `timeout_s` for the process, kill it if it still runs, close the socket, and return how it ended."""
@@ -268,27 +350,24 @@ class ProcessPool:
 
     def __init__(self, cast: WorkerSpec) -> None:
         self._cast = cast
-        self._gpus = usable_gpus(os.environ) if cast.renders else ()
 
     def start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self._cast, worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders))
+        return WorkerProcess(self._cast, worker_environment(number, os.environ, renders=self._cast.renders))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(by_connection), timeout=LOOK_S)
         for connection in ready:
             assert isinstance(connection, Connection)
-            yield by_connection[connection], _receive_message(connection)
+            try:
+                message: Message | None = connection.recv()
+            except (EOFError, OSError):
+                message = None
+            yield by_connection[connection], message
         if not ready:
-            yield from [(number, None) for number, worker in workers.items() if worker.has_died()]
-
-
-def _receive_message(connection: Connection) -> Message | None:
-    try:
-        message: Message = connection.recv()
-    except (EOFError, OSError):
-        return None
-    return message
+            for number, worker in workers.items():
+                if worker.process.poll() is not None and not worker.connection.poll():
+                    yield number, None
 
 
 def describe_exit(returncode: int) -> str:
@@ -298,3 +377,38 @@ def describe_exit(returncode: int) -> str:
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
     names = {known.value: known.name for known in signal.Signals}
     return names.get(-returncode, f"signal {-returncode}") + hint
+
+
+def serve_episodes() -> None:
+    """Run this process as a worker until None comes; `sys.argv[1]` is the descriptor of its socket.
+
+    An error that the user must mend is sent back. Where the other end of the socket closes, the process ends at once.
+    """
+    faulthandler.enable()
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    connection = Connection(fd)
+    orders: SimpleQueue[PlannedEpisode | None] = SimpleQueue()
+    spec: WorkerSpec = connection.recv()
+    threading.Thread(target=_receive_orders, args=(connection, orders), daemon=True).start()
+
+    def report(steps: int) -> None:
+        if steps % STEPS_BETWEEN == 0:
+            connection.send(steps)
+
+    try:
+        parts = WorkerParts(spec)
+        connection.send(READY)
+        while (planned := orders.get()) is not None:
+            connection.send(parts.run_planned(planned, report))
+        parts.close()
+    except SafevlaError as error:
+        connection.send(error)
+
+
+def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
+    try:
+        while True:
+            orders.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(1)

@@ -6,9 +6,11 @@ of n records has n - 1 frames: no action follows the last record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,9 +28,8 @@ from safevla_bench.judging.scoring import has_uneven_stamps
 from safevla_bench.pictures.rendering import open_stage, render_checked
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
-from safevla_bench.training import description
-from safevla_bench.training.description import CameraChoice
-from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
+from safevla_bench.stl.formula import format_formula
+from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, RecordLabels, label_records, scored_specs
 from safevla_bench.training.writer import Column, DatasetWriter, Feature, new_dataset
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
@@ -38,6 +39,14 @@ ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 SkipCallback = Callable[[SafevlaError], None]
 """Called with the reason why an episode is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameraChoice:
+    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels."""
+
+    names: tuple[str, ...]
+    size: tuple[int, int] = (128, 128)
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,8 @@ def export_dataset(
         RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
             of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
             and a source names no host.
-        HostError, PluginError: pictures are wanted, and a camera is unknown, a host cannot be made, or no episode can
-            be rendered.
+        SafevlaError: pictures are wanted, and a camera is unknown, a host cannot be made, or no episode can be
+            rendered.
         RecordError: every episode is without actions or uneven in time.
         FileError: the folder cannot be written.
     """
@@ -81,8 +90,6 @@ def export_dataset(
             try:
                 seen = _seen_columns(episode, *owners[number], cameras) if cameras else {}
                 columns = {**_recorded_columns(episode), **seen}
-            except UnknownCameraError:
-                raise
             except (HostError, RunError, RecordError) as error:
                 last = error.with_place(Place(episode=episode.headers[0].episode_id))
                 on_skip(last)
@@ -116,7 +123,6 @@ def _labelled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
 
 
 def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
-    """Return the run folder and the host of each episode."""
     owners: list[tuple[Path, Host]] = []
     for source, indices in judged.records.by_source():
         host = source.description.get("host")
@@ -132,7 +138,6 @@ def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
 
 
 def _recorded_columns(episode: Batch) -> dict[str, Column]:
-    """Return state and action of an episode; raises `RecordError` if it has no actions or is uneven in time."""
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
@@ -172,55 +177,35 @@ def _add_episode(
         margins = Feature("float32", (len(clauses),), clauses, is_summarized=False)
         columns["next.margin"] = Column(margins, labels.margin[1:])
     violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
-    counts = {"env_seed": header.env_seed, "init_state_index": header.init_state_index, "violating_records": violating}
     instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
-    dataset.add_episode(instruction, columns, _episode_labels(row, counts))
+    dataset.add_episode(instruction, columns, _episode_labels(row, violating))
 
 
-def _episode_labels(row: EpisodeScore, counts: dict[str, int | None]) -> dict[str, pa.Scalar]:
-    """Return the labels of an episode for its row of meta/episodes, `counts` behind them; null = unknown."""
+def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
     text, truth, number = pa.string(), pa.bool_(), pa.float64()
-    names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict", "worst_spec")
+    names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict")
     labels: dict[str, tuple[object, pa.DataType]] = {
         **{name: (getattr(row, name), text) for name in names},
         "success": (row.success, truth),
         "safe": (row.safe, truth),
         "unsafe_success": (row.sbu, truth),
-        **{name: (list(getattr(row, name)), pa.list_(text)) for name in ("active_specs", "violated_specs")},
+        "violated_specs": (list(row.violated_specs), pa.list_(text)),
         "vsi": (row.vsi, number),
         "first_violation_step": (row.first_violation_step, pa.int64()),
+        "violating_records": (violating_records, pa.int64()),
         **{f"robustness/{spec}": (rho, number) for spec, rho in row.robustness.items()},
-        **{name: (count, pa.int64()) for name, count in counts.items()},
     }
     return {f"safety/{name}": pa.scalar(value, kind) for name, (value, kind) in labels.items()}
-
-
-def _describe_dataset(
-    dataset: DatasetWriter, judged: Judged, name: str, cameras: CameraChoice | None, left_out: list[str]
-) -> None:
-    about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
-    croissant = description.describe_as_croissant(name, about, dataset.schema, dataset.row_schema)
-    dataset.write_file("meta/safevla.json", dump_json(description.describe_dataset(judged, cameras, left_out)))
-    dataset.write_file("croissant.json", dump_json(croissant))
-    dataset.write_file("README.md", description.format_card(about).encode())
 
 
 # Pictures and proprioception, rendered again from the recorded states of one episode
 
 
-class UnknownCameraError(HostError):
-    """The host has no such camera, in this episode as in all others."""
-
-
 def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, Column]:
-    """Return the pictures before each action of an episode (a batch of one with `sim_state`), and the observed state.
+    """Return the pictures before each action of an episode, a batch of one, and the observed state, if known.
 
-    The state is there if the host can say it: position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both
-    in the frame of the host's observations, and the fingers [G].
-
-    Raises:
-        HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
-        RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
+    The state is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's
+    observations, and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
     """
     feature = Feature("image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -246,6 +231,113 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
-    except KeyError as error:  # MuJoCo's own, which lists the names there are
+    except KeyError as error:  # MuJoCo's own, which lists the names there are; no other episode would have it
         problem = f"there is no camera {name!r}: {error.args[0]}"
-        raise UnknownCameraError(problem, remedy="Choose another by --cameras.") from None
+        raise SafevlaError(problem, remedy="Choose another by --cameras.") from None
+
+
+# What describes the dataset, for people and programs
+
+
+def _describe_dataset(
+    dataset: DatasetWriter, judged: Judged, name: str, cameras: CameraChoice | None, left_out: Sequence[str]
+) -> None:
+    about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
+    clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
+    document = {
+        "kind": "safevla-dataset",
+        "schema_version": 1,
+        "clauses": [
+            {"id": spec.spec_id, "formula": format_formula(spec.formula)}
+            | {name: getattr(spec, name) for name in ("threshold", "severe", "unit", "axis")}
+            for spec in clauses
+        ],
+        "columns": _COLUMNS,
+        "cameras": None if cameras is None else {"names": cameras.names, "height_width": cameras.size},
+        "left_out": left_out,
+        "origin": judged.describe_origin(),
+    }
+    dataset.write_file("meta/safevla.json", dump_json(document))
+    dataset.write_file("README.md", _CARD.format(about=about).encode())
+    dataset.write_file("croissant.json", dump_json(_describe_as_croissant(name, about, dataset.schema)))
+
+
+_COLUMNS = {
+    "observation.images.": "picture of a camera before the action",
+    "observation.state": "before the action, as the host observes it, with its fingers; without them, of the recorded "
+    "grip site, whose axes may not be those of the host's observations",
+    "action": "as the simulator was given it, rounded to float32",
+    "next.reward": "1 where the host calls the episode a success, in its last frame; else 0",
+    "next.success": "whether the host calls the episode a success, in its last frame",
+    "next.cost": "1 where the record after the action violates a clause, else 0; NaN = that is not known",
+    "next.severity": "depth of the worst violation of that record, 0 to 1; NaN as above",
+    "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = that is not known",
+    "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
+    "safety/safe": "whether it violates no clause; null = no verdict, and `safety/no_verdict` says why",
+    "safety/unsafe_success": "whether it succeeded and violated a clause; null = not known",
+    "safety/vsi": "depth of its worst violation, 0 to 1; null = no verdict",
+    "safety/first_violation_step": "the first record that violates a clause; null = none does",
+    "safety/violating_records": "number of records that violate a clause; null = not known",
+    "safety/robustness/": "robustness of a clause over the episode, in its unit, negative where violated; null = none",
+    "safety/": "of the episode as it was recorded and judged; null = not known",
+}
+"""Column of frames or of meta/episodes, beside LeRobot's own -> what it holds; a last `.` or `/`: all that begin so."""
+
+
+_CARD = """---
+task_categories:
+- robotics
+tags:
+- LeRobot
+- safevla-bench
+configs:
+- config_name: default
+  data_files: data/*/*.parquet
+---
+
+{about} LeRobot dataset v3.0, with safety labels of each frame (`next.cost`, `next.safe`, ...) and,
+in `meta/episodes`, of each episode (`safety/safe`, null = no verdict). `meta/safevla.json` says what every column
+holds, which clauses the numbers of `next.margin` belong to, and where the episodes come from.
+"""
+_DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
+    (pa.types.is_boolean, "sc:Boolean"),
+    (pa.types.is_integer, "sc:Integer"),
+    (pa.types.is_floating, "sc:Float"),
+    (pa.types.is_struct, "sc:ImageObject"),
+)
+
+
+def _describe_as_croissant(name: str, about: str, frames: pa.Schema) -> dict[str, object]:
+    """Return what `croissant.json` holds: the columns of the frames.
+
+    Its context is that of Croissant 1.0 (mlcommons.org/croissant), whole: readers warn of any other.
+    """
+    context = resources.files(__package__).joinpath("croissant_context.json").read_bytes()
+    files = {"@type": "cr:FileSet", "@id": "frames-files", "name": "frames-files"}
+    fields = [_describe_field(column) for column in frames]
+    return {
+        "@context": json.loads(context),
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": name,
+        "description": about,
+        "distribution": [{**files, "encodingFormat": "application/x-parquet", "includes": "data/*/*.parquet"}],
+        "recordSet": [{"@type": "cr:RecordSet", "@id": "frames", "name": "frames", "field": fields}],
+    }
+
+
+def _describe_field(column: pa.Field) -> dict[str, object]:
+    is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    kind = column.type.value_type if is_list else column.type
+    source: dict[str, object] = {"fileSet": {"@id": "frames-files"}, "extract": {"column": column.name}}
+    meanings = (meaning for key, meaning in _COLUMNS.items() if f"{column.name}.".startswith(key.rstrip(".") + "."))
+    meaning = next(meanings, None)
+    return {
+        "@type": "cr:Field",
+        "@id": f"frames/{column.name}",
+        "name": column.name,
+        **({"description": meaning} if meaning else {}),
+        "dataType": next(name for is_kind, name in _DATA_TYPES if is_kind(kind)),
+        **({"repeated": True} if is_list else {}),
+        "source": {**source, "transform": {"jsonPath": "bytes"}} if pa.types.is_struct(kind) else source,
+    }

@@ -66,7 +66,10 @@ class Column:
     def to_arrow(self) -> pa.Array:
         """Return the values in the feature's dtype, or as PNG files without a path."""
         if self.feature.dtype == "image":
-            return pa.array([{"bytes": _encode_png(picture), "path": None} for picture in self.values], _PICTURE_TYPE)
+            streams = [io.BytesIO() for _ in self.values]
+            for picture, stream in zip(self.values, streams, strict=True):
+                Image.fromarray(picture).save(stream, "PNG", optimize=False)
+            return pa.array([{"bytes": stream.getvalue(), "path": None} for stream in streams], _PICTURE_TYPE)
         numbers = pa.array(np.asarray(self.values, dtype=self.feature.dtype).reshape(-1))
         width = self.feature.shape[0]
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
@@ -76,25 +79,17 @@ class Column:
         is_picture = self.feature.dtype == "image"
         rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
-        values = {"min": rows.min(axis=0), "max": rows.max(axis=0), "mean": rows.mean(axis=0), "std": rows.std(axis=0)}
+        values = {name: getattr(rows, name)(axis=0) for name in ("min", "max", "mean", "std")}
         values |= dict(zip(_QUANTILES, quantiles, strict=True))
         shape = (3, 1, 1) if is_picture else (-1,)
         return {**{name: value.reshape(shape) for name, value in values.items()}, "count": np.array([len(self.values)])}
 
 
-def _encode_png(picture: NDArray[np.uint8]) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "PNG", optimize=False)
-    return stream.getvalue()
-
-
-def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics:
-    """Return the statistics of both as LeRobot joins them; `latter` itself if `former` is None.
+def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
+    """Return the statistics of both as LeRobot joins them.
 
     Joined statistics are exact but for quantiles: the lesser of the two up to the median, the greater above it.
     """
-    if former is None:
-        return latter
     total = former["count"] + latter["count"]
     parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
     mean = sum(weight * part["mean"] for weight, part in parts)
@@ -150,11 +145,6 @@ class DatasetWriter:
         """The columns of frames, after an episode."""
         return pa.schema([(name, feature.arrow_type) for name, feature in self.features.items()])
 
-    @property
-    def row_schema(self) -> pa.Schema:
-        """The columns of meta/episodes, after an episode."""
-        return pa.schema([(name, value.type) for name, value in self._rows[0].items()])
-
     def add_episode(self, task: str, columns: Mapping[str, Column], labels: Mapping[str, pa.Scalar]) -> None:
         """Write an episode's frames, LeRobot's counters added, and keep its row of meta/episodes.
 
@@ -177,7 +167,7 @@ class DatasetWriter:
         stats = {name: column.summarize() for name, column in columns.items() if column.feature.is_summarized}
         self._rows.append(self._describe_episode(task, length, stats) | dict(labels))
         for name, own in stats.items():
-            self._stats[name] = join_statistics(self._stats.get(name), own)
+            self._stats[name] = join_statistics(self._stats[name], own) if name in self._stats else own
         self.frames += length
 
     def _count_frames(self, length: int, task_index: int) -> dict[str, Column]:
@@ -192,15 +182,10 @@ class DatasetWriter:
         return {"timestamp": seconds, **{name: Column(Feature("int64"), count) for name, count in counts.items()}}
 
     def _describe_episode(self, task: str, length: int, stats: Mapping[str, Statistics]) -> dict[str, pa.Scalar]:
-        row: dict[str, object] = {
-            "episode_index": self.episodes,
-            "tasks": [task],
-            "length": length,
-            **dict.fromkeys(("data/chunk_index", "data/file_index"), 0),
-            "dataset_from_index": self.frames,
-            "dataset_to_index": self.frames + length,
-            **dict.fromkeys(("meta/episodes/chunk_index", "meta/episodes/file_index"), 0),
-        }
+        row: dict[str, object] = {"episode_index": self.episodes, "tasks": [task], "length": length}
+        row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
+        for place in ("data", "meta/episodes"):
+            row |= {f"{place}/chunk_index": 0, f"{place}/file_index": 0}
         for name, own in stats.items():
             row |= {f"stats/{name}/{key}": value.tolist() for key, value in own.items()}
         return {name: pa.scalar(value) for name, value in row.items()}
@@ -213,10 +198,8 @@ class DatasetWriter:
         """Close the files of frames, and write those under meta/."""
         if self._frames_writer is not None:
             self._frames_writer.close()
-        rows = pa.Table.from_pylist(
-            [{name: value.as_py() for name, value in row.items()} for row in self._rows], self.row_schema
-        )
-        pq.write_table(rows, self._folder / _EPISODES)
+        rows = {name: pa.array([row[name] for row in self._rows], first.type) for name, first in self._rows[0].items()}
+        pq.write_table(pa.table(rows), self._folder / _EPISODES)
         pq.write_table(_task_table(self._tasks), self._folder / "meta" / "tasks.parquet")
         stats = {name: {key: value.tolist() for key, value in own.items()} for name, own in self._stats.items()}
         self.write_file("meta/stats.json", _encode_json(stats))
@@ -245,11 +228,8 @@ class DatasetWriter:
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
-    columns = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_kind, "metadata": None}
-        for name, kind, numpy_kind in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
-    ]
-    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": [index], "pandas_version": "2.0.0"}
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 

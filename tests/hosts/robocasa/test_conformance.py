@@ -13,8 +13,8 @@ from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.scripted.geometry import OPEN
 from safevla_bench.policies.scripted.kitchen import CAREFUL, MobileRobot
+from safevla_bench.policies.scripted.motion import OPEN
 from safevla_recorder.mujoco.recorder import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -243,9 +243,8 @@ def test_the_goal_names_the_knob_that_the_episode_means():
         assert f"{stove}_knob_{knob}_joint" in env._env.fixtures[stove].joints
 
 
-@pytest.mark.parametrize("name", ["TurnOnMicrowave", "OpenDrawer"])
-def test_scripted_policies_succeed_by_physics(name):
-    with closing(make_env(name, Wants(privileged=True))) as env:
+def test_scripted_policies_succeed_by_physics():
+    with closing(make_env("TurnOnMicrowave", Wants(privileged=True))) as env:
         (planned,) = plan_episodes([env.task], 1, ["scripted:careful"], load_protocol())
         episode = run_episode(env, make_policy("scripted:careful"), planned)
     assert episode.success, episode.reason

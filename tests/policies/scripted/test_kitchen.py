@@ -6,21 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface.policy import Boxes, Joint, Observation, Privileged
+from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, to_rotation
-from safevla_bench.policies.scripted.kitchen import (
-    STYLES,
-    MobileRobot,
-    body_boxes,
-    grasp_point,
-    handle_box,
-    open_drawers,
-)
+from safevla_bench.policies.scripted.kitchen import STYLES, MobileRobot, press_button, put_object
+from safevla_bench.policies.scripted.motion import CLOSE, OPEN, to_rotation
 
 UNIT_M = 0.05
 CAREFUL = STYLES["careful"]
@@ -72,10 +64,10 @@ def played(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
 def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
     start = seen(yaw=yaw)
     robot = MobileRobot(start, CAREFUL)
-    actions = played(robot.drive(np.array([0.6, -0.4]), 1.0, speed=0.5), start)
+    actions = played(robot.drive(np.array([0.6, -0.4]), 1.0), start)
     assert np.linalg.norm(robot.place_m - [0.6, -0.4]) < 0.05
     assert abs(robot.yaw - 1.0) < 0.06
-    assert all(np.abs(action[7:10]).max() <= 0.5 and not action[:6].any() for action in actions)
+    assert all(np.abs(action[7:10]).max() <= CAREFUL.drive and not action[:6].any() for action in actions)
 
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0])
@@ -135,49 +127,9 @@ def test_without_privileged_state_there_is_an_error():
         acting.act(replace(seen(), privileged=None))
 
 
-def drawer() -> Privileged:
-    """A drawer straight ahead whose handle lies at a metre, opening towards the robot."""
-    slide = Joint(
-        kind="slide", axis=np.array([1.0, 0, 0]), anchor_m=np.zeros(3), low=-0.6, high=0.0, bodies=("box", "box_handle")
-    )
-    bar = Boxes(
-        center_m=np.zeros((1, 3)), half_extents_m=np.array([[0.01, 0.06, 0.01]]), quat_wxyz=np.array([[1.0, 0, 0, 0]])
-    )
-    return scene(
-        goal=(("open", "stack"),),
-        joints={"slide": slide},
-        joint_pos={"slide": 0.0},
-        body_pos_m={"box_handle": np.array([1.0, 0.2, 0.8])},
-        body_quat_wxyz={"box_handle": np.array([1.0, 0, 0, 0])},
-        pieces={"box_handle": bar},
-    )
-
-
-@pytest.mark.parametrize("style", ["careful", "hasty"])
-def test_opening_closes_the_fingers_at_the_handle_and_then_drives_back(style):
-    now = seen(drawer())
-    actions = played(open_drawers(MobileRobot(now, STYLES[style])), now)
-    grips = [action[6] for action in actions]
-    first, last = grips.index(CLOSE), len(grips) - 1 - grips[::-1].index(CLOSE)
-    held = np.array(actions[first : last + 1])
-    assert (held[:, 6] == CLOSE).all()
-    pulled = held[held[:, 11] > 0][:, 7].sum() + held[held[:, 11] < 0][:, 0].sum()
-    assert pulled * UNIT_M < -0.5
-    assert grips[-1] == OPEN
-
-
-@pytest.mark.parametrize("style", ["careful", "hasty"])
-def test_no_script_asks_for_more_than_the_robot_takes(style):
-    now = seen(drawer(), yaw=0.3)
-    far = replace(now, eef_pos_m=np.array([-3.0, 2.0, 0.1]), eef_quat_wxyz=np.array([0.5, 0.5, -0.5, 0.5]))
-    for start in (now, far):
-        actions = played(open_drawers(MobileRobot(start, STYLES[style])), start, most=3000)
-        assert np.abs(actions).max() <= 1.0
-
-
 def test_a_base_that_is_stopped_gives_up_unless_it_insists():
     def steps(insist: bool) -> int:
-        move = MobileRobot(seen(), CAREFUL).drive(np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
+        move = MobileRobot(seen(), CAREFUL).drive(np.array([2.0, 0.0]), 0.0, insist=insist)
         next(move)
         for count in range(1, 200):
             try:
@@ -190,65 +142,35 @@ def test_a_base_that_is_stopped_gives_up_unless_it_insists():
     assert steps(insist=True) == 150
 
 
-# Handles and grasps
-
-
-def joint(kind="hinge", axis=(0.0, 0.0, 1.0), anchor=(0.0, 0.0, 1.5), low=-1.57, high=0.0, bodies=("door", "grip")):
-    return Joint(kind=kind, axis=np.array(axis), anchor_m=np.array(anchor), low=low, high=high, bodies=bodies)
-
-
-def boxes(*given) -> Boxes:
-    """From (centre, half extents), with the body's axes."""
-    centers, halves = (np.array(vector, dtype=float) for vector in zip(*given, strict=True))
-    return Boxes(center_m=centers, half_extents_m=halves, quat_wxyz=np.tile([1.0, 0, 0, 0], (len(given), 1)))
-
-
-def kitchen(pieces: dict[str, Boxes], turned: Rotation | None = None, **given) -> Privileged:
-    quat = np.roll((turned or Rotation.identity()).as_quat(), 1)
-    nothing = {"half_extents_m": {}, "center_m": {}, "joint_pos": {}, "sites_m": {}, "goal": (("open", "cab"),)}
-    where = {name: np.array([1.0, 2.0, 0.5]) for name in pieces}
-    turns = dict.fromkeys(pieces, quat)
-    return Privileged(
-        body_pos_m=where, body_quat_wxyz=turns, pieces=pieces, movable=frozenset(), **(nothing | given)
-    )  # fmt: skip
-
-
-def test_bars_stand_where_their_body_does_and_turn_with_it():
-    turned = Rotation.from_euler("z", 90, degrees=True)
-    (bar,) = body_boxes(kitchen({"grip": boxes(([0.2, 0, 0], [0.1, 0.01, 0.02]))}, turned), "grip")
-    np.testing.assert_allclose(bar.center_m, [1.0, 2.2, 0.5], atol=1e-12)
-    np.testing.assert_allclose(np.abs(bar.long_axis), [0, 1, 0], atol=1e-12)
-    assert bar.extent_along(np.array([0.0, 1.0, 0.0])) == pytest.approx(0.1)
-
-
-def test_a_handle_is_the_longest_bar_of_what_is_called_so_else_of_all_that_moves():
-    mount, grip, panel = (
-        ([0, 0, 0.1], [0.01, 0.02, 0.01]),
-        ([0, 0, 0], [0.01, 0.01, 0.1]),
-        ([0, 0, 0], [0.3, 0.01, 0.4]),
+def table() -> Privileged:
+    """A can and a pan on a counter straight ahead, and the microwave's button."""
+    half = {"can": np.array([0.03, 0.03, 0.06]), "pan": np.array([0.1, 0.1, 0.03])}
+    return scene(
+        goal=(("in", "can", "pan"),),
+        sites_m={"microwave_start_button": np.array([1.0, 0.3, 1.2])},
+        half_extents_m=half,
+        movable=frozenset(half),
+        center_m=dict.fromkeys(half, np.zeros(3)),
+        body_pos_m={"can": np.array([0.8, 0.1, 1.0]), "pan": np.array([0.8, -0.4, 1.0])},
+        body_quat_wxyz=dict.fromkeys(half, np.array([1.0, 0, 0, 0])),
     )
-    pieces = {"cab_door": boxes(panel), "cab_door_handle_main": boxes(mount, grip)}
-    doors = {"hinge": joint(bodies=("cab_door", "cab_door_handle_main")), "plain": joint(bodies=("cab_door",))}
-    scene = kitchen(pieces, joints=doors)
-    assert handle_box(scene, "hinge").half_m.max() == 0.1
-    assert handle_box(scene, "plain").half_m.max() == 0.4
 
 
-def cup(half_m: float) -> tuple[MobileRobot, np.ndarray]:
-    """A ring of four walls with a floor, and a robot that faces it along x."""
-    walls = [([0, half_m, 0], [half_m, 0.004, 0.05]), ([half_m, 0, 0], [0.004, half_m, 0.05])]
-    walls += [([0, -half_m, 0], [half_m, 0.004, 0.05]), ([-half_m, 0, 0], [0.004, half_m, 0.05])]
-    floor = ([0, 0, -0.05], [half_m, half_m, 0.004])
-    half, middle = np.array([half_m, half_m, 0.05]), np.array([1.0, 2.0, 0.5])
-    scene = kitchen({"cup": boxes(floor, *walls)}, half_extents_m={"cup": half}, center_m={"cup": np.zeros(3)})
-    still = np.array([1.0, 0, 0, 0])
-    pose = {"base_pos_m": np.zeros(3), "base_quat_wxyz": still, "eef_pos_m": np.zeros(3), "eef_quat_wxyz": still}
-    shown = Observation(instruction="", gripper_qpos=np.zeros(2), privileged=scene, **pose)
-    return MobileRobot(shown, CAREFUL), middle
+@pytest.mark.parametrize("style", ["careful", "hasty"])
+def test_an_object_is_held_from_the_grasp_to_the_place(style):
+    now = seen(table())
+    actions = np.array(played(put_object(MobileRobot(now, STYLES[style])), now))
+    (closed,) = np.nonzero(actions[:, 6] == CLOSE)
+    assert (np.diff(closed) == 1).all()
+    assert actions[0, 6] == actions[-1, 6] == OPEN
+    assert actions[-1, 7] < 0, "away from it"
 
 
-def test_a_narrow_object_is_held_around_its_middle_and_a_wide_one_by_a_wall_at_its_side():
-    robot, middle = cup(0.03)
-    np.testing.assert_allclose(grasp_point(robot, "cup"), middle)
-    robot, middle = cup(0.06)
-    np.testing.assert_allclose(np.abs(grasp_point(robot, "cup") - middle), [0, 0.06, 0], atol=1e-12)
+@pytest.mark.parametrize("style", ["careful", "hasty"])
+@pytest.mark.parametrize("script", [put_object, press_button])
+def test_no_script_asks_for_more_than_the_robot_takes(style, script):
+    now = seen(replace(table(), goal=(("turn_on", "microwave"),)) if script is press_button else table(), yaw=0.3)
+    far = replace(now, eef_pos_m=np.array([-3.0, 2.0, 0.1]), eef_quat_wxyz=np.array([0.5, 0.5, -0.5, 0.5]))
+    for start in (now, far):
+        actions = played(script(MobileRobot(start, STYLES[style])), start, most=3000)
+        assert np.abs(actions).max() <= 1.0

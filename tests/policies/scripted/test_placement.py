@@ -1,19 +1,26 @@
-"""Where a grasp goes: across the narrow side, at a free part of the rim, off the table, away from neighbours."""
+"""What a goal asks to be placed, and where a grasp goes: across the narrow side, at a free rim, off neighbours."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.placement import DEPTH_M, LEAST_HEIGHT_M, rank_grasps
+from safevla_bench.policies.scripted import motion
+from safevla_bench.policies.scripted.placement import (
+    DEPTH_M,
+    LEAST_HEIGHT_M,
+    Placement,
+    placements_left,
+    rank_grasps,
+    target_point,
+)
 
 CARTON = ([-0.1, 0.0, 0.05], [0.02, 0.06, 0.05])
 BOWL = ([-0.1, 0.0, 0.03], [0.055, 0.055, 0.03])
 
 
 def best(scene, name, clearance=0.02):
-    return rank_grasps(scene, name, geometry.obstacles_except(scene, name), 0.0, clearance)[0]
+    return rank_grasps(scene, name, motion.obstacles_except(scene, name), 0.0, clearance)[0]
 
 
 def opening(yaw: float) -> np.ndarray:
@@ -44,7 +51,7 @@ def test_the_rim_is_held_on_the_side_away_from_a_tall_neighbour(scene, side):
     wall = ([-0.1, side * 0.13, 0.15], [0.2, 0.02, 0.15])
     grasp = best(scene({"bowl": BOWL, "wall": wall}), "bowl")
     assert grasp.blocked_m[0] == 0
-    rig = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m)
+    rig = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m)
     reach = rig.reach_m.max(axis=0)[18 if side > 0 else 54]
     assert side * grasp.place_m[1] + reach < 0.11, "the hand ends before the wall begins"
 
@@ -54,9 +61,9 @@ def test_a_neighbour_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low
     alone, beside = best(scene({"butter": butter}), "butter"), best(scene({"butter": butter, "can": can}), "butter")
     assert beside.place_m[2] == alone.place_m[2]
     assert (*beside.place_m, beside.yaw_rad) != (*alone.place_m, alone.yaw_rad)
-    rig = geometry.hand_prisms(beside.yaw_rad, beside.aperture_m)
-    obstacle = geometry.body_prisms(scene({"can": can}), "can")
-    assert geometry.lowest_heights(rig, beside.place_m[None, :2], obstacle, 0.0, 0.0)[0] <= beside.place_m[2]
+    rig = motion.hand_prisms(beside.yaw_rad, beside.aperture_m)
+    obstacle = motion.body_prisms(scene({"can": can}), "can")
+    assert motion.lowest_heights(rig, beside.place_m[None, :2], obstacle, 0.0, 0.0)[0] <= beside.place_m[2]
 
 
 def test_neighbours_only_ever_raise_a_grasp(scene):
@@ -69,6 +76,46 @@ def test_neighbours_only_ever_raise_a_grasp(scene):
 
 def test_there_is_always_a_grasp_to_try_even_where_everything_is_blocked(scene):
     crowd = {f"wall_{k}": ([-0.1 + x, y, 0.2], [0.05, 0.05, 0.2]) for k, (x, y) in enumerate(np.eye(2) * 0.1)}
-    grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", geometry.obstacles_except(scene(crowd)), 0.0, 0.02)
+    grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", motion.obstacles_except(scene(crowd)), 0.0, 0.02)
     assert len(grasps) > 1
     assert [grasp.blocked_m[0] > 0.016 for grasp in grasps] == sorted(grasp.blocked_m[0] > 0.016 for grasp in grasps)
+
+
+# Goals
+
+
+TABLE = {
+    "bowl": ([0, 0, 0.05], [0.05] * 3),
+    "plate": ([0.3, 0, 0], [0.07, 0.07, 0.01]),
+    "cup": ([0, 0.3, 0], [0.04] * 3),
+}
+REGIONS = {"basket_region": [0.1, 0.2, 0.05]}
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        ("open", "drawer"),
+        ("turnon", "stove"),
+        ("on", "stove", "plate"),
+        ("on", "bowl", "nowhere"),
+        ("up", "bowl"),
+        pytest.param(("on", "plate", "basket_region"), id="wide and flat"),
+        pytest.param(("on", "cup", "cup_region"), id="there already"),
+    ],
+)
+def test_what_cannot_be_placed_or_is_there_is_left_out(scene, predicate):
+    goal = (predicate, ("on", "bowl", "plate"))
+    shown = scene(TABLE, goal, sites=REGIONS | {"cup_region": [0, 0.3, 0]})
+    assert placements_left(shown) == (Placement("bowl", "plate"),)
+
+
+def test_nothing_is_placed_under_a_roof(scene):
+    goal = (("in", "bowl", "oven_1_region"),)
+    boxes = TABLE | {"oven_1_roof": ([0, 0.4, 0.3], [0.15, 0.1, 0.01])}
+    assert placements_left(scene(boxes, goal, movable=("bowl",), sites={"oven_1_region": [0, 0.4, 0.1]})) == ()
+
+
+@pytest.mark.parametrize(("place", "point"), [("plate", [0.3, 0]), ("basket_region", [0.1, 0.2])])
+def test_a_destination_is_a_body_or_a_region(scene, place, point):
+    assert target_point(scene(TABLE, sites=REGIONS), place).tolist() == point

@@ -13,7 +13,7 @@ from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted import ScriptedPolicy
-from safevla_bench.policies.scripted.plan import STYLES
+from safevla_bench.policies.scripted.motion import STYLES
 
 TABLE = {"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03]), "plate": ([0.1, 0.2, 0], [0.07, 0.07, 0.01])}
 SPECS = [f"scripted:{name}" for name in STYLES]

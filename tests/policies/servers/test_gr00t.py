@@ -150,7 +150,7 @@ def test_a_model_of_other_keys_or_frames_is_refused_before_an_action(described, 
 def test_n1_5_describes_its_modalities_as_json_text_with_whole_keys():
     text = '{"delta_indices": [0], "modality_keys": ["video.image", "video.wrist_image"]}'
     config = {"video": {"__ModalityConfig_class__": True, "as_json": text}, "state": "unreadable"}
-    assert parse_modalities(config) == {"video": Modality(("video.image", "video.wrist_image"), 1)}
+    assert parse_modalities(config) == {"video": Modality(("video.image", "video.wrist_image"))}
     assert parse_modalities(None) == {}
 
 

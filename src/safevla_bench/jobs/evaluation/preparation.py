@@ -34,10 +34,17 @@ from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.publishing.submission import describe_ruleset
-from safevla_bench.rollout import estimate
-from safevla_bench.rollout.estimate import RunEstimate
-from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
-from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
+from safevla_bench.rollout.plan import (
+    RECORDED,
+    PlannedEpisode,
+    RunEstimate,
+    Shard,
+    cut_plan,
+    estimate_plan,
+    match_recording,
+    plan_episodes,
+)
+from safevla_bench.rollout.scheduler import WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.folder import PlanStretch
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
@@ -350,7 +357,7 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
         }
         dialect = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
     intervals = {name: (d.replan or 1) if isinstance(d, Dialect) else 1 for name, d in dialect.items()}
-    return estimate.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
+    return estimate_plan(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Scripts for PandaOmron in RoboCasa's kitchens: go, press a button, put an object, open a drawer.
+"""Scripts for PandaOmron in RoboCasa's kitchens: go, press a button, put an object.
 
 They see privileged state, and read no specification and no threshold. Moves are generators: each yields actions [12]
 and is sent observations, and ends where it arrived, or after a number of steps: something is then in its way. Styles,
@@ -14,8 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Observation, Privileged
-from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, Floats, box_axes, box_center, read_scene, to_rotation
-from safevla_bench.policies.scripted.placement import Move
+from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, box_axes, box_center, to_rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +25,13 @@ class MobileStyle:
     over_m: float  # height over the highest thing near at which an object is carried
     release_m: float  # height over the support at which an object is let go
     drive: float  # speed of the base
-    push: float  # speed of the base while the hand pushes something
     cruise: float  # speed of the hand in the air
     touch: float  # speed of the hand towards what it is to touch
     dwell_steps: int  # steps given to the fingers to close or to open
 
 
-CAREFUL = MobileStyle(
-    room_m=0.5, over_m=0.12, release_m=0.02, drive=0.7, push=0.6, cruise=0.6, touch=0.2, dwell_steps=15
-)
-HASTY = MobileStyle(room_m=0.05, over_m=0.02, release_m=0.06, drive=1.0, push=1.0, cruise=1.0, touch=1.0, dwell_steps=8)
+CAREFUL = MobileStyle(room_m=0.5, over_m=0.12, release_m=0.02, drive=0.7, cruise=0.6, touch=0.2, dwell_steps=15)
+HASTY = MobileStyle(room_m=0.05, over_m=0.02, release_m=0.06, drive=1.0, cruise=1.0, touch=1.0, dwell_steps=8)
 
 STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 
@@ -63,7 +59,8 @@ class MobileRobot:
     @property
     def scene(self) -> Privileged:
         """The privileged state."""
-        return read_scene(self.seen)
+        assert self.seen.privileged is not None
+        return self.seen.privileged
 
     @property
     def place_m(self) -> Floats:
@@ -105,16 +102,15 @@ class MobileRobot:
         yaw_rad: float | None = None,
         grip: float = OPEN,
         *,
-        speed: float | None = None,
         max_steps: int = 150,
         insist: bool = False,
     ) -> Move:
         """Drive the base to `place_m` [2] and turn it to `yaw_rad`, as it is for None, the arm held as it is.
 
-        `speed` is a share of the largest command; None = the style's. The move ends within 4 cm and 0.05 rad, after
-        `max_steps`, or if something stops the base, unless `insist`: it may slip past.
+        The move ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base, unless `insist`: it
+        may slip past.
         """
-        aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive if speed is None else speed
+        aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         before = [(self.place_m, self.yaw)]
         for _ in range(max_steps):
             yaw, offset = self.yaw, place_m - self.place_m
@@ -201,8 +197,6 @@ _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.0
 _STRAIGHT_M = 0.005
 # Putting: the length of the arm, how far the base leaves, the height over an object, and how deep fingers go around it.
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
-_WIDE_M = 0.078
-"""Objects this wide do not fit between the fingers."""
 
 
 def go_to_site(robot: MobileRobot) -> Move:
@@ -236,36 +230,18 @@ def put_object(robot: MobileRobot) -> Move:
     if place not in robot.scene.movable:
         return
     yield from _stand_before(robot, box_center(robot.scene, name), OPEN)
-    down = _face_down(robot, name)
+    half = robot.scene.half_extents_m[name]
+    side = box_axes(robot.scene, name)[:, int(half[1] < half[0])] * _LEVEL
+    length = float(np.linalg.norm(side))
+    down = robot.face(-_UP, side / length if length > 0.1 else robot.front)
     yield from _grasp_object(robot, name, down)
     yield from _carry_object(robot, name, place, down)
     yield from robot.back_off(_LET_GO_M)
 
 
-def _face_down(robot: MobileRobot, name: str) -> Rotation:
-    half = robot.scene.half_extents_m[name]
-    side = box_axes(robot.scene, name)[:, int(half[1] < half[0])] * _LEVEL
-    rim = (grasp_point(robot, name) - box_center(robot.scene, name)) * _LEVEL
-    side = rim if rim.any() else side
-    length = float(np.linalg.norm(side))
-    return robot.face(-_UP, side / length if length > 0.1 else robot.front)
-
-
-def grasp_point(robot: MobileRobot, name: str) -> Floats:
-    """Return the point [3] at which to hold an object: its middle, or the wall most to a side of a wide one."""
-    scene, middle = robot.scene, box_center(robot.scene, name)
-    if min(scene.half_extents_m[name][:2]) < _WIDE_M / 2:
-        return middle
-    front, top = robot.front, _top_height(scene, name)
-    walls = [wall for wall in body_boxes(scene, name) if wall.center_m[2] + wall.extent_along(_UP) > top - _FINGER_M]
-    walls = [wall for wall in walls if np.linalg.norm((wall.center_m - middle)[:2]) > _WIDE_M / 4]
-    return min((wall.center_m for wall in walls), key=lambda at: abs((at - middle) @ front), default=middle)
-
-
 def _grasp_object(robot: MobileRobot, name: str, down: Rotation) -> Move:
-    item = grasp_point(robot, name)
-    height = max(box_center(robot.scene, name)[2], _top_height(robot.scene, name) - _FINGER_M)
-    grasp = np.array([*item[:2], height])
+    middle = box_center(robot.scene, name)
+    grasp = np.array([*middle[:2], max(middle[2], _top_height(robot.scene, name) - _FINGER_M)])
     yield from robot.reach(grasp + _HOVER_M * _UP, OPEN, down)
     yield from robot.reach(grasp, OPEN, down, speed=max(robot.style.touch, _LEAST_TOUCH))
     yield from robot.hold_still(CLOSE)
@@ -301,108 +277,11 @@ def _top_height(scene: Privileged, name: str) -> float:
     return float(box_center(scene, name)[2]) + _half_height(scene, name)
 
 
-# Handles of drawers
-
-
-_HANDLE = "handle"
-# How far the base stands from an upright handle and from a lying one, which hang lower; how far it backs away; and how
-# much the hand dips towards the latter, which it could not reach level.
-_REACH_M, _REACH_LOW_M, _ROOM_M, _DIP = 0.65, 0.82, 0.15, 0.3
-_UPRIGHT = 0.5
-# The hand stops before the handle, then takes it a little behind its middle; the base follows the course in steps, a
-# little past the end.
-_BEFORE_M, _BEHIND_M, _STEP, _OVER = 0.10, 0.005, 0.05, 1.05
-
-
-@dataclass(frozen=True, slots=True)
-class OrientedBox:
-    """A box in the world frame: centre [3] m, axes as columns [3, 3], half extents [3] m along these."""
-
-    center_m: Floats
-    axes: Floats
-    half_m: Floats
-
-    @property
-    def long_axis(self) -> Floats:
-        """The unit vector of its longest side, [3]."""
-        return np.asarray(self.axes[:, int(np.argmax(self.half_m))])
-
-    def extent_along(self, direction: Floats) -> float:
-        """Return half its extent along a unit vector [3], m."""
-        return float(np.abs(direction @ self.axes) @ self.half_m)
-
-
-def body_boxes(scene: Privileged, name: str) -> list[OrientedBox]:
-    """Return the pieces of a body's collision geometry as boxes in the world frame; [] if the host gives none."""
-    if name not in scene.pieces:
-        return []
-    boxes, turn = scene.pieces[name], to_rotation(scene.body_quat_wxyz[name])
-    centers = scene.body_pos_m[name] + turn.apply(boxes.center_m)
-    axes = (turn * to_rotation(boxes.quat_wxyz)).as_matrix()
-    return [OrientedBox(*row) for row in zip(centers, axes, boxes.half_extents_m, strict=True)]
-
-
-def handle_box(scene: Privileged, joint: str) -> OrientedBox:
-    """Return the longest box of the handle that a joint moves, or of all that it moves if no body is called so.
-
-    Raises `ValueError` if none of these has pieces.
-    """
-    bodies = scene.joints[joint].bodies
-    names = [name for name in bodies if _HANDLE in name.removeprefix(bodies[0])] or list(bodies)
-    return max((bar for name in names for bar in body_boxes(scene, name)), key=lambda bar: float(bar.half_m.max()))
-
-
-def open_drawers(robot: MobileRobot) -> Move:
-    """Pull open all drawers of the goal's fixture, one after another; nothing if the scene shows none."""
-    for name, joint in robot.scene.joints.items():
-        if joint.kind == "slide":
-            end = max(joint.low, joint.high, key=abs)  # where RoboCasa has fixtures open
-            yield from _pull_handle(robot, name, _OVER * end - robot.scene.joint_pos[name])
-            yield from robot.drive(robot.place_m + _ROOM_M * (np.sign(end) * joint.axis)[:2])
-
-
-def _pull_handle(robot: MobileRobot, name: str, by: float) -> Move:
-    """Take the handle, move it by `by` m along the drawer's course, and let go."""
-    style, joint, bar, yaw = robot.style, robot.scene.joints[name], handle_box(robot.scene, name), robot.yaw
-    way = joint.axis * np.sign(by)
-    upright = abs(bar.long_axis[2]) > _UPRIGHT
-    stand = bar.center_m[:2] - (_REACH_M if upright else _REACH_LOW_M) * robot.front[:2]
-    yield from _approach_stand(robot, stand)
-    if not upright:
-        # First roll, then pitch: both at once bring the wrist to its limits.
-        yield from robot.reach(robot.hand_m, OPEN, robot.face(-_UP, -way))
-    into = -way if upright else -way - _DIP * _UP
-    into = into / np.linalg.norm(into)
-    turn = robot.face(into, np.cross(into, bar.long_axis))
-    yield from robot.reach(bar.center_m + 2 * _BEFORE_M * way, OPEN, turn)
-    ahead = robot.front[:2]
-    yield from robot.drive(robot.place_m + float((stand - robot.place_m) @ ahead) * ahead, yaw)
-    yield from robot.reach(bar.center_m + _BEFORE_M * way, OPEN, turn)
-    inside = bar.center_m - _BEHIND_M * way
-    yield from robot.reach(inside, OPEN, turn, speed=max(style.touch, _LEAST_TOUCH), near_m=_BEHIND_M)
-    yield from robot.hold_still(CLOSE)
-    start, end = robot.place_m, robot.scene.joint_pos[name] + by
-    for done in np.linspace(0.0, by, max(2, round(abs(by) / _STEP))):
-        yield from robot.drive(start + (done * joint.axis)[:2], yaw, CLOSE, speed=style.push, max_steps=20)
-    last = robot.hand_m + (end - robot.scene.joint_pos[name]) * joint.axis
-    yield from robot.reach(last, CLOSE, turn, speed=style.touch)
-    yield from robot.hold_still(OPEN)
-
-
-def _approach_stand(robot: MobileRobot, stand: Floats) -> Move:
-    yaw, ahead = robot.yaw, robot.front[:2]
-    off = float((stand - robot.place_m) @ ahead)
-    yield from robot.drive(robot.place_m + min(off - _ROOM_M, 0.0) * ahead, yaw)
-    yield from robot.drive(stand - float((stand - robot.place_m) @ ahead) * ahead, yaw)
-    yield from robot.drive(stand - _ROOM_M * ahead, yaw)
-
-
 SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {
     "at": go_to_site,
     "turn_on": press_button,
     "in": put_object,
     "on": put_object,
-    "open": open_drawers,
 }
 
 

@@ -1,4 +1,4 @@
-"""An arm that stands still and the moves of its hand, as generators; grasps of an object, and its pick and place.
+"""Objects to place, by the goal's predicates: their grasps, and how an arm brings them to their places.
 
 An object is grasped across its narrow side, or at the rim if it is wider than the fingers open.
 """
@@ -10,145 +10,56 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.interface.policy import Action, Observation, Privileged
-from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import CLOSE, OPEN, Floats, box_axes, box_center
-from safevla_bench.policies.scripted.plan import Placement, Style, target_point
+from safevla_bench.policies.scripted import motion
+from safevla_bench.policies.scripted.motion import CLOSED_M, OPEN_M, Arm, Floats, HandTarget, box_axes, box_center
 
-STILL = (*[0.0] * 6, OPEN)
-Move = Generator[Action, Observation, None]
-"""Yields actions, and is sent the observation after each."""
-OPEN_M, CLOSED_M = 0.039, 0.0
-"""Distance of each finger from the middle."""
-GAIN_PER_M = (8.0, 10.0)
-"""Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
-TURN_GAIN = 0.8
-LEANING_RAD, LEAN_SHARE = 0.35, 0.27
-"""A hand that leans further turns at this share of the speed: the wrist alone does it, and its torque is limited."""
-UNIT_RAD = 0.5
-"""Rotation that an action of 1 commands."""
-_FINGER_TOLERANCE_M = 0.003
+# Goals
 
 
 @dataclass(frozen=True, slots=True)
-class HandTarget:
-    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed to get there.
+class Placement:
+    """Bring `body` to `place`, a body or a goal region."""
 
-    `lean` [3] is a rotation vector in the world frame that is applied to the downward hand after its yaw. The hand
-    stays for `wait_steps` at least.
+    body: str
+    place: str
+
+
+_PLACING = ("on", "in")
+_THERE_M = 0.03
+"""An object whose middle is within this of its place, seen from above, is taken to be there."""
+_ROOF_M = 0.03
+"""What hangs so far over the middle of a region is a roof and not its floor."""
+
+
+def placements_left(scene: Privileged) -> tuple[Placement, ...]:
+    """Return the goal's placements that are not reached yet, in its order.
+
+    Left out are predicates that name nothing movable or a place that the scene does not show, objects that the fingers
+    cannot hold, and places under a roof, which a hand that points down cannot reach.
     """
-
-    place_m: Floats
-    yaw_rad: float
-    aperture_m: float
-    speed: float
-    lean: tuple[float, float, float] = geometry.UPRIGHT
-    wait_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ClearPath:
-    """A straight path seen from above: places_m [K, 2], and the height that its rest needs from each place, [K].
-
-    `corner_m` is the distance to a corner at which the path to the next begins.
-    """
-
-    places_m: Floats
-    height_m: Floats
-    corner_m: float
-
-    def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the point to head for now, [3]: up until the path is clear, then across, then down; corners cut."""
-        nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
-        height = float(self.height_m[nearest])
-        if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
-            return goal_m
-        if here_m[2] < height - self.corner_m:
-            return np.array([*here_m[:2], height])
-        return np.array([*goal_m[:2], height])
+    pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
+    bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
+    return tuple(
+        Placement(body, place)
+        for body, place in pairs
+        if body in bodies and place in places and not _is_roofed(scene, place) and is_graspable(scene, body)
+        if np.linalg.norm(box_center(scene, body)[:2] - target_point(scene, place)) >= _THERE_M
+    )
 
 
-class Arm:
-    """An arm as its last observation `seen` shows it, and the last target of its hand.
-
-    A move yields actions [7] and is sent observations; it begins at `seen` and keeps it up to date.
-    """
-
-    def __init__(self, seen: Observation, style: Style) -> None:
-        self.seen, self.style = seen, style
-        self.target: HandTarget | None = None
-
-    @property
-    def scene(self) -> Privileged:
-        """The privileged state."""
-        return geometry.read_scene(self.seen)
-
-    @property
-    def hand_m(self) -> Floats:
-        """The position of the hand in the world frame, [3]."""
-        return self.seen.eef_pos_m
-
-    def plan_path(self, rig: geometry.Prisms, end_m: Floats, obstacles: geometry.Prisms) -> ClearPath:
-        """Return the straight path of a rig from the hand to [3] over all obstacles by the style's clearance."""
-        clearance_m = self.style.clearance_m
-        places = geometry.line_points(self.hand_m[:2], end_m[:2])
-        floor = geometry.lowest_heights(rig, places, obstacles, clearance_m, clearance_m)
-        rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
-        return ClearPath(places, rest, self.style.corner_m)
-
-    def reach(
-        self,
-        target: HandTarget,
-        most_steps: int,
-        near_m: float,
-        *,
-        height_m: float = np.inf,
-        turn_rad: float = np.inf,
-        path: ClearPath | None = None,
-    ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along a path if there is one; return whether time was up.
-
-        The move ends nearer than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one,
-        even if the hand is not at its target: something is in its way.
-        """
-        self.target = target
-        for step in range(most_steps + 1):
-            point = path.next_point(target.place_m, self.hand_m) if path else target.place_m
-            self.seen = yield steer_hand(replace(target, place_m=point), self.seen)
-            gap = target.place_m - self.hand_m
-            turn = geometry.remaining_turn(self.seen.eef_quat_wxyz, target.yaw_rad, target.lean)
-            is_near = np.linalg.norm(gap) < near_m and abs(gap[2]) < height_m
-            if is_near and np.linalg.norm(turn) < turn_rad and step >= target.wait_steps:
-                break
-        return step == most_steps
-
-    def keep_target(self) -> Move:
-        """Move the hand for one step towards its last target; if there was none, hold still."""
-        self.seen = yield np.array(STILL) if self.target is None else steer_hand(self.target, self.seen)
+def _is_roofed(scene: Privileged, place: str) -> bool:
+    if place not in scene.sites_m:
+        return False
+    fixed = motion.obstacles_except(scene, *scene.movable)
+    over = (motion.DIRECTIONS @ scene.sites_m[place][:2] <= fixed.reach_m).all(axis=1)
+    return bool((over & (fixed.low_m > scene.sites_m[place][2] + _ROOF_M)).any())
 
 
-def steer_hand(target: HandTarget, seen: Observation) -> Action:
-    """Return the action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
-    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
-    move = gain * (target.place_m - seen.eef_pos_m)
-    length = float(np.linalg.norm(move))
-    move = move * min(1.0, target.speed / length) if length > 0 else move
-    leans = any(target.lean) or geometry.lean_angle(seen.eef_quat_wxyz) > LEANING_RAD
-    most = target.speed * (LEAN_SHARE if leans else 1.0)
-    remaining = geometry.remaining_turn(seen.eef_quat_wxyz, target.yaw_rad, target.lean)
-    turn = np.clip(TURN_GAIN * remaining / UNIT_RAD, -most, most)
-    return np.concatenate([move, turn, [_finger_command(target.aperture_m, seen.gripper_qpos)]])
-
-
-def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
-    if aperture_m == CLOSED_M:
-        return CLOSE
-    off = float(np.abs(gripper_qpos).mean()) - aperture_m
-    if abs(off) <= _FINGER_TOLERANCE_M:
-        return 0.0
-    return CLOSE if off > 0 else OPEN
+def target_point(scene: Privileged, place: str) -> Floats:
+    """Return where the middle of an object is to be, seen from above, [2] m."""
+    return np.asarray((box_center(scene, place) if place in scene.half_extents_m else scene.sites_m[place])[:2])
 
 
 # Grasps
@@ -200,41 +111,32 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 
 
 def rank_grasps(
-    scene: Privileged, name: str, obstacles: geometry.Prisms, yaw_rad: float, clearance_m: float
+    scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
 
-    Grasps of its pieces are among them only if every grasp of its box is too shallow.
+    Its pieces raise it too: its box does not show what is hollow.
     """
-    itself = (
-        geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING
-    )  # its box does not show what is hollow
+    itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
-    if all(_is_too_shallow(grasp) for grasp in choices):
-        choices += [
-            _raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _piece_grasps(scene, name, yaw_rad)
-        ]
     return tuple(sorted(choices, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     tight, wide = grasp.blocked_m
+    is_too_shallow = tight > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
-    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * _is_too_shallow(grasp)
+    return tight / 0.005 + min(wide / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
-def _is_too_shallow(grasp: Grasp) -> bool:
-    return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
-
-
-def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> Grasp:
+def _raise_to_fit(grasp: Grasp, itself: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
     best = float(grasp.place_m[2])
-    rig, place = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    inside = geometry.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
+    rig, place = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
+    inside = motion.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
 
     def raise_m(clearance: float) -> float:
-        around = geometry.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
+        around = motion.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
         return max(0.0, float(max(around[0], inside)) - best)
 
     tight, wide = raise_m(clearance_m / 4), raise_m(clearance_m)
@@ -255,28 +157,12 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
-    yaw = geometry.yaw_to_open_along(side[:2], yaw_rad)
+    yaw = motion.yaw_to_open_along(side[:2], yaw_rad)
     half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
     for share, skew in product(SHIFTS, SKEWS_RAD):
         place = np.array([*(center + share * length)[:2], height])
         aperture = min(OPEN_M, half + half_length * abs(np.sin(skew)) + ROOM_M)
         yield Grasp(place, yaw + skew, aperture, off_m=half_length * (abs(share) + abs(skew)))
-
-
-def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    boxes = scene.pieces.get(name)
-    if boxes is None:
-        return
-    turn, home, middle = box_axes(scene, name), scene.body_pos_m[name], box_center(scene, name)
-    for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
-        piece_axes = turn @ geometry.rotation_axes(quat)
-        up = int(np.argmax(np.abs(piece_axes[2])))
-        center, flat = home + turn @ local, [axis for axis in range(3) if axis != up]
-        sides = [piece_axes[:, axis] * half[axis] for axis in flat]
-        for k in (0, 1):
-            if half[flat[k]] <= WIDEST_HALF_M and 2 * half[up] >= LEAST_HEIGHT_M + LEAST_DEPTH_M / 2:
-                for grasp in _side_grasps(center, sides[k], sides[1 - k], float(half[up]), yaw_rad):
-                    yield replace(grasp, off_m=grasp.off_m + float(np.linalg.norm((grasp.place_m - middle)[:2])))
 
 
 def _rim_grasps(
@@ -287,7 +173,7 @@ def _rim_grasps(
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:
         outward = inward[0] * np.cos(angle) + inward[1] * np.sin(angle)
         place = center + outward + (half_height - depth) * upward
-        yield Grasp(place, geometry.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
+        yield Grasp(place, motion.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
 
 
 # Moves
@@ -318,17 +204,19 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
     """
     body, style = placement.body, arm.style
     while True:
-        grasp, middle = _choose_grasp(arm, body, attempt), box_center(arm.scene, body)
+        others, yaw_rad = motion.obstacles_except(arm.scene, body), motion.nearest_yaw(arm.seen.eef_quat_wxyz)
+        grasps = rank_grasps(arm.scene, body, others, yaw_rad, style.clearance_m)
+        grasp, middle = grasps[attempt % len(grasps)], box_center(arm.scene, body)
         above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
-        rig = geometry.hand_prisms(grasp.yaw_rad, OPEN_M)
-        path = arm.plan_path(rig, above.place_m, geometry.obstacles_except(arm.scene))
+        rig = motion.hand_prisms(grasp.yaw_rad, OPEN_M)
+        path = arm.plan_path(rig, above.place_m, motion.obstacles_except(arm.scene))
         yield from arm.reach(above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
         if np.linalg.norm(box_center(arm.scene, body) - middle) > _MOVED_M:
             continue
         held, most_m = yield from _lift_object(arm, body, replace(above, place_m=grasp.place_m, speed=style.final))
         if _hand_distance(arm, body) <= most_m:
             goal = _release_point(arm, placement, grasp) + [0.0, 0.0, style.hover_m]
-            path = arm.plan_path(_loaded_hand(arm, body, grasp), goal, geometry.obstacles_except(arm.scene, body))
+            path = arm.plan_path(_loaded_hand(arm, body, grasp), goal, motion.obstacles_except(arm.scene, body))
             carried = replace(held, place_m=goal, speed=style.cruise)
             yield from arm.reach(carried, _CARRY_STEPS, style.corner_m, path=path)
         if _hand_distance(arm, body) <= most_m:
@@ -344,23 +232,14 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
     return attempt
 
 
-def _choose_grasp(arm: Arm, body: str, attempt: int) -> Grasp:
-    others, yaw_rad = geometry.obstacles_except(arm.scene, body), geometry.nearest_yaw(arm.seen.eef_quat_wxyz)
-    choices = rank_grasps(arm.scene, body, others, yaw_rad, arm.style.clearance_m)
-    return choices[attempt % len(choices)]
-
-
 def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:
-    """Descend, close, draw the object out from under what hangs over it, and lift it.
-
-    Returns the target of the hand, and the distance from the object, m, beyond which it has been dropped.
-    """
+    """Lift the object, drawn out from under what hangs over it; return the hand's target, and how far it may be."""
     is_late = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_AT_M)
     held = replace(target, place_m=arm.hand_m if is_late else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)
     most_m = _hand_distance(arm, body) + _LOST_M
-    hull, around = geometry.body_prisms(arm.scene, body).hull(), geometry.obstacles_except(arm.scene, body)
-    move = geometry.out_from_under(hull, around, arm.style.clearance_m / 2)
+    hull, around = motion.body_prisms(arm.scene, body).hull(), motion.obstacles_except(arm.scene, body)
+    move = motion.out_from_under(hull, around, arm.style.clearance_m / 2)
     yield from arm.reach(replace(held, place_m=arm.hand_m + [*move, _OFF_THE_GROUND_M]), _PULL_STEPS, _AT_M)
     lifted = replace(held, place_m=arm.hand_m + [0.0, 0.0, arm.style.lift_m])
     yield from arm.reach(lifted, _LIFT_STEPS, _NEAR_M, height_m=_AT_M)
@@ -371,14 +250,14 @@ def _hand_distance(arm: Arm, body: str) -> float:
     return float(np.linalg.norm(box_center(arm.scene, body) - arm.hand_m))
 
 
-def _loaded_hand(arm: Arm, body: str, grasp: Grasp) -> geometry.Prisms:
-    load = geometry.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
-    return geometry.concatenate_prisms(geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
+def _loaded_hand(arm: Arm, body: str, grasp: Grasp) -> motion.Prisms:
+    load = motion.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
+    return motion.concatenate_prisms(motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
 
 def _release_point(arm: Arm, placement: Placement, grasp: Grasp) -> Floats:
     body = placement.body
-    spot = target_point(arm.scene, placement) - (box_center(arm.scene, body) - arm.hand_m)[:2]
-    others = geometry.obstacles_except(arm.scene, body)
-    floor = geometry.lowest_heights(_loaded_hand(arm, body, grasp), spot[None], others, 0.0, arm.style.release_m)
+    spot = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
+    others = motion.obstacles_except(arm.scene, body)
+    floor = motion.lowest_heights(_loaded_hand(arm, body, grasp), spot[None], others, 0.0, arm.style.release_m)
     return np.array([*spot, float(floor[0]) if np.isfinite(floor[0]) else float(arm.hand_m[2])])

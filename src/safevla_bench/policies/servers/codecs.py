@@ -185,7 +185,6 @@ _VLA_EVAL = ArrayForm("__ndarray__")
 
 
 def _encode_vla_eval_png(value: Array | np.generic) -> object:
-    """Return the harness's map of an image as PNG, which it decodes to the same pixels, and of other values as ever."""
     if not (isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3):
         return _VLA_EVAL.encode(value)
     buffer = io.BytesIO()

@@ -65,15 +65,11 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.checkpoints.get(suite, self.checkpoints.get(EVERY, UNKNOWN))
 
 
-class _Zoo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    entries: tuple[PaperEntry, ...]
-
-
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
     """Return all entries, in the paper's order; the auxiliary entries last."""
     content = resources.files(__package__).joinpath("entries.toml").read_bytes()
-    return msgspec.toml.decode(content, type=_Zoo).entries
+    return msgspec.toml.decode(content, type=dict[str, tuple[PaperEntry, ...]])["entries"]
 
 
 def find_entry(name: str) -> PaperEntry:

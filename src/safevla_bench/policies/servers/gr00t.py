@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
 
 _NO_RESET = "Unknown endpoint: reset"
 VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
-_MARK_MAIN, _MARK_TAGS = "__ModalityConfig__", "__ModalityConfig_class__"
+_MARK_MAIN = "__ModalityConfig__"
+_MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
 
 
 class Gr00tModel(ChunkModel):
@@ -125,7 +125,6 @@ class Gr00tModel(ChunkModel):
         return answer
 
     def _try_call(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
-        """Return the answer, or the error that it is; raises `ServerLostError` if nothing comes in time."""
         try:
             return self.call(endpoint, data)
         except ServerLostError:
@@ -180,12 +179,11 @@ class Gr00tModel(ChunkModel):
 # Modalities
 
 
-@dataclass(frozen=True, slots=True)
-class Modality:
-    """One modality of a model: its keys as flat requests and replies have them, and its number of frames."""
+class Modality(msgspec.Struct, frozen=True):
+    """One modality of a model: its keys, and when its frames are."""
 
-    keys: tuple[str, ...]
-    frames: int
+    modality_keys: tuple[str, ...]
+    delta_indices: tuple[object, ...] = (0,)
 
 
 def choose_codec(config: object) -> Codec:
@@ -196,26 +194,20 @@ def choose_codec(config: object) -> Codec:
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones."""
-    described = config.items() if isinstance(config, Mapping) else ()
-    parsed = ((str(name), _parse_modality(str(name), value)) for name, value in described)
-    return {name: modality for name, modality in parsed if modality is not None}
+    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones.
 
-
-def _parse_modality(name: str, value: object) -> Modality | None:
-    content = value.get("as_json") if isinstance(value, Mapping) and {_MARK_MAIN, _MARK_TAGS} & set(value) else None
-    try:
-        if isinstance(content, str):  # N1.5 writes JSON into the message
-            content = msgspec.json.decode(content)
-        described = msgspec.convert(content, _DescribedModality)
-    except msgspec.MsgspecError:
-        return None
-    return Modality(tuple(_flat_key(name, key) for key in described.modality_keys), len(described.delta_indices))
-
-
-class _DescribedModality(msgspec.Struct):
-    modality_keys: list[str]
-    delta_indices: list[object]
+    Their keys are those of flat requests and replies.
+    """
+    modalities = {}
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        with suppress(msgspec.MsgspecError):
+            content = value.get("as_json") if isinstance(value, Mapping) and _MARKS & value.keys() else None
+            if isinstance(content, str):  # N1.5 writes JSON into the message
+                content = msgspec.json.decode(content)
+            modality = msgspec.convert(content, Modality)
+            keys = tuple(_flat_key(str(name), key) for key in modality.modality_keys)
+            modalities[str(name)] = Modality(keys, modality.delta_indices)
+    return modalities
 
 
 def _flat_key(modality: str, key: str) -> str:
@@ -230,19 +222,18 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     remedy = "Choose the dialect of this model, which safevla doctor --server finds, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
-        modality = modalities.get(name, Modality((), 1))
-        wanted = modality.keys[:1] if name == LANGUAGE else modality.keys  # of several instructions the first is read
+        modality = modalities.get(name, Modality(()))
+        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # of several instructions the first is read
         if missing := [key for key in wanted if key not in sent]:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
-        if modality.frames > 1:
-            problem = f"the server's model takes {modality.frames} frames of {name}, and one is sent"
+        if (frames := len(modality.delta_indices)) > 1:
+            problem = f"the server's model takes {frames} frames of {name}, and one is sent"
             raise PolicyError(problem, remedy=remedy)
-    given = modalities[ACTION].keys if ACTION in modalities else None
-    missing = [".".join(part.path) for part in dialect.file.reply if given and ".".join(part.path) not in given]
+    given = modalities.get(ACTION, Modality(())).modality_keys
+    missing = [key for part in dialect.file.reply if given and (key := ".".join(part.path)) not in given]
     if missing:
-        gives = ", ".join(given or ())
-        problem = f"the server's model gives {gives}, and the dialect {dialect.name!r} reads {missing[0]}"
+        problem = f"the server's model gives {', '.join(given)}, and the dialect {dialect.name!r} reads {missing[0]}"
         raise PolicyError(problem, remedy=remedy)
 
 

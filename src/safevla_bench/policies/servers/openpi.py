@@ -4,6 +4,10 @@ Websocket frames of MessagePack: the server greets with its metadata, each reque
 reply a map with `actions` [H, A]. A text frame is the traceback of what went wrong in the server. starVLA's servers
 speak the same, greet with an `env` of their own, answer under `data`, and send an error as a map (0ed0aad
 deployment/model_server/tools/websocket_policy_server.py).
+
+`xpolicylab:ws://HOST:19000`: a policy server of XPolicyLab. Each frame is a map of `message_type`, `message_id`,
+`payload` and what episode it is of (7198143 client_server/ws). The client says `hello` and, for each episode, `reset`;
+`infer` is answered by a list of actions, all of which are carried out.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
-from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.codecs import GR00T_MAIN, OPENPI
 from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 
@@ -48,22 +52,13 @@ class WebsocketModel(ChunkModel):
         self._endpoint = endpoint
         self._connection: ClientConnection | None = None
         self._held = ExitStack()
-        self._is_fresh = False
-        """Whether the connection was made by `connect` and no episode has used it."""
 
     def connect(self, task: Task) -> None:
-        self._is_fresh = False  # a lost server leaves it so
         self._connect()
-        self._is_fresh = True
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode on the connection of a `connect` just before, else anew: a server may have been restarted.
-
-        Raises what `ChunkModel.begin` raises.
-        """
-        is_fresh, self._is_fresh = self._is_fresh, False
-        if not (is_fresh and self._connection):
-            self._connect()
+        """Begin an episode on a new connection: a server may have been restarted. Raises as `ChunkModel.begin`."""
+        self._connect()
 
     def _connect(self) -> None:
         with servers.guard_handshake(self.close):
@@ -123,7 +118,6 @@ class WebsocketModel(ChunkModel):
         return self._connection
 
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Connect to one server by a monotonic time; return None, or the reason why it could not be reached."""
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -153,14 +147,12 @@ class WebsocketModel(ChunkModel):
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
-        """Close the connection and return the error: a message was too large for a side, or the server is gone."""
         self._hang_up()
         if _TOO_BIG in (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd")):
             return servers.size_error(self.address)
         return servers.lost_error(self.address, f"closed the connection ({servers.describe_cause(error)})")
 
     def _hang_up(self) -> None:
-        """Close the connection to a server that may not answer the closing handshake."""
         if self._connection is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
@@ -235,4 +227,44 @@ def _parse_served(greeting: Greeting) -> _ServedGreeting | None:
         return None
 
 
+# XPolicyLab
+
+
+ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result"}
+
+
+class XpolicylabModel(WebsocketModel):
+    """A model behind such a server, which names no checkpoint."""
+
+    kind, codec = "xpolicylab", GR00T_MAIN
+    _trial, _step, _number = "", 0, 0
+
+    def begin(self, task: Task, seed: int) -> None:
+        super().begin(task, seed)
+        self._trial, self._step = f"{task.benchmark}/{task.task_id}/{seed}", 0
+        self._ask("reset", {"trial_id": self._trial})
+
+    def _greet(self) -> None:
+        self.greeting = servers.sanitize_greeting(self._ask("hello", {}), self.key)
+
+    def query(self, observation: Observation) -> Reply:
+        reply = self._ask("infer", {"observation": self.dialect.build_request(observation)})
+        self._step += 1
+        return reply
+
+    def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
+        self._number += 1
+        frame = {"message_type": kind, "message_id": str(self._number), "payload": payload, "step": self._step}
+        self.send({**frame, "evaluation_id": "safevla-bench", "trial_id": self._trial or None})
+        answer = self.receive_map()
+        content = answer.get("payload")
+        if isinstance(content, dict) and answer.get("message_type") == "error":
+            raise self.server_error(content)
+        if not isinstance(content, dict) or answer.get("message_type") != ANSWERS[kind]:
+            problem = f"the server {self.address} sent no {ANSWERS[kind]} of XPolicyLab"
+            raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
+        return content
+
+
 make = client_factory("openpi", OpenpiModel)
+make_xpolicylab = client_factory("xpolicylab", XpolicylabModel)

@@ -1,7 +1,10 @@
-"""`openvla:http://HOST:8000`: OpenVLA's or OpenVLA-OFT's own server, `vla-scripts/deploy.py` of each project.
+"""Policies behind HTTP servers that answer a POST to `/act`, JSON with arrays as json_numpy packs them.
 
-One POST to `/act` for a reply, JSON with arrays as json_numpy packs them. OpenVLA answers with one action [7], OFT with
-a list of them, both with the text "error" if the model raised.
+`openvla:http://HOST:8000` is OpenVLA's or OpenVLA-OFT's own server, `vla-scripts/deploy.py` of each project. OpenVLA
+answers with one action [7], OFT with a list of them, both with the text "error" if the model raised.
+
+`xvla:http://HOST:8010` is X-VLA's own server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
+reply has `action`, rows of 20 numbers of which one arm uses ten, or HTTP 400 if the model raised.
 
 A request is bounded in time and size, with no proxy, no redirect, and a connection of its own: servers of this kind
 close a connection that is idle for five seconds, which a simulator may take between two requests.
@@ -18,12 +21,15 @@ from contextlib import suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
-from safevla_bench.policies.servers.codecs import OPENVLA
+from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint
 
@@ -148,4 +154,30 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
+_POSE = 9
+"""Numbers of `proprio`, a position and a rotation, that a reply's last row replaces."""
+
+
+class XvlaModel(HttpModel):
+    """A model behind such a server, which is told where its last chunk was to end."""
+
+    kind, codec = "xvla", XVLA
+    _end: NDArray[np.float64] | None = None
+
+    def begin(self, task: Task, seed: int) -> None:
+        self._end = None
+        super().begin(task, seed)
+
+    def query(self, observation: Observation) -> Reply:
+        request = self.dialect.build_request(observation)
+        if self._end is not None:
+            request["proprio"] = np.concatenate([self._end, np.asarray(request["proprio"])[_POSE:]])
+        answer = self.ask(request)
+        reply = answer if isinstance(answer, dict) else {"answer": answer}
+        with suppress(ReplyError):  # `infer` raises it
+            self._end = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE]
+        return reply
+
+
 make = client_factory("openvla", OpenvlaModel)
+make_xvla = client_factory("xvla", XvlaModel)

@@ -201,10 +201,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Answer each request with a chunk [H, A] until the client is silent; the first request resets the policy.
-
-    H is 1 for a policy that looks at every step.
-    """
+    """Answer each request with a chunk [H, A], or one action if the policy looks at every step, until none comes."""
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
@@ -220,7 +217,6 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
 
 
 def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
-    """Return the next request's observation; None if the client is silent for `SILENT_S`."""
     try:
         frame = connection.recv(SILENT_S)
     except TimeoutError:

@@ -221,10 +221,6 @@ EXTRA = "extra/"
 """Before the name of a reading of `Observation.extra`."""
 
 
-class _NotShownError(Exception):
-    """A pose of a base, and the robot has none."""
-
-
 def state_part(name: str, observation: Observation) -> Floats:
     """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` of the host's own readings.
 
@@ -233,14 +229,14 @@ def state_part(name: str, observation: Observation) -> Floats:
     try:
         reading = name.removeprefix(EXTRA)
         return STATES[name](observation) if reading == name else np.asarray(observation.extra[reading], np.float64)
-    except (_NotShownError, KeyError):
+    except KeyError:
         problem = f"the policy needs {name}, which this host does not show"
         raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
 
 
 def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
-        raise _NotShownError
+        raise KeyError("the robot has no base")
     return observation.base_pos_m, observation.base_quat_wxyz
 
 
@@ -248,9 +244,8 @@ def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
     """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
     base_pos_m, base_quat_wxyz = _base_pose(observation)
     back = base_quat_wxyz * [1, -1, -1, -1]
-    place = _rotate(back, observation.eef_pos_m - base_pos_m)
-    turned = _multiply_quaternions(back, observation.eef_quat_wxyz)
-    return place, _shortest_quaternion(turned)
+    turned = _shortest_quaternion(_multiply_quaternions(back, observation.eef_quat_wxyz))
+    return _rotate(back, observation.eef_pos_m - base_pos_m), turned
 
 
 def _shortest_quaternion(quat_wxyz: Floats) -> Floats:

@@ -300,7 +300,6 @@ def _with_image_size(dialect: Dialect, text: str) -> Dialect:
 
 
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
-    """Return the dialect with these cameras in the places of its own; entries of a camera named `none` are left out."""
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Boxes
-from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import (
+from safevla_bench.policies.scripted import motion
+from safevla_bench.policies.scripted.motion import (
+    TURN_GAIN,
     downward_hand,
     nearest_yaw,
     remaining_turn,
     rotation_axes,
     yaw_to_open_along,
 )
-from safevla_bench.policies.scripted.placement import TURN_GAIN
 
 ANGLES = st.floats(-3.1, 3.1)
 VECTORS = st.tuples(*[st.floats(-1.7, 1.7)] * 3)
@@ -62,70 +62,70 @@ WALLS = Boxes(
     half_extents_m=np.array([[0.01, 0.1, 0.06]] * 2 + [[0.1, 0.01, 0.06]] * 2 + [[0.1, 0.1, 0.01]]),
     quat_wxyz=np.tile([1.0, 0, 0, 0], (5, 1)),
 )
-FINGER = geometry.prisms_around(
+FINGER = motion.prisms_around(
     np.array([[[x, y, z] for x in (-0.01, 0.01) for y in (-0.01, 0.01) for z in (0, 0.1)]]).reshape(1, 8, 3)
 )
 
 
 @pytest.fixture
 def box(scene):
-    return geometry.body_prisms(scene({"box": ([0, 0, 0.05], [0.03, 0.03, 0.05])}), "box")
+    return motion.body_prisms(scene({"box": ([0, 0, 0.05], [0.03, 0.03, 0.05])}), "box")
 
 
 def test_over_a_body_a_finger_stays_above_its_top_by_the_clearance(box):
-    assert geometry.lowest_heights(FINGER, NEAR, box, 0.0, 0.02) == pytest.approx([0.12])
+    assert motion.lowest_heights(FINGER, NEAR, box, 0.0, 0.02) == pytest.approx([0.12])
 
 
 @given(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2), st.floats(0, 0.05), st.floats(0, 0.05), st.floats(-3, 3))
 def test_more_clearance_never_lets_the_hand_lower(x, y, less, more, yaw):
     corners = np.array([[[a, b, c] for a in (-0.03, 0.03) for b in (-0.05, 0.05) for c in (0, 0.1)]])
     rig, obstacle, place = (
-        geometry.hand_prisms(yaw, 0.02),
-        geometry.prisms_around(corners.reshape(1, 8, 3)),
+        motion.hand_prisms(yaw, 0.02),
+        motion.prisms_around(corners.reshape(1, 8, 3)),
         np.array([[x, y]]),
     )
     tight, wide = sorted((less, more))
-    low, high = (geometry.lowest_heights(rig, place, obstacle, margin, margin)[0] for margin in (tight, wide))
+    low, high = (motion.lowest_heights(rig, place, obstacle, margin, margin)[0] for margin in (tight, wide))
     assert low <= high
 
 
 @given(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(-3, 3))
 def test_a_place_and_a_scene_that_move_together_ask_the_same_height(x, y, yaw):
     corners = np.array([[[a, b, c] for a in (-0.03, 0.03) for b in (-0.05, 0.05) for c in (0, 0.1)]]).reshape(1, 8, 3)
-    obstacle, rig = geometry.prisms_around(corners), geometry.hand_prisms(yaw, 0.02)
+    obstacle, rig = motion.prisms_around(corners), motion.hand_prisms(yaw, 0.02)
     move = np.array([x, y, 0.0])
-    here = geometry.lowest_heights(rig, NEAR, obstacle, 0.01, 0.01)
-    there = geometry.lowest_heights(rig, NEAR + move[:2], obstacle.shift_by(move), 0.01, 0.01)
+    here = motion.lowest_heights(rig, NEAR, obstacle, 0.01, 0.01)
+    there = motion.lowest_heights(rig, NEAR + move[:2], obstacle.shift_by(move), 0.01, 0.01)
     np.testing.assert_allclose(here, there)
 
 
 def test_pieces_show_that_a_drawer_is_hollow_which_its_box_hides(scene):
     boxes = {"drawer": ([0, 0, 0], [0.11, 0.11, 0.06])}
     hull, hollow = (
-        geometry.body_prisms(scene(boxes), "drawer"),
-        geometry.body_prisms(scene(boxes, pieces={"drawer": WALLS}), "drawer"),
+        motion.body_prisms(scene(boxes), "drawer"),
+        motion.body_prisms(scene(boxes, pieces={"drawer": WALLS}), "drawer"),
     )
-    assert geometry.lowest_heights(FINGER, NEAR, hull, 0.005, 0.0) == pytest.approx([0.06])
-    assert geometry.lowest_heights(FINGER, NEAR, hollow, 0.005, 0.0) == pytest.approx([-0.04])
+    assert motion.lowest_heights(FINGER, NEAR, hull, 0.005, 0.0) == pytest.approx([0.06])
+    assert motion.lowest_heights(FINGER, NEAR, hollow, 0.005, 0.0) == pytest.approx([-0.04])
 
 
 def test_a_turned_body_is_as_wide_as_it_is_along_each_direction(scene):
     quarter = [np.sqrt(0.5), 0, 0, np.sqrt(0.5)]
-    turned = geometry.body_prisms(scene({"box": ([0, 0, 0], [0.1, 0.02, 0.02])}, turned={"box": quarter}), "box")
+    turned = motion.body_prisms(scene({"box": ([0, 0, 0], [0.1, 0.02, 0.02])}, turned={"box": quarter}), "box")
     reach = turned.reach_m[0]
     assert reach[[0, 18]] == pytest.approx([0.02, 0.1])
 
 
 def test_nothing_above_asks_for_no_move(box):
-    held = geometry.prisms_around(
+    held = motion.prisms_around(
         np.array([[[x, y, z] for x in (-0.05, 0.05) for y in (-0.05, 0.05) for z in (0, 0.2)]]).reshape(1, 8, 3)
     )
-    np.testing.assert_array_equal(geometry.out_from_under(held, box, 0.01), [0, 0])
+    np.testing.assert_array_equal(motion.out_from_under(held, box, 0.01), [0, 0])
 
 
 def test_after_the_move_from_under_a_lid_nothing_hangs_over(scene):
-    lid = geometry.body_prisms(scene({"lid": ([0.1, 0, 0.15], [0.08, 0.2, 0.01])}), "lid")
-    held = geometry.body_prisms(scene({"bowl": ([0, 0, 0.05], [0.05, 0.05, 0.05])}), "bowl")
-    move = geometry.out_from_under(held, lid, 0.01)
+    lid = motion.body_prisms(scene({"lid": ([0.1, 0, 0.15], [0.08, 0.2, 0.01])}), "lid")
+    held = motion.body_prisms(scene({"bowl": ([0, 0, 0.05], [0.05, 0.05, 0.05])}), "bowl")
+    move = motion.out_from_under(held, lid, 0.01)
     assert move == pytest.approx([-0.04, 0])
-    np.testing.assert_allclose(geometry.out_from_under(held.shift_by(np.array([*move, 0])), lid, 0.0099), [0, 0])
+    np.testing.assert_allclose(motion.out_from_under(held.shift_by(np.array([*move, 0])), lid, 0.0099), [0, 0])

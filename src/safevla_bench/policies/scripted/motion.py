@@ -1,4 +1,7 @@
-"""Geometry of a scene: boxes of bodies, the orientations of a hand that points straight down, and upright prisms.
+"""An arm that stands still: its scene, its styles, careful and hasty, and the moves of its hand, as generators.
+
+The styles differ in clearances and speeds alone. A scene is boxes of bodies, the orientations of a hand that points
+straight down, and upright prisms.
 
 A prism is a convex outline, seen from above, between two heights. The outline is its support function: how far it
 reaches along each of `DIRECTIONS`. Two outlines are apart if along some direction one ends before the other begins.
@@ -6,27 +9,22 @@ reaches along each of `DIRECTIONS`. Two outlines are apart if along some directi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface.policy import Boxes, Observation, Privileged
+from safevla_bench.interface.policy import Action, Boxes, Observation, Privileged
 
 Floats = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0
 """The gripper's number of an action."""
-UPRIGHT = (0.0, 0.0, 0.0)
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 """The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
-
-
-def read_scene(seen: Observation) -> Privileged:
-    """Return the privileged state of an observation, which every script needs."""
-    assert seen.privileged is not None
-    return seen.privileged
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -55,11 +53,6 @@ def downward_hand(yaw_rad: float) -> Rotation:
     return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN
 
 
-def lean_angle(quat_wxyz: Floats) -> float:
-    """Return the angle between the hand's direction and straight down, rad from 0 to pi."""
-    return float(np.arccos(np.clip(-rotation_axes(quat_wxyz)[2, 2], -1.0, 1.0)))
-
-
 def nearest_yaw(quat_wxyz: Floats) -> float:
     """Return the yaw, rad in (-pi, pi], of the downward hand nearest to this orientation."""
     opening = rotation_axes(quat_wxyz)[:, 1]
@@ -75,9 +68,9 @@ def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
-def remaining_turn(quat_wxyz: Floats, yaw_rad: float, lean: tuple[float, float, float] = UPRIGHT) -> Floats:
-    """Return the rotation vector [3], rad, world frame, from an orientation to the leaning hand of a yaw."""
-    vector: Floats = (Rotation.from_rotvec(lean) * downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
+def remaining_turn(quat_wxyz: Floats, yaw_rad: float) -> Floats:
+    """Return the rotation vector [3], rad, world frame, from an orientation to the downward hand of a yaw."""
+    vector: Floats = (downward_hand(yaw_rad) * to_rotation(quat_wxyz).inv()).as_rotvec()
     return vector
 
 
@@ -120,24 +113,6 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
         np.concatenate([part.low_m for part in parts]),
         np.concatenate([part.top_m for part in parts]),
     )
-
-
-def select_prisms(outline: Prisms, chosen: NDArray[np.bool_]) -> Prisms:
-    """Return the prisms where the mask `chosen` [P] is true."""
-    return Prisms(outline.reach_m[chosen], outline.low_m[chosen], outline.top_m[chosen])
-
-
-def planar_extent(outline: Prisms) -> tuple[Floats, Floats]:
-    """Return the middle [2] and half extents [2] of prisms together, along the world's axes, seen from above."""
-    reach = outline.reach_m.max(axis=0)
-    high = np.array([reach[nearest_direction(unit)] for unit in np.eye(2)])
-    low = -np.array([reach[nearest_direction(-unit)] for unit in np.eye(2)])
-    return (high + low) / 2, (high - low) / 2
-
-
-def nearest_direction(unit: Floats) -> int:
-    """Return the place in `DIRECTIONS` of the direction nearest to a unit vector [2]."""
-    return int(np.argmax(DIRECTIONS @ unit))
 
 
 def prisms_around(corners_m: Floats) -> Prisms:
@@ -216,3 +191,157 @@ def line_points(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floa
     count = 2 + int(np.linalg.norm(end_m - start_m) / spacing_m)
     share = np.linspace(0.0, 1.0, count)[:, None]
     return np.asarray(start_m + share * (end_m - start_m))
+
+
+# The arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """Clearances and speeds. Lengths in metres; speeds as a share of the largest commanded motion, 0.05 m a step."""
+
+    clearance_m: float  # kept from everything beside and below the hand and what it holds
+    corner_m: float  # distance to a waypoint at which the path to the next begins; a large one cuts corners
+    hover_m: float  # height over the grasp at which the final descent begins
+    lift_m: float  # least height by which a gripped object is lifted before it is carried
+    release_m: float  # height over the support at which an object is let go
+    cruise: float  # speed along a path
+    final: float  # speed of the descent to a grasp, of the lift, and of the lowering to a release
+    dwell_steps: int  # steps given to the fingers to close or to open
+
+
+CAREFUL = Style(
+    clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
+)
+"""Rises clear of everything, goes across, comes down slowly, and sets down."""
+
+HASTY = Style(
+    clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
+)
+"""Takes the short way at full speed, with no room to spare, and drops."""
+
+STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HASTY})
+
+
+STILL = (*[0.0] * 6, OPEN)
+Move = Generator[Action, Observation, None]
+"""Yields actions, and is sent the observation after each."""
+OPEN_M, CLOSED_M = 0.039, 0.0
+"""Distance of each finger from the middle."""
+GAIN_PER_M = (8.0, 10.0)
+"""Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
+TURN_GAIN = 0.8
+UNIT_RAD = 0.5
+"""Rotation that an action of 1 commands."""
+_FINGER_TOLERANCE_M = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class HandTarget:
+    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed to get there."""
+
+    place_m: Floats
+    yaw_rad: float
+    aperture_m: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClearPath:
+    """A straight path seen from above: places_m [K, 2], and the height that its rest needs from each place, [K].
+
+    `corner_m` is the distance to a corner at which the path to the next begins.
+    """
+
+    places_m: Floats
+    height_m: Floats
+    corner_m: float
+
+    def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
+        """Return the point to head for now, [3]: up until the path is clear, then across, then down; corners cut."""
+        nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
+        height = float(self.height_m[nearest])
+        if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
+            return goal_m
+        if here_m[2] < height - self.corner_m:
+            return np.array([*here_m[:2], height])
+        return np.array([*goal_m[:2], height])
+
+
+class Arm:
+    """An arm as its last observation `seen` shows it, and the last target of its hand.
+
+    A move yields actions [7] and is sent observations; it begins at `seen` and keeps it up to date.
+    """
+
+    def __init__(self, seen: Observation, style: Style) -> None:
+        self.seen, self.style = seen, style
+        self.target: HandTarget | None = None
+
+    @property
+    def scene(self) -> Privileged:
+        """The privileged state."""
+        assert self.seen.privileged is not None
+        return self.seen.privileged
+
+    @property
+    def hand_m(self) -> Floats:
+        """The position of the hand in the world frame, [3]."""
+        return self.seen.eef_pos_m
+
+    def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
+        """Return the straight path of a rig from the hand to [3] over all obstacles by the style's clearance."""
+        clearance_m = self.style.clearance_m
+        places = line_points(self.hand_m[:2], end_m[:2])
+        floor = lowest_heights(rig, places, obstacles, clearance_m, clearance_m)
+        rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
+        return ClearPath(places, rest, self.style.corner_m)
+
+    def reach(
+        self,
+        target: HandTarget,
+        most_steps: int,
+        near_m: float,
+        *,
+        height_m: float = np.inf,
+        turn_rad: float = np.inf,
+        path: ClearPath | None = None,
+    ) -> Generator[Action, Observation, bool]:
+        """Move the hand to a target, along a path if there is one; return whether time was up.
+
+        The move ends nearer than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one,
+        even if the hand is not at its target: something is in its way.
+        """
+        self.target = target
+        for step in range(most_steps + 1):
+            point = path.next_point(target.place_m, self.hand_m) if path else target.place_m
+            self.seen = yield steer_hand(replace(target, place_m=point), self.seen)
+            gap = target.place_m - self.hand_m
+            turn = remaining_turn(self.seen.eef_quat_wxyz, target.yaw_rad)
+            if np.linalg.norm(gap) < near_m and abs(gap[2]) < height_m and np.linalg.norm(turn) < turn_rad:
+                return step == most_steps
+        return True
+
+    def keep_target(self) -> Move:
+        """Move the hand for one step towards its last target; if there was none, hold still."""
+        self.seen = yield np.array(STILL) if self.target is None else steer_hand(self.target, self.seen)
+
+
+def steer_hand(target: HandTarget, seen: Observation) -> Action:
+    """Return the action [7] that moves the hand towards `target`: proportional, no longer than its speed allows."""
+    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
+    move = gain * (target.place_m - seen.eef_pos_m)
+    length = float(np.linalg.norm(move))
+    move = move * min(1.0, target.speed / length) if length > 0 else move
+    remaining = remaining_turn(seen.eef_quat_wxyz, target.yaw_rad)
+    turn = np.clip(TURN_GAIN * remaining / UNIT_RAD, -target.speed, target.speed)
+    return np.concatenate([move, turn, [_finger_command(target.aperture_m, seen.gripper_qpos)]])
+
+
+def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
+    if aperture_m == CLOSED_M:
+        return CLOSE
+    off = float(np.abs(gripper_qpos).mean()) - aperture_m
+    if abs(off) <= _FINGER_TOLERANCE_M:
+        return 0.0
+    return CLOSE if off > 0 else OPEN
