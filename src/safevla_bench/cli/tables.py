@@ -301,7 +301,7 @@ def board_command(
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
-    from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
+    from safevla_bench.publishing.board import INDEX, check_folder, write_folder
 
     runs, ruleset = sources.paths, sources.ruleset
     folder = options.choose_output(out, runs, "board")

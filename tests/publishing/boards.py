@@ -9,7 +9,7 @@ from typing import Any
 from report.scenes import joined, verdicts
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.publishing.board.own_results import OwnResults
+from safevla_bench.publishing.board import OwnResults
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.trajectory.header import Header

@@ -5,22 +5,19 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI
-from safevla_bench.publishing.board.ranking import RankingEntry, disjoint_pairs, published_sections, rank_entries
+from safevla_bench.publishing.board import RankingEntry, published_sections, rank_entries
 from safevla_bench.report.published import LEADERBOARD, PAPER, load_published, printed_rate
 from safevla_bench.report.tables.suites import ExactCell
 from safevla_bench.report.tables.table import Cell
 from safevla_bench.statistics.intervals import wilson_interval
 
 
-def entry(name: str, safety, sr=50, *, interval=None, competes: bool = True) -> RankingEntry:
+def entry(name: str, safety, sr=50, *, competes: bool = True) -> RankingEntry:
     numbers = {metric.key: ExactCell(Cell.dash()) for metric in (SBU, VSI)}
     numbers[SR.key] = ExactCell(Cell(""), Fraction(sr) / 100)
-    cell = Cell("", interval=interval)
-    numbers[SAFETY.key] = ExactCell(Cell.dash() if safety is None else cell, safety and Fraction(safety) / 100)
+    numbers[SAFETY.key] = ExactCell(Cell.dash() if safety is None else Cell(""), safety and Fraction(safety) / 100)
     return RankingEntry(policy=name, n="1", numbers=numbers, competes=competes)
 
 
@@ -54,28 +51,6 @@ def test_letters_go_by_rank_and_leave_the_unranked_out():
     assert [(row[0], row[3]) for row in rows] == [("b", "a"), ("a", "ab"), ("c", "b"), ("out", "")]
 
 
-def test_intervals_that_touch_are_not_told_apart():
-    entries = [entry("a", 80, interval=(70.0, 85.0)), entry("b", 90, interval=(85.0, 95.0)),
-               entry("c", 50, interval=(40.0, 69.9))]  # fmt: skip
-    assert {frozenset(pair) for pair in disjoint_pairs(entries)} == {frozenset((0, 2)), frozenset((1, 2))}
-
-
-def test_without_intervals_nothing_is_said_of_anybody():
-    assert disjoint_pairs([entry("a", 80), entry("b", 90, interval=(85.0, 95.0))]) is None
-    assert {letters for *_, letters in rank(entry("a", 80), entry("b", 10))} == {""}
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=8))
-def test_two_share_a_letter_exactly_where_their_intervals_overlap(numbers):
-    entries = [entry(str(k), x, interval=(float(x - a), float(x + b))) for k, (x, a, b) in enumerate(numbers)]
-    letters = {row.policy: set(row.letters) for row in rank_entries(entries, disjoint_pairs(entries))}
-    for first in entries:
-        for second in entries:
-            (low, high), (other_low, other_high) = first.safety_interval, second.safety_interval
-            overlap = low <= other_high and other_low <= high
-            assert bool(letters[first.policy] & letters[second.policy]) == overlap
-
-
 # Published results
 
 
@@ -93,24 +68,25 @@ def test_the_paper_s_entries_rank_by_safety_with_sr_beside():
     assert {row.rank for row in pnp.rows} == {""}
 
 
-def test_only_what_lies_clearly_apart_is_told_apart_in_the_paper():
-    libero, robocasa, _ = published("paper")
-    assert [row.letters for row in libero.rows] == ["a", "b", "b", "b", "b"]
-    assert [row.letters for row in robocasa.rows] == ["a", "a", "b", "b"]
-    assert "overlap" in libero.letters_note
+def test_published_results_have_no_letters_and_the_note_says_what_is_not_told_apart():
+    for section in published_sections():
+        for table in section.tables:
+            assert {row.letters for row in table.rows} == {""}
+            assert ("intervals of Safety overlap" in table.letters_note) == any(row.competes for row in table.rows)
 
 
 def test_intervals_hold_every_count_that_the_printed_digits_allow():
     expected = wilson_interval(501, 900)  # 55.7 %
-    assert published("paper")[1].rows[0].safety_interval == pytest.approx((100 * expected.low, 100 * expected.high))
+    assert published("paper")[1].rows[0].numbers["safety"].cell.interval == pytest.approx(
+        (100 * expected.low, 100 * expected.high)
+    )
     ci = printed_rate(87.1, 2000).ci  # 1741 or 1742
     assert ci == pytest.approx((wilson_interval(1741, 2000).low, wilson_interval(1742, 2000).high))
 
 
-def test_the_leaderboard_gives_no_counts_so_nothing_is_told_apart():
-    for table in published("leaderboard"):
-        assert "No counts are given" in table.letters_note
-        assert {(row.letters, row.safety_interval) for row in table.rows} == {("", None)}
+def test_the_leaderboard_gives_no_counts_and_so_no_intervals():
+    rows = [row for table in published("leaderboard") for row in table.rows]
+    assert {row.numbers["safety"].cell.interval for row in rows} == {None}
 
 
 def test_every_source_and_the_cells_in_question_say_what_makes_them_incomparable():
