@@ -27,17 +27,11 @@ def source(tmp_path_factory):
     return path
 
 
-def test_files_for_a_hub_are_named_and_so_is_what_they_lack(safevla, source, tmp_path):
-    code, printed, err = safevla("export", source, "--format", "hub", "--out", tmp_path / "hub")
-    assert code == 0
-    assert (tmp_path / "hub" / "model_card.md").read_text().startswith("---")
-    assert str(tmp_path / "hub" / "model_card.md") in printed
-    assert "hub_dataset" in err
-    (tmp_path / "facts.toml").write_text('hub_dataset = "someone/benchmark"')
-    options = ["--meta", tmp_path / "facts.toml", "--out", tmp_path / "whole"]
-    code, _, err = safevla("export", source, "--format", "hub", *options)
+def test_the_card_for_a_hub_is_one_file(safevla, source, tmp_path):
+    code, printed, err = safevla("export", source, "--format", "hub", "--out", tmp_path / "card.md")
     assert (code, err) == (0, "")
-    assert (tmp_path / "whole/.eval_results/safevla-bench.yaml").exists()
+    assert (tmp_path / "card.md").read_text().startswith("---")
+    assert str(tmp_path / "card.md") in printed
 
 
 def test_robocasas_json_names_what_is_to_be_filled(safevla, tmp_path):

@@ -17,8 +17,13 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.publishing.model_card import ModelFacts
-from safevla_bench.publishing.result_files import SUITE, build_leaderboard_entry, format_authors_csv, unknown_fields
+from safevla_bench.publishing.result_files import (
+    SUITE,
+    ModelFacts,
+    build_leaderboard_entry,
+    format_authors_csv,
+    unknown_fields,
+)
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import concatenate_batches

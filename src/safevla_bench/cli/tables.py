@@ -21,7 +21,7 @@ from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
-from safevla_bench.publishing import model_card, result_files, submission
+from safevla_bench.publishing import result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.text import render_summary
@@ -155,7 +155,7 @@ class _ExportChoice:
     out: Path
     sources: tuple[Path, ...]
     episode: str | None
-    facts: model_card.ModelFacts
+    facts: result_files.ModelFacts
     cameras: str | None
     image_size: int
 
@@ -175,13 +175,6 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
     index = row.number - 1
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
-
-
-def _encode_card(judged: Judged, choice: _ExportChoice) -> Mapping[str, str | bytes]:
-    if choice.facts.hub_dataset is None:
-        text = "no .eval_results: they need hub_dataset in --meta FILE, the hub's benchmark dataset they belong to"
-        click.echo(f"note: {text}", err=True)
-    return model_card.build_card(judged, choice.facts, table_material(judged).remarks)
 
 
 def _encode_leaderboard_entry(judged: Judged, choice: _ExportChoice) -> bytes:
@@ -219,7 +212,11 @@ _EXPORTS: Mapping[str, _ExportForm] = {
     ),
     "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), "episode"),
     "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), "episode"),
-    "hub": _ExportForm("hub", _encode_card, "meta"),
+    "hub": _ExportForm(
+        "model_card.md",
+        lambda judged, choice: result_files.build_card(judged, choice.facts, table_material(judged).remarks),
+        "meta",
+    ),
     "robocasa": _ExportForm("robocasa.json", _encode_leaderboard_entry, "meta"),
     "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
     "lerobot-results": _ExportForm(
@@ -250,7 +247,7 @@ def export_command(
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
     rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
     mcap         the same for Foxglove
-    hub          a folder: block of a model card with model-index, and entries of .eval_results, as the model hub reads
+    hub          the block of a model card with model-index, as the model hub reads
     robocasa     JSON for RoboCasa's leaderboard; what is not known is N/A
     lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
                  the simulator that recorded the run, also pictures
@@ -267,7 +264,7 @@ def export_command(
             forms = " and ".join(other for other, export in _EXPORTS.items() if export.option == name)
             raise click.UsageError(f"--{name} is for {forms}.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
-    choice = _ExportChoice(file, sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
+    choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size)
     judged = sources.judge()
     content = _EXPORTS[form].encode(judged, choice)
     for name, part in content.items() if isinstance(content, Mapping) else [("", content)]:

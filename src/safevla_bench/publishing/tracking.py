@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI
-from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
@@ -28,7 +28,6 @@ from safevla_bench.rollout.plan import PlannedEpisode
 Numbers = Mapping[str, float]
 
 
-@runtime_checkable
 class Tracker(Protocol):
     """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
 
@@ -145,16 +144,10 @@ class TrackingObserver:
     Whatever the tracker raises is reported once. It is then not asked again, and the run goes on as without it.
     """
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        scorer: OutcomeScorer | None = None,
-        warn: Callable[[str], None] = lambda sentence: None,
-        name: str = "the tracker",
-    ) -> None:
-        """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
+    def __init__(self, tracker: Tracker, scorer: OutcomeScorer, warn: Callable[[str], None], name: str) -> None:
+        """Take the tracker, what scores the episodes, and what warns of the tracker by its name."""
         self._tracker: Tracker | None = tracker
-        self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
+        self._scorer, self._warn, self._name = scorer, warn, name
         self._known: dict[str, list[float]] = {}
         """Metric of a cell -> its known values."""
         self._count = self._crashed = 0
@@ -168,10 +161,9 @@ class TrackingObserver:
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
         self._crashed += outcome.batch is None
-        seconds = {} if outcome.wall_s is None else {"episode/seconds": outcome.wall_s}
         scores = self._scorer.score(outcome)
         judged = {} if scores is None else self._score_values(scores.episode(0))
-        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **seconds, **judged})
+        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **judged})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
