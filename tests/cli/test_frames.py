@@ -92,7 +92,7 @@ def files_of(run):
 def render(run, style):
     judged = judge([run], load_ruleset())
     material = RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
-    return render_frames(material, [0], style)
+    return render_frames(material, [0], style, lambda done, what: None, lambda reason: None)
 
 
 def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tight, tmp_path):
@@ -171,7 +171,7 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):
     render(run, FrameStyle())
     safevla.ok("frames", run, "--episode", 1, "--3d")
-    render(run, FrameStyle(stills=False, video=True))
+    render(run, FrameStyle(video=True))
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
     safevla.ok("frames", run, "--episode", 1)
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]

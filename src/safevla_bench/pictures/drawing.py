@@ -9,7 +9,6 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from importlib.util import find_spec
-from math import floor, isfinite, log10
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +47,8 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    write_fitting(pen, (_PAD, top), title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
-    write_fitting(pen, (_PAD, top + 22), detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    _write_fitting(pen, top, title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    _write_fitting(pen, top + 22, detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
     return np.asarray(sheet)
 
 
@@ -74,30 +73,11 @@ def encode_jpeg(image: Pixels) -> bytes:
     return sink.getvalue()
 
 
-def write_fitting(
-    pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
-) -> None:
-    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
-
-    `size` is the largest font size, `width` that of the picture in pixels, padding included. A second line that is too
-    long is cut with an ellipsis.
-    """
-    for smaller in range(size, _SMALLEST - 1, -1):
-        font = load_font(font_name, smaller)
-        if pen.textlength(text, font=font) <= width - 2 * _PAD:
-            pen.text(position, text, fill=_INK, font=font)
-            return
-    left, top = position
-    first, rest = _split_line(pen, text, font, width)
-    pen.text((left, top - 1), first, fill=_INK, font=font)
-    write_line(pen, (left, top + _SMALLEST), rest, font, width)
-
-
-def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
-    ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
-    fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
-    end = fitting[-1] if fitting else 0
-    return text[:end].rstrip(), text[end:].lstrip()
+def _write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
+    """Draw a text on one line in the largest font in which it fits; in the smallest it is cut with an ellipsis."""
+    fonts = [load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1)]
+    font = next((font for font in fonts if pen.textlength(text, font=font) <= width - 2 * _PAD), fonts[-1])
+    write_line(pen, (_PAD, top), text, font, width)
 
 
 def write_line(
@@ -117,7 +97,6 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
-FILM_SUFFIX = "mp4"
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
 """The first that is there is taken; none needs hardware, and browsers play the first two."""
 _QUANTIZER = "27"
@@ -157,8 +136,7 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
 # A sheet of episodes in three frames each: the initial state, the worst violation, the final state (Figure 3)
 
 
-SHEET_FORMS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-"""Suffix of a sheet's file -> its form."""
+_SHEET_FORMS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _COLUMNS: tuple[str, ...] = ("initial", "violation", "final")
 _HEADING, _GAP, _TEXT = 30, 8, 16
 
@@ -166,26 +144,22 @@ _HEADING, _GAP, _TEXT = 30, 8, 16
 def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
     """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
 
-    A file at `path` is replaced. Of several violations the first in `frames` is shown. `titles` has at least one
-    (policy, episode id) -> the title of its row, in the order of the rows.
-
-    Raises:
-        RunError: the suffix is not in `SHEET_FORMS`, or an episode lacks one of the three frames, as a safe one does.
-        OSError: the file of a frame cannot be read, or `path` cannot be written.
+    Of several violations the first in `frames` is shown. `titles` has at least one (policy, episode id) -> the title of
+    its row. Raises `RunError` for what `sheet_form` refuses, and if an episode lacks one of the three frames, as a safe
+    one does.
     """
     form = sheet_form(path)
-    rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS])
-            for key, title in titles.items()]  # fmt: skip
+    rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS]) for key, title in titles.items()]
     sink = io.BytesIO()
     _compose_rows(rows).save(sink, form, quality=QUALITY, optimize=True)
     write_atomically(path, sink.getvalue())
 
 
 def sheet_form(path: Path) -> str:
-    """Return the form of a sheet's file, `PNG` or `JPEG`; raises `RunError` for a suffix not in `SHEET_FORMS`."""
-    form = SHEET_FORMS.get(path.suffix.lower())
+    """Return the form of a sheet's file, `PNG` or `JPEG`; raises `RunError` for another suffix."""
+    form = _SHEET_FORMS.get(path.suffix.lower())
     if form is None:
-        remedy = f"Give the file one of these suffixes: {', '.join(SHEET_FORMS)}."
+        remedy = f"Give the file one of these suffixes: {', '.join(_SHEET_FORMS)}."
         raise RunError(f"a sheet is a picture, not {path.suffix or 'a file without a suffix'}", remedy=remedy)
     return form
 
@@ -227,16 +201,11 @@ _CLAUSE, _TASK = 17, 46
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
-    """Yield the pictures of an episode, one a record, all of one size.
+    """Yield the pictures of an episode, one a record, all of one size, from at least one camera.
 
     Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
     its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. The
     border is red while anything is broken, green in the last record of a success, else grey.
-
-    Args:
-        explanation: the episode.
-        cameras: where to look from; there is at least one.
-        render: draws a record.
     """
     clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
     charts = {clause.spec.spec_id: clause.chart for clause in clauses}
@@ -256,7 +225,9 @@ def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart],
     bold, plain = load_font("DejaVuSans-Bold.ttf", 14), load_font("DejaVuSans.ttf", 12)
     task = escape_controls(explanation.instruction or explanation.score.task_id)
     write_line(pen, (_PAD, height + 4), task, bold, width)
-    write_line(pen, (_PAD, height + 25), escape_controls(_clock(explanation, record)), plain, width)
+    last, policy = explanation.records - 1, explanation.score.policy or "unnamed policy"
+    clock = f"{format_fixed(record * explanation.dt_s, 2)} s, record {record} of {last}, {escape_controls(policy)}"
+    write_line(pen, (_PAD, height + 25), clock, plain, width)
     top = height + _TASK
     for spec_id, chart in charts.items():
         is_idle = chart.gate is not None and not chart.gate[record]
@@ -268,13 +239,6 @@ def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart],
     return np.asarray(sheet)
 
 
-def _clock(explanation: Explanation, record: int) -> str:
-    last = explanation.records - 1
-    seconds = f"{format_fixed(record * explanation.dt_s, 2)} of {format_fixed(last * explanation.dt_s, 2)} s"
-    policy = explanation.score.policy or "unnamed policy"
-    return f"{seconds}, record {record} of {last}, {policy}"
-
-
 # Values and limits in captions
 
 
@@ -284,15 +248,11 @@ def format_reading(chart: TraceChart, shown: str) -> str:
 
 
 def format_film_reading(chart: TraceChart, record: int) -> str:
-    """Return a clause's line in a film: the signal in fixed decimals and its limit; a dash if not finite.
-
-    `(not judged now)` follows a value in a record outside the gate or the window.
-    """
-    value, limit = float(chart.values[record]), chart.limit
-    if not isfinite(value):
+    """Return a clause's line in a film, in two decimals; `(not judged now)` outside the gate or the window."""
+    value, digits = float(chart.values[record]), 2
+    if not np.isfinite(value):
         return format_reading(chart, NO_VALUE)
-    digits = max(0, 2 - floor(log10(abs(limit)))) if limit else 2
     text = format_fixed(value, digits)
-    text = format_against_limit(value, limit) if text == format_fixed(limit, digits) else text
-    idle = "" if chart.gate is None or chart.gate[record] else " (not judged now)"
-    return format_reading(chart, append_unit(text, chart.unit)) + idle
+    text = format_against_limit(value, chart.limit) if text == format_fixed(chart.limit, digits) else text
+    is_idle = chart.gate is not None and not chart.gate[record]
+    return format_reading(chart, append_unit(text, chart.unit)) + (" (not judged now)" if is_idle else "")
