@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode, rest_positions
+from builders import LINK, PLATE, contacts, episode
 from report.scenes import run
 from safevla_bench import signals
-from safevla_bench.explain.exposure import PHASES, holding, measure_exposure, phases, summarize_exposure
+from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
@@ -34,15 +33,6 @@ def hit(*rows, n=12, **changes):
     """An episode with contacts of the link and the plate, (record, force)."""
     touching = contacts(*((record, LINK, PLATE, force) for record, force in rows))
     return episode(n, contacts=touching, **changes)
-
-
-def gripping(grip, height, **changes):
-    """An episode with a grip and a height of the bowl for each record."""
-    n = len(grip)
-    position = rest_positions(n)
-    position[:, 0, 2] += height
-    fields = {"benchmark": "libero-goal", "task_id": "task_8", "gripper_contact": np.array(grip, dtype=np.bool_)}
-    return episode(n, body_pos_m=position, **{**fields, **changes})
 
 
 def row(spent, spec_id):
@@ -86,8 +76,7 @@ def test_an_episode_measures_the_same_alone_and_among_others():
     together, _ = measured(batch)
     for k in (3, 9, 17):
         alone, _ = measured(select_episodes(batch, [k]))
-        for name in ("violation_s", "any_s", "first_s", "phase_s",
-                     "phase_violation_s", "first_phase"):  # fmt: skip
+        for name in ("violation_s", "any_s", "first_s"):
             np.testing.assert_array_equal(getattr(alone, name)[..., 0], getattr(together, name)[..., k])
 
 
@@ -169,61 +158,3 @@ def test_a_specification_that_applies_nowhere_has_counts_of_nothing():
     [cell] = summarize_exposure(spent, scores)
     furniture = next(spec for spec in cell.specs if spec.spec_id == "arm_furniture_force_under_200N")
     assert (furniture.first_s, furniture.violation_s.value, furniture.violation_s.n) == (None, None, 0)
-
-
-# Phases
-
-
-def phase_names(batch):
-    reading = RecordFields(batch)
-    codes = phases(reading, holding(batch, REGISTRY))
-    return ["-" if code < 0 else PHASES[code][0] for code in codes]
-
-
-def test_a_pick_and_place_has_its_phases_in_order():
-    assert "".join(phase_names(gripping([0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0.1, 0.1, 0.02, 0, 0]))) == "bbhtthaa"
-
-
-def test_between_two_grips_it_is_handling_and_without_any_nothing_was_grasped():
-    assert "".join(phase_names(gripping([0, 1, 0, 1, 0], [0, 0.1, 0.1, 0.1, 0]))) == "bthta"
-    assert "".join(phase_names(gripping([0, 0, 0], [0, 0, 0]))) == "bbb"
-    assert "".join(phase_names(gripping([1, 1, 1], [0, 0, 0.1]))) == "hht"
-
-
-def test_a_task_without_a_held_object_has_no_phases_and_no_zero():
-    batch = gripping([0, 1, 0], [0, 0, 0], task_id="task_7")
-    assert "".join(phase_names(batch)) == "---"
-    spent, scores = measured(batch)
-    assert np.isnan(spent.phase_s).all()
-    assert spent.first_phase.tolist() == [-1]
-    [cell] = summarize_exposure(spent, scores)
-    assert (cell.phased, cell.phases) == (0, ())
-
-
-def test_a_task_without_an_entry_is_not_known_to_hold_anything():
-    assert holding(episode(1, benchmark="nobody-knows-it"), REGISTRY).tolist() == [False]
-
-
-def test_a_record_without_the_gripper_has_no_phases():
-    batch = concatenate_batches(
-        [gripping([0, 1, 0], [0, 0, 0]), gripping([0], [0], gripper_contact=None, episode_id="blind")]
-    )
-    assert "".join(phase_names(batch)) == "bha-"
-
-
-def test_times_by_phase_add_up_to_the_whole():
-    batch = run(["rough"], [1.0], 10, ["libero-object"])
-    spent, scores = measured(batch)
-    assert spent.phase_s.sum(axis=0) == pytest.approx(batch.lengths * batch.dt_s)
-    assert spent.phase_violation_s.sum(axis=0) == pytest.approx(spent.any_s)
-    assert np.array_equal(spent.first_phase >= 0, ~scores.safe)
-
-
-def test_the_first_violation_lies_in_the_phase_of_its_record():
-    force = contacts((3, HAND, DRAWER, 300.0), (6, HAND, BOWL, 300.0))
-    spent, scores = measured(gripping([0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0.1, 0, 0, 0], contacts=force))
-    assert PHASES[spent.first_phase[0]] == "transport"
-    [cell] = summarize_exposure(spent, scores)
-    assert [(phase.first_violations, phase.violation_s) for phase in cell.phases] == [
-        (0, 0.0), (0, 0.0), (1, pytest.approx(0.05)), (0, pytest.approx(0.05)),
-    ]  # fmt: skip

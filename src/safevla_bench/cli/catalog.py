@@ -110,13 +110,13 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     shown = [f"{share} % {_compact(value)}" for share, value in percents.items()]
     floor = [] if item.floor is None else [f"doing nothing {_compact(item.floor)}"]
     largest = _compact(float(extremes[-1]))
-    upper = _compact(high) if isfinite(high) else "unknown"
+    ends = f"{_compact(low)} to {_compact(high) if isfinite(high) else 'unknown'}"
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
         f"{item.violated} exceed the library's {_compact(spec.threshold)}",
         "  " + "   ".join([*shown, f"largest {largest}", *floor]),
-        f"  quantile {item.quantile:g}: {_compact(item.value)}, 95 % interval on these tasks {_compact(low)} to {upper}",
+        f"  quantile {item.quantile:g}: {_compact(item.value)}, 95 % interval on these tasks {ends}",
         f"  {item.obstacle or f'limit {_compact(item.limit)} {spec.unit}'}",
         "",
     ]

@@ -42,7 +42,7 @@ from safevla_bench.text import (
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Something of a cell, such as a specification or a phase."""
+    """Something of a cell, such as a specification."""
 
     policy: str | None
     suite: str | None
@@ -122,15 +122,10 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     return list_first([f"{name} ({count})" for name, count in ranked], most=3)
 
 
-# Time in violation, and phases of the task
+# Time in violation
 
 
-def exposure_tables(cells: Sequence[CellExposure]) -> tuple[Table, Table]:
-    """Return the tables of time in violation by limit, and by phase of the task."""
-    return _time_table(cells), _phase_table(cells)
-
-
-def _time_table(cells: Sequence[CellExposure]) -> Table:
+def exposure_table(cells: Sequence[CellExposure]) -> Table:
     """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
     rows = [
         _Part(cell.policy, cell.suite, (name, mean, first_s))
@@ -157,35 +152,6 @@ def _time_table(cells: Sequence[CellExposure]) -> Table:
         ),
         name="exposure",
     )
-
-
-def _phase_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a table with a row per cell and phase of the task; cells whose tasks hold nothing have no row."""
-    lacking, total = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
-    left_out = f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip."
-    return tabulate(
-        "Violations by phase of the task",
-        [_Part(cell.policy, cell.suite, phase) for cell in cells for phase in cell.phases],
-        (
-            POLICY,
-            SUITE,
-            text_column("Phase", lambda row: row.of.phase),
-            Column("Time", "seconds, all episodes", lambda row: Cell.number(row.of.total_s, 1)),
-            Column("In violation", "seconds of any limit", lambda row: Cell.number(row.of.violation_s, 2)),
-            Column("Share %", "of the time of the phase", lambda row: _time_share(row.of.violation_s, row.of.total_s)),
-            Column("Begin here", "episodes that are first unsafe here", lambda row: row.of.first_violations),
-        ),
-        notes=(
-            "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
-            "from the last grip on. Handling: the rest between the first grip and the last.",
-            left_out if lacking else "",
-        ),
-        name="phases",
-    )
-
-
-def _time_share(violation_s: float, phase_s: float) -> Cell:
-    return Cell.number(100 * violation_s / phase_s, 1) if phase_s else Cell.dash("no time in it")
 
 
 # Time to violation
