@@ -89,7 +89,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    margin: float | None = None
     allow_crashed: bool = False
     """Verdicts leave out episodes without a value, whatever these could change."""
     across_seeds: bool = False
@@ -114,7 +113,7 @@ def compare_policies(
 
     Args:
         results: at least two, with names that differ (see `make_names_unique`).
-        options: metrics, confidence, margin; None = the defaults.
+        options: metrics, confidence; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
@@ -142,7 +141,6 @@ def compare_policies(
         policies=tuple(result.name for result in results),
         paired=paired,
         confidence=options.confidence,
-        margin=options.margin,
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
@@ -310,11 +308,12 @@ def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: Comparison
 
     Of P[U|S] it is not known which episodes count: those without a value of clean success have none either.
     """
-    difference, extremes = scope.difference(i, j, metric, options), []
+    difference = scope.difference(i, j, metric, options)
     unknown = scope.count_unknown(i, j, metric if metric in BOUNDED else CLEAN.key)
-    if unknown and metric in BOUNDED:
-        extremes = [scope.difference(i, j, metric, options, fill) for fill in ((0.0, 1.0), (1.0, 0.0))]
-    return add_extremes(difference, extremes, unknown, metric, options)
+    if not unknown:
+        return difference
+    fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED else ()
+    return add_extremes(difference, [scope.difference(i, j, metric, options, fill) for fill in fills], unknown)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:

@@ -1,4 +1,4 @@
-"""The difference of two policies in one metric: on these tasks, on tasks like these, and beside a margin."""
+"""The difference of two policies in one metric: on these tasks, and on tasks like these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -34,29 +33,22 @@ from safevla_bench.statistics.tests import (
     permute_task_means,
 )
 
-MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
-
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `margin` is a share: differences smaller than it do not matter; None = any matters. `allow_crashed`: verdicts stand
-    even if episodes without a value could change them.
+    `allow_crashed`: verdicts stand even if episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
-    margin: float | None = None
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if confidence or margin is not a share."""
+        """Raise `SafevlaError` if the confidence is not a share."""
         if not 0 < self.confidence < 1:
             remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
             raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
-        if self.margin is not None and not 0 < self.margin <= 1:
-            remedy = "Give a share above 0, such as 0.05; on the command line in points."
-            raise SafevlaError(f"{self.margin:g} is no margin", remedy=remedy)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +94,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The policies would be told apart, but episodes without a value could change that."""
     tasks_needed: int | None = None
     """The fewest tasks that tell policies apart, if these are fewer: no data then do."""
-    margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
 
@@ -233,31 +224,24 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     )
 
 
-def add_extremes(
-    difference: Difference, extremes: Sequence[Difference], unknown: int, metric: str, options: ComparisonOptions
-) -> Difference:
-    """Return the difference with what `unknown` episodes could make of it, and its verdict on the margin.
+def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
+    """Return the difference with what `unknown` episodes, at least one, could make of it.
 
     `extremes`: the same with every unknown value the worst for the first policy, and the best; empty if they cannot be
     known, as for P[U|S]: then no verdict stands.
     """
-    if not unknown:
-        return replace(difference, margin=judge_margin([difference], metric, options))
     ends = [item.difference for item in extremes if item.difference is not None]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
         return max((1.0 if p is None else p for p in p_values), default=1.0) if agree else 1.0
 
-    judged = [difference] if options.allow_crashed else [difference, *extremes]
-    margin = judge_margin(judged, metric, options)
     return replace(
         difference,
         unknown=unknown,
         extremes=(ends[0], ends[1]) if len(ends) == 2 else None,
         p_at_extremes=find_greatest(item.deciding_p for item in extremes),
         p_value_at_extremes=find_greatest(item.p_value for item in extremes),
-        margin="open" if margin and not extremes and not options.allow_crashed else margin,
     )
 
 
@@ -294,31 +278,6 @@ def least_tasks(confidence: float, verdicts: int = 1) -> int:
     """
     level = 1 - confidence + 1e-12
     return next(k for k in count(2) if max(2.0 ** (1 - k), verdicts * 2.0**-k) <= level)
-
-
-def judge_margin(differences: Sequence[Difference], metric: str, options: ComparisonOptions) -> MarginVerdict | None:
-    """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
-
-    None without a margin or a difference. All intervals of all `differences` decide: the first is the measured one, the
-    others what unknown episodes could make of it. With several tasks those are the intervals of
-    these tasks and of tasks like these. The verdict is `open` where one is missing, as with few tasks or tasks that all
-    differ alike, and where the policies differ in fewer tasks than sign flips need: their interval then says little.
-    """
-    margin = options.margin
-    if margin is None or differences[0].difference is None:
-        return None
-    intervals = [item.ci for item in differences]
-    intervals += [item.ci_by_task for item in differences if item.is_by_task]
-    bounds = [interval for interval in intervals if interval is not None]
-    least = least_tasks(options.confidence)
-    if len(bounds) < len(intervals) or any(item.is_by_task and item.differing_tasks < least for item in differences):
-        return "open"
-    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if METRICS[metric].better == "low":
-        low, high = -high, -low
-    if low > -margin and high < margin:
-        return "equivalent"
-    return "first not worse" if low > -margin else "second not worse" if high < margin else "open"
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:

@@ -104,12 +104,6 @@ def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     assert "‡ The primary verdict. The other 2 are exploratory, and not adjusted for their number." in table.notes
 
 
-def test_a_margin_has_a_column_of_its_own():
-    table = comparing.difference_table(comparison(difference(margin="second not worse"), margin=0.05))
-    assert cells(table)["± 5"] == "B not worse"
-    assert any(note.startswith("± 5: a policy is not worse where both intervals") for note in table.notes)
-
-
 def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
     notes = comparing.difference_table(comparison(difference(extremes=(-0.2, 0.1)), primary=True)).notes
     assert any(note.startswith("a − b, the primary difference: -20.0 to 10.0 if all that crashed") for note in notes)
