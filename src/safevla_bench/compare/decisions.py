@@ -18,7 +18,6 @@ import msgspec
 
 from safevla_bench.compare.comparison import (
     Comparison,
-    MetricComparison,
     compare_policies,
     compare_where_possible,
     pair_where_possible,
@@ -106,9 +105,7 @@ def rank_under_variants(
         rescore: judges the same records with another library; needed if recorded extremes do not decide a variant.
         protocols: of the sources that state one; if they differ, episodes are not paired.
 
-    Raises:
-        SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.
-        KeyError: a variant has a specification that is not in `library`.
+    Raises what `apply_variant` raises.
     """
     try:
         by_variant = [
@@ -127,46 +124,31 @@ def rank_under_variants(
         )
     except RunError:
         return None
-    safety = [_pooled_safety(comparison) for comparison in comparisons]
-    if len({comparison.policies for comparison in comparisons}) != 1 or None in safety:
+    safety = [
+        metric
+        for comparison in comparisons
+        for metric in comparison.scopes[-1].metrics
+        if all(standing.value is not None for standing in metric.standings)
+    ]
+    if len({comparison.policies for comparison in comparisons}) != 1 or len(safety) < len(comparisons):
         return None
-    return RankingSensitivity(
-        variants=tuple(_rank_variants(variants, [metric for metric in safety if metric])),
-        paired=not unpaired,
-        confidence=_BY_SAFETY.confidence,
-        unpaired=unpaired,
-    )
-
-
-def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
-    for metric in comparison.scopes[-1].metrics:
-        if all(standing.value is not None for standing in metric.standings):
-            return metric
-    return None
-
-
-def _rank_variants(
-    variants: Sequence[ThresholdVariant], safety: Sequence[MetricComparison]
-) -> Iterator[VariantRanking]:
     reference = {(item.first, item.second): item.better for item in safety[0].differences}
-    order = _rank_policies([standing.policy for standing in safety[0].standings], safety[0])
+    order, rankings = comparisons[0].policies, []
     for variant, metric in zip(variants, safety, strict=True):
-        better = {(item.first, item.second): item.better for item in metric.differences}
-        yield VariantRanking(
-            variant=variant.name,
-            order=tuple(_rank_policies(order, metric)),
-            differences=metric.differences,
-            reversed=tuple(
-                (before, after)
-                for pair, after in better.items()
-                if (before := reference[pair]) and after and before != after
-            ),
+        values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
+        ranked = tuple(sorted(order, key=values.__getitem__, reverse=True))
+        changed = [
+            (before, item.better)
+            for item in metric.differences
+            if item.better and (before := reference[item.first, item.second]) not in (None, item.better)
+        ]
+        rankings.append(
+            VariantRanking(variant=variant.name, order=ranked, differences=metric.differences, reversed=tuple(changed))
         )
-
-
-def _rank_policies(policies: Sequence[str], metric: MetricComparison) -> list[str]:
-    values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
-    return sorted(policies, key=values.__getitem__, reverse=True)
+        order = rankings[0].order
+    return RankingSensitivity(
+        variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
+    )
 
 
 # Which policy to take
@@ -419,13 +401,12 @@ def _decide(
     if each is None:
         bounds = [None if item.difference is None else (item.difference, item.difference) for item in ends]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
+    reason = "a violation stopped episodes: only Safety is known" if stopped else "no pair has a value of both"
     outcome = GateOutcome(
-        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason="no pair has a value of both",
-        n=known.pairs or 0, unknown=unknown, value=None if stopped else known.difference,
+        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=known.pairs or 0,
+        unknown=unknown, value=None if stopped else known.difference,
     )  # fmt: skip
-    if stopped:
-        return msgspec.structs.replace(outcome, reason="a violation stopped episodes: only Safety is known")
-    if bounds[0] is None or bounds[1] is None:
+    if stopped or bounds[0] is None or bounds[1] is None:
         return outcome
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)

@@ -279,7 +279,9 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     that some policy did not run are named.
     """
     yield from provenance_marks.warn_of_choice(header.benchmark for result in results for header in result.headers)
-    standins = {(result.name, suite): suite in result.standin_suites for result in results for suite, _ in result.tasks}
+    standins: dict[provenance_marks.Cell, bool] = {
+        (result.name, suite): suite in result.standin_suites for result in results for suite, _ in result.tasks
+    }
     yield from provenance_marks.warn_of_standins(standins)
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     for result in results:
