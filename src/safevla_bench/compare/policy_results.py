@@ -286,9 +286,12 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     for result in results:
         yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
-    for name, versions in _differing_versions(results).items():
-        listed = " and ".join(dict.fromkeys(versions))
-        yield f"Versions differ: {name} {listed}; simulators may not agree between versions."
+    versions = [result.versions for result in results]
+    for name in dict.fromkeys(name for own in versions for name in own):
+        listed = dict.fromkeys(own.get(name, "unknown") for own in versions)
+        is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
+        if len(listed) > 1 and ("unknown" in listed or not is_marked_elsewhere):
+            yield f"Versions differ: {name} {' and '.join(listed)}; simulators may not agree between versions."
     alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*alone) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
@@ -322,22 +325,6 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
 
 def _list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-
-
-def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
-    """Return the programs of which the policies' records name different versions, with each policy's version, in order.
-
-    A policy that names no version counts as `unknown`. Programs that decide the physics, and this project's own
-    version, are left to `provenance_marks.find_mixtures`, unless some policy names none.
-    """
-    named = [result.versions for result in results]
-    differing = {}
-    for name in dict.fromkeys(name for versions in named for name in versions):
-        listed = [versions.get(name, "unknown") for versions in named]
-        is_other = not physics_versions({name: ""}) and results_version({name: ""}) is None
-        if len(set(listed)) > 1 and ("unknown" in listed or is_other):
-            differing[name] = listed
-    return differing
 
 
 def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
