@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -248,30 +249,16 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
     [] if none is judged.
     """
-    pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
-    return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
-
-
-def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
-    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
-
-    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
-    """
-    pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
-    return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
-
-
-def _select_in_turns(
-    scores: Scores, pool: Sequence[int], group_of: Callable[[int], Hashable], max_count: int
-) -> list[int]:
-    deepest = sorted(pool, key=lambda k: _severity_key(scores, k))
+    pool = scores.unsafe if scores.unsafe.any() else scores.is_judged
+    deepest = [k for k in rank_by_severity(scores) if pool[k]]
+    turns = Counter[tuple[str | None, str]]()
     turn: dict[int, int] = {}
-    turns_taken: dict[Hashable, int] = {}
     for k in deepest:
-        group = group_of(k)
-        turn[k] = turns_taken[group] = turns_taken.get(group, -1) + 1
-    chosen = sorted(deepest, key=lambda k: turn[k])[:max_count]
-    return sorted(chosen, key=lambda k: _severity_key(scores, k))
+        cell = scores.policy[k], scores.benchmark[k]
+        turn[k] = turns[cell]
+        turns[cell] += 1
+    chosen = sorted(deepest, key=turn.__getitem__)[:max_count]
+    return sorted(chosen, key=deepest.index)
 
 
 def rank_by_severity(scores: Scores) -> list[int]:

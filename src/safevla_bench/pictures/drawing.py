@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import binary_dilation
 
-from safevla_bench.errors import Place, RunError
 from safevla_bench.explain.episode import Explanation
 from safevla_bench.explain.trace import MARGIN, TraceChart
-from safevla_bench.files import write_atomically
 from safevla_bench.interface.stage import Camera
-from safevla_bench.sources.runs.folder import FRAMES, Frame, read_picture
 from safevla_bench.text import NO_VALUE, append_unit, escape_controls, format_against_limit, format_fixed
 
 Pixels = NDArray[np.uint8]
@@ -47,8 +45,8 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    _write_fitting(pen, top, title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
-    _write_fitting(pen, top + 22, detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    write_fitting(pen, top, title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    write_fitting(pen, top + 22, detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
     return np.asarray(sheet)
 
 
@@ -73,11 +71,16 @@ def encode_jpeg(image: Pixels) -> bytes:
     return sink.getvalue()
 
 
-def _write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
-    """Draw a text on one line in the largest font in which it fits; in the smallest it is cut with an ellipsis."""
+def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
+    """Draw a text on one line in the largest font in which it fits, else on at most two lines in the smallest."""
     fonts = [load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1)]
-    font = next((font for font in fonts if pen.textlength(text, font=font) <= width - 2 * _PAD), fonts[-1])
-    write_line(pen, (_PAD, top), text, font, width)
+    room = width - 2 * _PAD
+    font = next((font for font in fonts if pen.textlength(text, font=font) <= room), None)
+    if font is None:
+        letters = int(0.9 * len(text) * room / pen.textlength(text, font=fonts[-1]))
+        text, font = "\n".join(wrap(text, letters, max_lines=2, placeholder=" …")), fonts[-1]
+    for k, line in enumerate(text.split("\n")):
+        write_line(pen, (_PAD, top + k * (_SMALLEST + 1)), line, font, width)
 
 
 def write_line(
@@ -131,65 +134,6 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
         if stream is not None:
             container.mux(stream.encode())
     return sink.getvalue()
-
-
-# A sheet of episodes in three frames each: the initial state, the worst violation, the final state (Figure 3)
-
-
-_SHEET_FORMS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-_COLUMNS: tuple[str, ...] = ("initial", "violation", "final")
-_HEADING, _GAP, _TEXT = 30, 8, 16
-
-
-def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
-    """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
-
-    Of several violations the first in `frames` is shown. `titles` has at least one (policy, episode id) -> the title of
-    its row. Raises `RunError` for what `sheet_form` refuses, and if an episode lacks one of the three frames, as a safe
-    one does.
-    """
-    form = sheet_form(path)
-    rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS]) for key, title in titles.items()]
-    sink = io.BytesIO()
-    _compose_rows(rows).save(sink, form, quality=QUALITY, optimize=True)
-    write_atomically(path, sink.getvalue())
-
-
-def sheet_form(path: Path) -> str:
-    """Return the form of a sheet's file, `PNG` or `JPEG`; raises `RunError` for another suffix."""
-    form = _SHEET_FORMS.get(path.suffix.lower())
-    if form is None:
-        remedy = f"Give the file one of these suffixes: {', '.join(_SHEET_FORMS)}."
-        raise RunError(f"a sheet is a picture, not {path.suffix or 'a file without a suffix'}", remedy=remedy)
-    return form
-
-
-def _open_frame(run: Path, frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Image.Image:
-    matches = [frame for frame in frames if (frame.policy, frame.episode_id) == key and frame.kind == kind]
-    if not matches:
-        remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
-        raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
-    frame = matches[0]
-    picture = read_picture(run, frame)
-    if picture is None:
-        place = Place(file=str(run / FRAMES / frame.file))
-        raise RunError("is no picture, or not in the run", remedy="Make it anew: safevla frames RUN.", place=place)
-    return Image.open(io.BytesIO(picture[1]), formats=[picture[0]]).convert("RGB")
-
-
-def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    width = max(sum(image.width for image in images) + _GAP * (len(images) - 1) for _, images in rows)
-    heights = [_HEADING + max(image.height for image in images) for _, images in rows]
-    sheet = Image.fromarray(np.full((sum(heights), width, 3), PAPER, dtype=np.uint8))
-    pen, top = ImageDraw.Draw(sheet), 0
-    for (title, images), height in zip(rows, heights, strict=True):
-        write_line(pen, (_GAP, top + 6), escape_controls(title), load_font("DejaVuSans-Bold.ttf", _TEXT), width)
-        left = 0
-        for image in images:
-            sheet.paste(image, (left, top + _HEADING))
-            left += image.width + _GAP
-        top += height
-    return sheet
 
 
 # A whole episode as one film: drawn from recorded states, so that it can be made after the run, and of replays
