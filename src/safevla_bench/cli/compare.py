@@ -61,8 +61,7 @@ def compare_command(
     ),
     assumed: tuple[str, ...] = repeatable(
         "What the plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
-        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks; "
-        "episodes=N: say what N of each task can show.",
+        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks.",
         "NAME=VALUE",
         spelling="--assume",
         section=options.PLANNING,

@@ -125,14 +125,11 @@ def compare_policies(
         KeyError: a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
-    _require_comparable(results)
-    mixtures = provenance_marks.find_mixtures(simulator_cells(results))
+    _require_comparable(results, paired=paired)
     if not across_versions:
         require_one_simulator(results)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
-    if pairs is None:
-        _require_shared_task(results)
-    elif not pairs.mark_finished().any():
+    if pairs and not pairs.mark_finished().any():
         raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
     scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
     if not any(scope.metrics for scope in scopes):
@@ -144,7 +141,7 @@ def compare_policies(
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
-        across_versions=tuple(mixtures),
+        across_versions=tuple(provenance_marks.find_mixtures(simulator_cells(results))),
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
@@ -189,7 +186,8 @@ def require_one_simulator(results: Sequence[PolicyResults]) -> None:
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
-def _require_comparable(results: Sequence[PolicyResults]) -> None:
+def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
+    """Raise `RunError` for fewer than two policies, one without episodes, and, unpaired, without a common task."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one that holds several policies."
@@ -198,14 +196,9 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
         if not len(result):
             remedy = "Leave it out, or roll it out again."
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
-
-
-def _require_shared_task(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError` if no two of the policies ran a common task."""
-    if any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
-        return
-    remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
-    raise RunError("no task was run by two of the policies", remedy=remedy)
+    if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
+        remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
+        raise RunError("no task was run by two of the policies", remedy=remedy)
 
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
@@ -292,15 +285,13 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
     numbers = range(len(scope.members))
-    return MetricComparison(
-        metric=metric,
-        standings=tuple(
-            [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
-            if scope.pairs
-            else _task_standings(scope, metric, options)
-        ),
-        differences=tuple(_compare_two(scope, i, j, metric, options) for i, j in combinations(numbers, 2)),
+    standings = (
+        [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
+        if scope.pairs
+        else _task_standings(scope, metric, options)
     )
+    differences = (_compare_two(scope, i, j, metric, options) for i, j in combinations(numbers, 2))
+    return MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(differences))
 
 
 def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
@@ -320,18 +311,12 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     """Return policy k's value and interval over initial states, each with the mean of its episodes."""
     states = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
     n, total = len(states.first), float(states.first.sum())
-    counts = METRICS[metric].unit and states.is_single
-    interval = (
-        wilson_interval(int(total), n, options.confidence)
-        if counts
-        else bounded_mean_interval(states.first, options.confidence)
-    )
-    return PolicyStanding(
-        policy=pairs.results[k].name,
-        n=n,
-        value=total / n if n else None,
-        ci=interval_bounds(interval),
-    )
+    if METRICS[metric].unit and states.is_single:
+        interval = wilson_interval(int(total), n, options.confidence)
+    else:
+        interval = bounded_mean_interval(states.first, options.confidence)
+    value = total / n if n else None
+    return PolicyStanding(policy=pairs.results[k].name, n=n, value=value, ci=interval_bounds(interval))
 
 
 def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
@@ -367,8 +352,8 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
     """Return the metric with its differences decided; their p-values are adjusted together (Holm)."""
     tested = [item for item in metric.differences if item.deciding_p is not None]
     measured = [item.deciding_p or 0.0 for item in tested]
-    at_extremes = [0.0 if options.allow_crashed else item.p_at_extremes or 0.0 for item in tested]
-    worst = list(map(max, measured, at_extremes))
+    worst = [max(p, 0.0 if options.allow_crashed else item.p_at_extremes or 0.0)
+             for p, item in zip(measured, tested, strict=True)]  # fmt: skip
     least = least_tasks(options.confidence, len(tested))
     decided = {
         (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
@@ -389,9 +374,8 @@ def _decide_difference(
         return item
     if not is_significant(worst_p, options.confidence):
         return replace(item, undecided=True)
-    return replace(
-        item, better=item.first if (item.difference > 0) == (METRICS[metric].better == "high") else item.second
-    )
+    is_first = (item.difference > 0) == (METRICS[metric].better == "high")
+    return replace(item, better=item.first if is_first else item.second)
 
 
 def _add_letters(metric: MetricComparison) -> MetricComparison:

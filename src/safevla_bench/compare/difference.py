@@ -56,7 +56,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
     `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
-    second decides. The four counts are of pairs, null for means and for independent episodes.
+    second decides. The two counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
@@ -78,10 +78,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that both ran."""
     differing_tasks: int = 0
     """Tasks in which their values differ."""
-    both: int | None = None
     only_first: int | None = None
     only_second: int | None = None
-    neither: int | None = None
     test: str
     p_value: float | None = None
     p_by_task: float | None = None
@@ -183,17 +181,14 @@ def paired_difference(
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    both = int((states.first * states.second).sum())
     p_value = mcnemar_mid_p(only_first, only_second)
     interval = tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
         test="McNemar, mid-p",
         ci=interval_bounds(reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)),
-        both=both,
         only_first=only_first,
         only_second=only_second,
-        neither=n - both - only_first - only_second,
         p_value=p_value,
     )
 

@@ -15,8 +15,8 @@ from safevla_bench.text import NO_VALUE
 
 def difference(**changes: object) -> Difference:
     fields = {
-        "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None, "both": 5,
-        "only_first": 1, "only_second": 3, "neither": 1, "test": "McNemar, mid-p", "p_value": 0.625,
+        "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None,
+        "only_first": 1, "only_second": 3, "test": "McNemar, mid-p", "p_value": 0.625,
         "p_by_task": 0.5, "p_adjusted": 0.75, "tasks": 2,
     }  # fmt: skip
     return Difference(**{**fields, **changes})
