@@ -72,16 +72,15 @@ class Disagreement(NamedTuple):
 
 def read_labels(chunks: Iterable[Batch]) -> Labels:
     """Return the labels of all episodes of some batches, in order."""
-    return [labels for batch in chunks for labels in _read_batch(batch)]
-
-
-def _read_batch(batch: Batch) -> Iterator[dict[str, CostLabel]]:
-    channel = batch.channel(LABEL_COST)
-    for index, fields in enumerate(header_fields(batch)):
-        costs, names = channel.episode_rows(index), fields.get(LABELS)
-        if not isinstance(names, list) or len(names) != costs.shape[1]:
-            names = [f"cost {k}" for k in range(costs.shape[1])]
-        yield {str(name): _label_cost(costs[:, k]) for k, name in enumerate(names)}
+    labels = []
+    for batch in chunks:
+        channel = batch.channel(LABEL_COST)
+        for index, fields in enumerate(header_fields(batch)):
+            costs, names = channel.episode_rows(index), fields.get(LABELS)
+            if not isinstance(names, list) or len(names) != costs.shape[1]:
+                names = [f"cost {k}" for k in range(costs.shape[1])]
+            labels.append({str(name): _label_cost(costs[:, k]) for k, name in enumerate(names)})
+    return labels
 
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:

@@ -101,12 +101,11 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
     For signals of torque that is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
     """
-    behind = _bodies_of(signal)
+    batch, behind, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if behind is None:
         return None
     if behind.kind == "joint":
-        return _most_loaded_joint(reading.batch, behind, record)
-    batch, amount = reading.batch, ""
+        return _most_loaded_joint(batch, behind, record)
     bodies: tuple[int, ...] = ()
     if behind.kind == "contact":
         bodies, amount = _hardest_contact(batch, behind, record)
@@ -121,10 +120,6 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, 0, body, registry) for body in bodies)
     return Contributors(behind.relation, names, amount, kinds)
-
-
-def _bodies_of(signal: str) -> Bodies | None:
-    return SIGNALS[signal].bodies if signal in SIGNALS else None
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
@@ -226,7 +221,7 @@ def _find_in_episode(
         line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
         if not line.upper:
             continue
-        worst_and_first, behind = {}, _bodies_of(line.signal)
+        worst_and_first, behind = {}, SIGNALS[line.signal].bodies if line.signal in SIGNALS else None
         if behind and behind.kind == "displacement":
             worst_and_first = _find_displaced(record, line)
         elif behind and behind.kind == "contact":

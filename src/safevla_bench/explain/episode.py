@@ -16,7 +16,7 @@ from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart,
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library
 from safevla_bench.stl import formula as syntax
 from safevla_bench.tasks import describe_reason
 from safevla_bench.trajectory.batch import Batch, select_episodes
@@ -138,24 +138,25 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
     """Return for each specification why it is vacuous in the only episode of `reading`."""
-    return {spec_id: _vacuous_reason(library[spec_id], reading) for spec_id in spec_ids}
-
-
-def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
-    values = signals.derive_signals(reading, spec.signals)
-    undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
-    if undefined:
-        return f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
-    match spec.formula:
-        case syntax.Always(_, syntax.Implies(gate, _)):
-            return f"its condition never arose: {syntax.format_formula(gate)}"
-    return "it holds by no margin"
+    reasons = {}
+    for spec_id in spec_ids:
+        values = signals.derive_signals(reading, library[spec_id].signals)
+        undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
+        match library[spec_id].formula:
+            case _ if undefined:
+                reason = f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
+            case syntax.Always(_, syntax.Implies(gate, _)):
+                reason = f"its condition never arose: {syntax.format_formula(gate)}"
+            case _:
+                reason = "it holds by no margin"
+        reasons[spec_id] = reason
+    return reasons
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
     """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it.
 
-    Numbers that are not finite are None.
+    Numbers that are not finite, and what does not apply, are None.
     """
     return {
         "number": explanation.number,
@@ -169,15 +170,15 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _clause_document(clause: SpecTrace) -> dict[str, object]:
-    """Return a clause in plain values; numbers that are not finite, and what does not apply, are None."""
+    line = clause.signal_trace
     return {
         "spec_id": clause.spec.spec_id,
         "formula": clause.formula,
-        "signal": clause.signal_trace.signal,
+        "signal": line.signal,
         "meaning": clause.meaning,
-        "unit": clause.signal_trace.unit,
-        "limit": clause.signal_trace.limit,
-        "bound": "upper" if clause.signal_trace.upper else "lower",
+        "unit": line.unit,
+        "limit": line.limit,
+        "bound": "upper" if line.upper else "lower",
         "violated": clause.violated,
         "rho": finite_or_none(clause.rho),
         "why": clause.why and asdict(clause.why),
