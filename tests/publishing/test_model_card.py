@@ -123,7 +123,7 @@ def test_several_policies_are_not_a_model(judged, tmp_path):
 
 def test_facts_are_checked(tmp_path):
     path = tmp_path / "facts.toml"
-    for key, value in (("batch_size", "0"), ("modle_name", '"mine"')):
+    for key, value in (("model_name", "0"), ("modle_name", '"mine"')):
         path.write_text(f"{key} = {value}\n")
         with pytest.raises(RunError, match=key):
             read_facts(path)

@@ -67,12 +67,7 @@ def test_a_name_is_not_a_formula():
 
 RULES = replace(load_ruleset(), missing="deactivate")
 TASKS = [entry.task_id for entry in registry().tasks.values() if entry.benchmark == SUITE]
-FACTS = ModelFacts(
-    **dict.fromkeys(("model_name", "policy_family", "commit_hash"), "mine"),
-    **dict.fromkeys(("code_url", "checkpoint_url", "paper_link", "wandb"), "https://example.org"),
-    **{"date": "2026-11-22", "open_source": "yes", "batch_size": 64, "num_training_steps": 75000},
-    **{"composite_seen_success": 7.1, "composite_unseen_success": 1.2},
-)
+FACTS = ModelFacts(model_name="mine")
 FIELDS = {
     *("model_name", "policy_family", "date", "submission_source", "robocasa_version", "atomic_seen_success"),
     *("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url", "paper_link"),
@@ -106,7 +101,7 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     assert len(TASKS) == 18
     assert entry["atomic_seen_success"] == float(round(Fraction(17 * 200, 3 * 18), 1))
     assert entry["robocasa_version"] == "1.0.0"
-    assert unknown_fields(entry) == []
+    assert not {"model_name", "atomic_seen_success", "robocasa_version"} & {*unknown_fields(entry)}
     assert "Not all planned episodes" not in entry["notes"]
     assert set(entry) == FIELDS
     assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}

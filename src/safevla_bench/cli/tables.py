@@ -180,7 +180,7 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
 def _encode_leaderboard_entry(judged: Judged, choice: _ExportChoice) -> bytes:
     entry = result_files.build_leaderboard_entry(judged, choice.facts)
     if unknown := result_files.unknown_fields(entry):
-        click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
+        click.echo(f"note: N/A, to be filled by hand: {', '.join(unknown)}", err=True)
     return dump_json(entry)
 
 

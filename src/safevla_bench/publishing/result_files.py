@@ -8,8 +8,8 @@ suite's name says how many episodes have no verdict. Three of their columns stay
 column more, the last, is ours: `simulator`, the versions that decided the physics.
 
 RoboCasa's leaderboard takes success by split, and what the model is. Source: robocasa-benchmark/leaderboard at 821c895,
-`README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365. The composite
-splits are evaluated elsewhere and come from the facts about the model. Its README asks to write "N/A" for what is not
+`README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365; the composite splits
+are evaluated elsewhere. Its README asks to write "N/A" for what is not
 known and to explain that in the notes; its schema takes such a file only once every number is there.
 
 The other evaluations are LeRobot's and vla-evaluation-harness's. Sources: lerobot 7427f31
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -142,8 +142,6 @@ def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
 _Text = Annotated[str, Meta(min_length=1)]
-_Percent = Annotated[float, Meta(ge=0, le=100)]
-_Positive = Annotated[int, Meta(ge=1)]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,20 +151,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Without it, the policy's name in the run."""
     source_url: _Text | None = None
     """Where the run folder, or a report of it, can be looked at."""
-    policy_family: _Text | None = None
-    date: Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
-    submission_source: Literal["internal", "external"] = "external"
-    code_url: _Text | None = None
-    commit_hash: _Text | None = None
-    checkpoint_url: _Text | None = None
-    paper_link: _Text | None = None
-    open_source: Literal["yes", "no"] | None = None
-    wandb: _Text | None = None
-    batch_size: _Positive | None = None
-    num_training_steps: _Positive | None = None
-    composite_seen_success: _Percent | None = None
-    """Of RoboCasa365's splits that are evaluated elsewhere, in percent."""
-    composite_unseen_success: _Percent | None = None
     notes: _Text | None = None
 
 
@@ -206,18 +190,19 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     success, missing = _task_success(judged)
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
-        **_known_facts(facts, "policy_family", "date", "submission_source"),
+        **dict.fromkeys(("policy_family", "date"), UNKNOWN),
+        "submission_source": "external",
         "robocasa_version": _recorded_version(judged) or UNKNOWN,
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
-        **_known_facts(facts, "composite_seen_success", "composite_unseen_success", "code_url", "commit_hash"),
-        **_known_facts(facts, "checkpoint_url", "paper_link", "open_source", "wandb"),
-        "training_config": _known_facts(facts, "batch_size", "num_training_steps"),
+        **dict.fromkeys(_FACTS, UNKNOWN),
+        "training_config": {"batch_size": UNKNOWN, "num_training_steps": UNKNOWN},
         "notes": _format_notes(judged, cell, facts, missing),
     }
 
 
-def _known_facts(facts: ModelFacts, *names: str) -> dict[str, object]:
-    return {name: UNKNOWN if (value := getattr(facts, name)) is None else value for name in names}
+_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
+          "paper_link", "open_source", "wandb")  # fmt: skip
+"""What only the user knows, and fills in."""
 
 
 def unknown_fields(entry: dict[str, object]) -> list[str]:
@@ -255,7 +240,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
         f"{cell.crashed} episodes crashed and are in no rate." if cell.crashed else "",
         "" if judged.is_complete else "Not all planned episodes are in these numbers.",
         f"N/A for Atomic-Seen: {missing} of its tasks have no episode." if missing else "",
-        "N/A for composite splits: not evaluated in this run." if facts.composite_seen_success is None else "",
+        "N/A for composite splits: not evaluated in this run.",
         "The policy saw simulator state that no real robot has." if cell.policy in judged.privileged else "",
     )
     return " ".join(filter(None, sentences))
