@@ -1,4 +1,4 @@
-"""Ranks are exact, ties share one, letters say who was not told apart; published numbers stand as printed."""
+"""Ranks are exact, ties share one; published numbers stand as printed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def entry(name: str, safety, sr=50, *, competes: bool = True) -> RankingEntry:
     return RankingEntry(policy=name, n="1", numbers=numbers, competes=competes)
 
 
-def rank(*entries, separated=None) -> list[tuple[str, str, str, str]]:
-    return [(row.policy, row.rank, row.sr_rank, row.letters) for row in rank_entries(entries, separated)]
+def rank(*entries) -> list[tuple[str, str, str]]:
+    return [(row.policy, row.rank, row.sr_rank) for row in rank_entries(entries)]
 
 
 def test_the_safest_is_first_and_the_rank_by_success_stands_beside_it():
     assert rank(entry("a", 80, 90), entry("b", 90, 70), entry("c", 70, 80)) == [
-        ("b", "1", "3", ""), ("a", "2", "1", ""), ("c", "3", "2", ""),
+        ("b", "1", "3"), ("a", "2", "1"), ("c", "3", "2"),
     ]  # fmt: skip
 
 
 def test_equal_values_share_a_rank_and_the_next_is_skipped():
     rows = rank(entry("a", 80), entry("b", 90), entry("c", 80), entry("d", 10))
-    assert [place for _, place, _, _ in rows] == ["1", "2=", "2=", "4"]
+    assert [place for _, place, _ in rows] == ["1", "2=", "2=", "4"]
 
 
 def test_values_that_only_print_alike_are_not_equal():
@@ -43,12 +43,7 @@ def test_values_that_only_print_alike_are_not_equal():
 
 def test_without_a_verdict_or_a_rank_an_entry_is_last_and_moves_nobody():
     rows = rank(entry("none", None), entry("out", 99, 99, competes=False), entry("a", 80, 10))
-    assert rows == [("a", "1", "1", ""), ("out", "", "", ""), ("none", "", "", "")]
-
-
-def test_letters_go_by_rank_and_leave_the_unranked_out():
-    rows = rank(entry("a", 80), entry("b", 90), entry("c", 70), entry("out", 95, competes=False), separated={(1, 2)})
-    assert [(row[0], row[3]) for row in rows] == [("b", "a"), ("a", "ab"), ("c", "b"), ("out", "")]
+    assert rows == [("a", "1", "1"), ("out", "", ""), ("none", "", "")]
 
 
 # Published results
@@ -66,13 +61,6 @@ def test_the_paper_s_entries_rank_by_safety_with_sr_beside():
     ]  # fmt: skip
     assert [row.policy for row in robocasa.rows] == ["pi0.5", "RLDX-1-FT-RC365", "pi0", "GR00T-N1.5"]
     assert {row.rank for row in pnp.rows} == {""}
-
-
-def test_published_results_have_no_letters_and_the_note_says_what_is_not_told_apart():
-    for section in published_sections():
-        for table in section.tables:
-            assert {row.letters for row in table.rows} == {""}
-            assert ("intervals of Safety overlap" in table.letters_note) == any(row.competes for row in table.rows)
 
 
 def test_intervals_hold_every_count_that_the_printed_digits_allow():

@@ -288,9 +288,9 @@ def board_command(
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a report of each.
 
-    Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table, with
-    letters for those that were not told apart. The paper's entries and the authors' leaderboard stand apart, each with
-    what makes it incomparable; without a RUN they are all that there is.
+    Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table. The
+    paper's entries and the authors' leaderboard stand apart, each with what makes it incomparable; without a RUN they
+    are all that there is.
 
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
     again, it replaces the board in DIR. An ablation (--set applicability=off) is refused.

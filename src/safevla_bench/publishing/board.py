@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -17,12 +17,9 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from safevla_bench.compare.comparison import compare_where_possible
-from safevla_bench.compare.difference import ComparisonOptions
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey, make_names_unique, split_by_policy
+from safevla_bench.compare.policy_results import TaskKey
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
-from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
@@ -35,14 +32,10 @@ from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.suites import ExactCell, suite_mean
 from safevla_bench.report.tables.table import UNNAMED, Cell
 from safevla_bench.sources.runs.folder import MISSING
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_interval
-from safevla_bench.statistics.tests import letter_display
+from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
-from safevla_bench.trajectory.header import Header
 
 PolicyName = str | None
-SeparatedPairs = Collection[tuple[int, int]]
-"""Pairs of entries that were told apart, by their place in a sequence."""
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
 GENERATOR = "safevla board"
 """Marks a page, and so a folder, as made by this package."""
@@ -54,17 +47,14 @@ AUDIT_NOTE = (
 _NO_RATE_NOTE = (
     "Crashed episodes and those without a verdict are in no rate. Where a policy causes them, that flatters it."
 )
-_PRINTED_NOTE = (
-    "Policies whose 95\N{NO-BREAK SPACE}% intervals of Safety overlap, or that have none, are not told apart here."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
     """One policy in one table: its numbers by the key of their metric, and remarks beside its name.
 
-    `numbers` are means over the suites of the table, with 95 % intervals. Ranks are `""` if it has none; entries that
-    share a letter were not told apart in Safety. An entry that does not compete has numbers and no rank.
+    `numbers` are means over the suites of the table, with 95 % intervals. Ranks are `""` if it has none. An entry that
+    does not compete has numbers and no rank.
     """
 
     policy: str
@@ -76,7 +66,6 @@ class RankingEntry:
     competes: bool = True
     rank: str = ""
     sr_rank: str = ""
-    letters: str = ""
 
     @property
     def is_ranked(self) -> bool:
@@ -86,22 +75,20 @@ class RankingEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTable:
-    """A table: title, tasks, rows from the safest on, how policies were told apart, and notes."""
+    """A table: title, tasks, rows from the safest on, and notes."""
 
     title: str
     scope: str
     rows: tuple[RankingEntry, ...]
-    letters_note: str = ""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnResults:
-    """Judged runs: what tables are made of, headers of the episodes in order, and their sources."""
+    """Judged runs."""
 
     inputs: TableInputs
-    headers: Sequence[Header]
-    sources: Sequence[JudgedSource] = ()
+    """What tables are made of."""
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
     """Policy -> an audit of each of its sources; empty where none was asked for."""
     has_reports: bool = False
@@ -194,26 +181,15 @@ def select_policy(scores: Scores, policy: PolicyName) -> Scores:
 # Ranks
 
 
-def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | None) -> tuple[RankingEntry, ...]:
-    """Return the entries of one table by Safety with their ranks, the safest first; those without a rank at the end.
-
-    `separated` are pairs of places in `entries` that were told apart; None = not known, and then there are no letters.
-    """
+def rank_entries(entries: Sequence[RankingEntry]) -> tuple[RankingEntry, ...]:
+    """Return the entries of one table by Safety with their ranks, the safest first; those without a rank at the end."""
     safety, sr = ([entry.numbers[metric.key].exact for entry in entries] for metric in (SAFETY, SR))
-    order = sorted(
-        range(len(entries)), key=lambda k: (not entries[k].is_ranked, -(-1 if (x := safety[k]) is None else x))
-    )
-    ranked = [k for k in order if entries[k].is_ranked]
+    ranked = [k for k, entry in enumerate(entries) if entry.is_ranked]
     by_safety, by_sr = ({k: rate for k in ranked if (rate := rates[k]) is not None} for rates in (safety, sr))
-    letters: Mapping[int, str] = {}
-    if separated is not None and len(ranked) > 1:
-        place = {k: rank for rank, k in enumerate(ranked)}
-        pairs = {(place[i], place[j]) for i, j in separated if i in place and j in place}
-        letters = dict(zip(ranked, letter_display(len(ranked), pairs), strict=True))
-    return tuple(
-        replace(entries[k], rank=_rank(by_safety, k), sr_rank=_rank(by_sr, k), letters=letters.get(k, ""))
-        for k in order
+    ordered = sorted(
+        range(len(entries)), key=lambda k: (k in by_safety, -1 if (rate := safety[k]) is None else rate), reverse=True
     )
+    return tuple(replace(entries[k], rank=_rank(by_safety, k), sr_rank=_rank(by_sr, k)) for k in ordered)
 
 
 def _rank(values: Mapping[int, Fraction], k: int) -> str:
@@ -253,11 +229,7 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
     """
     if results.inputs.scores is None:
         return []
-    # Names are made distinct because a policy may have the name that is shown for a policy without one.
-    privileged = tuple(results.inputs.roster.privileged)
-    distinct = make_names_unique(split_by_policy(results.inputs.scores, results.headers, privileged=privileged))
-    by_policy = dict(zip(results.policies, distinct, strict=True))
-    return [_own_ranked_table(group, results, by_policy) for group in _task_groups(results.inputs)]
+    return [_own_ranked_table(group, results) for group in _task_groups(results.inputs)]
 
 
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
@@ -278,7 +250,8 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
     """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
     assert inputs.scores is not None
     runs: dict[PolicyName, Counter[TaskKey]] = {}
-    scores, names = inputs.scores, _first_names(inputs)
+    scores = inputs.scores
+    names = {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
     for policy, benchmark, task in [
         *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
@@ -287,14 +260,7 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
     return runs
 
 
-def _first_names(inputs: TableInputs) -> dict[str, str]:
-    return {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
-
-
-def _own_ranked_table(
-    group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
-) -> RankedTable:
-    """Return the ranked table of a group, with letters by a test in Safety where one can be made."""
+def _own_ranked_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
     competing = _policies_to_rank(group, results)
     entries = [
         RankingEntry(
@@ -307,13 +273,10 @@ def _own_ranked_table(
         )
         for policy, cells in group.cells.items()
     ]
-    ranked = {k: results_by_policy[policy] for k, policy in enumerate(group.cells) if entries[k].is_ranked}
-    separated, letters_note = _separate_policies(ranked, group, results) if len(ranked) > 1 else (None, "")
     return RankedTable(
         title=group.title,
         scope="; ".join(_describe_suite_tasks(suite, group, results.inputs) for suite in group.suites),
-        rows=rank_entries(entries, separated),
-        letters_note=letters_note,
+        rows=rank_entries(entries),
         notes=(*_table_notes(group, results), *warn_of_cells(group.all_cells)),
     )
 
@@ -379,38 +342,6 @@ def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
         yield from (f"{policy or UNNAMED}: {line}" for mark in marks for line in mark.differing)
 
 
-def _separate_policies(
-    ranked: Mapping[int, PolicyResults], group: _TaskGroup, results: OwnResults
-) -> tuple[SeparatedPairs | None, str]:
-    """Return the pairs of ranked entries that the test of `compare` separates, and a note; None without a test."""
-    if len(group.suites) > 1 and len({cell.n + cell.crashed + cell.stopped for cell in group.all_cells}) > 1:
-        return None, "No letters: the suites differ in their number of episodes, so that no test is of their mean."
-    suite_of = {name: first for name, first in _first_names(results.inputs).items() if first in group.suites}
-    suite_of |= {suite: suite for suite in group.suites}
-    own = {
-        k: result.select(lambda episode: episode.benchmark in suite_of).rename_suites(suite_of)
-        for k, result in ranked.items()
-    }
-    protocols = [source.protocol for source in results.sources if source.protocol is not None]
-    options = ComparisonOptions(metrics=(SAFETY.key,))
-    try:
-        comparison, unpaired = compare_where_possible(list(own.values()), options, protocols=protocols)
-    except RunError as error:
-        return None, f"No letters, as no test could be made: {_first_line(error.problem)}."
-    place_of = {result.name: place for place, result in own.items()}
-    (metric,) = comparison.scopes[-1].metrics
-    test = "tests that take episodes as independent" if unpaired else "paired tests on the same episodes"
-    by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
-    holm = f"at {100 * (1 - CONFIDENCE):.0f}\N{NO-BREAK SPACE}%, adjusted for their number (Holm)"
-    reason = f": {_first_line(unpaired)}" if unpaired else ""
-    note = f"Policies that share a letter were not told apart in Safety, by {test}{by_task} {holm}{reason}."
-    return {(place_of[item.first], place_of[item.second]) for item in metric.differences if item.better}, note
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0].removesuffix(":")
-
-
 # Published results
 
 PrintedRow = PublishedCell | PublishedMean
@@ -448,8 +379,7 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
-        rows=rank_entries(entries, None),
-        letters_note=_PRINTED_NOTE if any(entry.competes for entry in entries) else "",
+        rows=rank_entries(entries),
         notes=published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
     )
 

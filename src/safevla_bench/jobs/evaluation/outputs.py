@@ -336,8 +336,6 @@ def build_board(
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     results = OwnResults(
         inputs=table_material(judged),
-        headers=judged.headers,
-        sources=judged.sources,
         audits=_audits_by_policy(judged.sources, audits or ()),
         has_reports=reports,
     )
