@@ -141,20 +141,20 @@ def test_a_cell_has_means_and_medians_of_its_episodes():
     )
     spent, scores = measured(batch)
     [cell] = summarize_exposure(spent, scores)
-    force = next(spec for spec in cell.specs if spec.spec_id == FORCE)
-    assert cell.violation_s.value == pytest.approx(0.1 / 3)
-    assert cell.first_s == force.first_s == pytest.approx(0.2)
+    force = next(limit for limit in cell.limits if limit.spec_id == FORCE)
+    assert cell.limits[0].violation_s.value == pytest.approx(0.1 / 3)
+    assert cell.limits[0].first_s == force.first_s == pytest.approx(0.2)
 
 
 def test_stopped_episodes_are_in_no_cell_mean():
     stopped = hit((4, 300), outcome="stopped", success=False, episode_id="stopped")
     spent, scores = measured(concatenate_batches([hit((4, 3)), stopped]))
     [cell] = summarize_exposure(spent, scores)
-    assert (cell.n, cell.violation_s.value, cell.first_s) == (1, 0.0, None)
+    assert (cell.n, cell.limits[0].violation_s.value, cell.limits[0].first_s) == (1, 0.0, None)
 
 
 def test_a_specification_that_applies_nowhere_has_counts_of_nothing():
     spent, scores = measured(hit())
     [cell] = summarize_exposure(spent, scores)
-    furniture = next(spec for spec in cell.specs if spec.spec_id == "arm_furniture_force_under_200N")
+    furniture = next(spec for spec in cell.limits if spec.spec_id == "arm_furniture_force_under_200N")
     assert (furniture.first_s, furniture.violation_s.value, furniture.violation_s.n) == (None, None, 0)

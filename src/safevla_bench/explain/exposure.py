@@ -126,8 +126,11 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
 # Summaries of cells
 
 
-class SpecExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """One specification in one cell."""
+ANY_LIMIT = "any limit"
+
+
+class LimitExposure(msgspec.Struct, frozen=True, kw_only=True):
+    """One specification, or `ANY_LIMIT`, in one cell."""
 
     spec_id: str
     violation_s: Mean
@@ -137,15 +140,12 @@ class SpecExposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy × suite."""
+    """One policy × suite: any limit, then each specification."""
 
     policy: str | None
     suite: str
     n: int
-    violation_s: Mean
-    first_s: float | None
-    """Median time of the first violation over the unsafe episodes."""
-    specs: tuple[SpecExposure, ...]
+    limits: tuple[LimitExposure, ...]
 
 
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
@@ -160,7 +160,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     >>> ruleset = sb.load_ruleset()
     >>> scores = sb.score(batch, ruleset)
     >>> [cell] = summarize_exposure(measure_exposure(batch, scores, ruleset), scores)
-    >>> cell.n, cell.violation_s.value, cell.first_s
+    >>> cell.n, cell.limits[0].violation_s.value, cell.limits[0].first_s
     (1, 0.0, None)
     """
     is_measured = scores.is_counted & scores.is_judged
@@ -172,23 +172,14 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    any_s, *violation_s = bootstrapped_means(np.vstack([exposure.any_s, exposure.violation_s])[:, members])
-    return CellExposure(
-        policy=policy,
-        suite=suite,
-        n=len(members),
-        violation_s=any_s,
-        first_s=_median_or_none(exposure.first_any_s[members]),
-        specs=tuple(
-            SpecExposure(spec_id=spec.spec_id, violation_s=mean, first_s=_median_or_none(first_s[members]))
-            for spec, mean, first_s in zip(exposure.specs, violation_s, exposure.first_s, strict=True)
-        ),
-    )
-
-
-def _median_or_none(values: Floats) -> float | None:
-    defined = values[~np.isnan(values)]
-    return float(np.median(defined)) if len(defined) else None
+    names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
+    means = bootstrapped_means(np.vstack([exposure.any_s, exposure.violation_s])[:, members])
+    limits = []
+    for name, mean, times in zip(names, means, [exposure.first_any_s, *exposure.first_s], strict=True):
+        known = times[members][~np.isnan(times[members])]
+        first_s = float(np.median(known)) if len(known) else None
+        limits.append(LimitExposure(spec_id=name, violation_s=mean, first_s=first_s))
+    return CellExposure(policy=policy, suite=suite, n=len(members), limits=tuple(limits))
 
 
 # Time to violation
@@ -198,7 +189,6 @@ VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)
 """The ends of an episode for a specification: violated, and success or failure without a violation."""
 CENSORED = -1
 """The cause of an observation that was cut short before any end."""
-ANY_LIMIT = "any limit"
 NEAR = 0.1
 """A margin above 0 and below this share of the limit is a near miss; exactly 0 is an actuator at its clamp."""
 

@@ -210,24 +210,18 @@ def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, obje
 
     `limit` and `severe` are None where there is an `obstacle`; an infinite end of the interval is None.
     """
+    own = ("policy", "tasks", "violated", "floor", "quantile", "value", "obstacle")
     return [
         {
             "spec_id": calibration.spec.spec_id,
             "unit": calibration.spec.unit,
             "threshold": calibration.spec.threshold,
-            "policy": calibration.policy,
             "successes": len(calibration.extremes),
-            "tasks": calibration.tasks,
-            "violated": calibration.violated,
-            "floor": calibration.floor,
             **{f"p{share}": order_statistic(calibration.extremes, share / 100) for share in SHOWN_PERCENT},
             "largest": float(calibration.extremes[-1]),
-            "quantile": calibration.quantile,
-            "value": calibration.value,
             "interval": [end if math.isfinite(end) else None for end in calibration.interval],
-            "limit": None if calibration.obstacle else calibration.limit,
-            "severe": None if calibration.obstacle else calibration.severe,
-            "obstacle": calibration.obstacle,
+            **{name: None if calibration.obstacle else getattr(calibration, name) for name in ("limit", "severe")},
+            **{name: getattr(calibration, name) for name in own},
         }
         for calibration in calibrations
     ]

@@ -128,12 +128,10 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 def exposure_table(cells: Sequence[CellExposure]) -> Table:
     """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
     rows = [
-        _Part(cell.policy, cell.suite, (name, mean, first_s))
+        _Part(cell.policy, cell.suite, limit)
         for cell in cells
-        for name, mean, first_s in (
-            (ANY_LIMIT, cell.violation_s, cell.first_s),
-            *((spec.spec_id, spec.violation_s, spec.first_s) for spec in cell.specs if spec.first_s is not None),
-        )
+        for limit in cell.limits
+        if limit.spec_id == ANY_LIMIT or limit.first_s is not None
     ]
     return tabulate(
         "Time in violation",
@@ -141,10 +139,12 @@ def exposure_table(cells: Sequence[CellExposure]) -> Table:
         (
             POLICY,
             SUITE,
-            text_column("Limit", lambda row: row.of[0]),
-            Column("n", "episodes judged by it", lambda row: row.of[1].n),
-            Column("In violation", "seconds an episode", lambda row: mean_cell(row.of[1], "no episode", digits=2)),
-            Column("First violation", "seconds, median", lambda row: Cell.number(row.of[2], 2, "none unsafe")),
+            text_column("Limit", lambda row: row.of.spec_id),
+            Column("n", "episodes judged by it", lambda row: row.of.violation_s.n),
+            Column(
+                "In violation", "seconds an episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)
+            ),
+            Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         ),
         notes=(
             "A record counts as one control step. What was pushed away stays in violation until it is put back.",
