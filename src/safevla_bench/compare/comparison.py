@@ -15,17 +15,17 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
-    TaskValues,
     add_extremes,
     interval_bounds,
     least_tasks,
     paired_difference,
+    sum_tasks,
     unpaired_difference,
+    values_by_task,
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.perturbation import Intervention, list_interventions
@@ -237,8 +237,8 @@ class _Scope:
             states = self.pairs.state_means((i, j), metric, fill)
             return paired_difference((first.name, second.name), states, metric, options)
         low, high = fill or (None, None)
-        mine, theirs = TaskValues.of_results(first, metric, low), TaskValues.of_results(second, metric, high)
-        return unpaired_difference(mine, theirs, metric, options)
+        mine, theirs = values_by_task(first, metric, low), values_by_task(second, metric, high)
+        return unpaired_difference((first.name, second.name), mine, theirs, metric, options)
 
     def count_unknown(self, i: int, j: int, metric: str) -> int:
         """Return how many episodes of policies i and j, in tasks that both ran, have no value of the metric."""
@@ -321,20 +321,16 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
     """Yield each policy's mean over the tasks of which all have a value, each of equal weight; None without such."""
-    by_policy = [TaskValues.of_results(member, metric) for member in scope.members]
-    shared = [task for task in scope.shared_tasks if all(task in values.by_task for values in by_policy)]
-    for values in [values.select_tasks(shared) for values in by_policy]:
-        means: NDArray[np.float64] = values.totals / values.sizes
+    by_policy = [values_by_task(member, metric) for member in scope.members]
+    shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
+    for member, values in zip(scope.members, by_policy, strict=True):
+        totals, sizes = sum_tasks(values, shared)
         if not METRICS[metric].unit and len(shared) == 1:
-            interval = bounded_mean_interval(values.by_task[shared[0]], options.confidence)
+            interval = bounded_mean_interval(values[shared[0]], options.confidence)
         else:
-            interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
-        yield PolicyStanding(
-            policy=values.policy,
-            n=int(values.sizes.sum()),
-            value=float(means.mean()) if shared else None,
-            ci=interval_bounds(interval),
-        )
+            interval = mean_rate_interval(totals, sizes, options.confidence)
+        mean = float((totals / sizes).mean()) if shared else None
+        yield PolicyStanding(policy=member.name, n=int(sizes.sum()), value=mean, ci=interval_bounds(interval))
 
 
 # Verdicts

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 
 import msgspec
@@ -111,42 +109,30 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.ci_by_task if self.is_by_task else self.ci
 
 
-@dataclass(frozen=True)
-class TaskValues:
-    """One policy's values of one metric, an array for each task."""
+TaskValues = Mapping[TaskKey, NDArray[np.float64]]
+"""One policy's values of one metric, an array for each task."""
 
-    policy: str
-    by_task: Mapping[TaskKey, NDArray[np.float64]]
 
-    @classmethod
-    def of_results(cls, results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
-        """Return a metric of a policy's episodes, tasks in order of first appearance.
+def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
+    """Return a metric of a policy's episodes, tasks in order of first appearance.
 
-        `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
-        tasks of which no value is known.
-        """
-        values, tasks = METRICS[metric].values(results), results.tasks
-        if fill is not None:
-            values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
-            tasks += results.lost_tasks
-        members: dict[TaskKey, list[int]] = {}
-        for k in np.flatnonzero(~np.isnan(values)).tolist():
-            members.setdefault(tasks[k], []).append(k)
-        return cls(results.name, {task: values[indices] for task, indices in members.items()})
+    `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
+    tasks of which no value is known.
+    """
+    values, tasks = METRICS[metric].values(results), results.tasks
+    if fill is not None:
+        values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
+        tasks += results.lost_tasks
+    members: dict[TaskKey, list[int]] = {}
+    for k in np.flatnonzero(~np.isnan(values)).tolist():
+        members.setdefault(tasks[k], []).append(k)
+    return {task: values[indices] for task, indices in members.items()}
 
-    def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
-        """Return the values of the given tasks alone, in their order. Raises `KeyError` for a task without a value."""
-        return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
 
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Episodes of each task, [K]."""
-        return np.array([len(values) for values in self.by_task.values()], dtype=np.int64)
-
-    @cached_property
-    def totals(self) -> NDArray[np.float64]:
-        """Sum of the values of each task, [K]."""
-        return np.array([values.sum() for values in self.by_task.values()], dtype=np.float64)
+def sum_tasks(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the sum and the number of the values of each task, [K] each."""
+    totals = np.array([values[task].sum() for task in tasks], dtype=np.float64)
+    return totals, np.array([len(values[task]) for task in tasks], dtype=np.int64)
 
 
 def paired_difference(
@@ -193,30 +179,40 @@ def paired_difference(
     )
 
 
-def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
+def unpaired_difference(
+    names: tuple[str, str], first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
+) -> Difference:
     """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
     Rates: the mid-p test of Cochran, Mantel and Haenszel, on one task Barnard's, and an interval reconciled with it.
     VSI: labels drawn anew within tasks. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
     Without a common task, no difference and no p-value; `test` then says why.
     """
-    shared = [task for task in first.by_task if task in second.by_task]
+    shared = [task for task in first if task in second]
     if not shared:
-        reason = "no task has values of both" if first.by_task and second.by_task else "one has no value"
-        return Difference(first=first.policy, second=second.policy, test=f"none: {reason}")
-    first, second = first.select_tasks(shared), second.select_tasks(shared)
-    differences = first.totals / first.sizes - second.totals / second.sizes
+        reason = "no task has values of both" if first and second else "one has no value"
+        return Difference(first=names[0], second=names[1], test=f"none: {reason}")
+    sums = *sum_tasks(first, shared), *sum_tasks(second, shared)
+    differences = sums[0] / sums[1] - sums[2] / sums[3]
     estimate = float(differences.mean())
-    measured = Difference(first=first.policy, second=second.policy, test="", tasks=len(shared), difference=estimate)
-    name, tested = _unpaired_test(first, second, metric, options)
+    if METRICS[metric].unit:
+        test, tested = _test_rates(*sums, options.confidence)
+    else:
+        values = [first[task] for task in shared], [second[task] for task in shared]
+        generator = np.random.Generator(np.random.PCG64(0))
+        test, tested = "permutation within tasks", permute_task_means(*values, generator, options.confidence)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
-    return replace(
-        _judge_by_task(measured, differences, np.ones(len(shared)), options),
-        test=name,
+    measured = Difference(
+        first=names[0],
+        second=names[1],
+        test=test,
+        tasks=len(shared),
+        difference=estimate,
         differing_tasks=int((differences != 0).sum()),
         ci=interval_bounds(interval),
         p_value=tested.p_value,
     )
+    return _judge_by_task(measured, differences, np.ones(len(shared)), options)
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
@@ -250,20 +246,19 @@ def _judge_by_task(
     return replace(measured, ci_by_task=interval_bounds(flipped.interval), p_by_task=flipped.p_value)
 
 
-def _unpaired_test(
-    first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
+def _test_rates(
+    totals: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    other_totals: NDArray[np.float64],
+    other_sizes: NDArray[np.int64],
+    confidence: float,
 ) -> tuple[str, MeanTest]:
-    if not METRICS[metric].unit:
-        values = list(first.by_task.values()), list(second.by_task.values())
-        generator = np.random.Generator(np.random.PCG64(0))
-        return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
-    counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
-    interval = mean_rate_difference_interval(first.totals, first.sizes, second.totals, second.sizes, options.confidence)
+    counts, others = totals.astype(np.int64), other_totals.astype(np.int64)
+    interval = mean_rate_difference_interval(totals, sizes, other_totals, other_sizes, confidence)
     if len(counts) == 1:
-        p_value = barnard_p(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
+        p_value = barnard_p(int(counts[0]), int(sizes[0]), int(others[0]), int(other_sizes[0]))
         return "Barnard, exact", MeanTest(p_value, interval)
-    p_value = cmh_mid_p(counts, first.sizes, others, second.sizes)
-    return "Cochran-Mantel-Haenszel, mid-p", MeanTest(p_value, interval)
+    return "Cochran-Mantel-Haenszel, mid-p", MeanTest(cmh_mid_p(counts, sizes, others, other_sizes), interval)
 
 
 def least_tasks(confidence: float, verdicts: int = 1) -> int:
