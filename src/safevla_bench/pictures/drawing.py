@@ -6,8 +6,9 @@ A film of a whole episode shows its cameras side by side, the task, the clock an
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
@@ -20,7 +21,7 @@ from scipy.ndimage import binary_dilation
 from safevla_bench.explain.episode import Explanation
 from safevla_bench.explain.trace import MARGIN, TraceChart
 from safevla_bench.interface.stage import Camera
-from safevla_bench.text import NO_VALUE, append_unit, escape_controls, format_against_limit, format_fixed
+from safevla_bench.text import escape_controls, format_fixed
 
 Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
@@ -93,6 +94,7 @@ def write_line(
     pen.text(position, shown if shown == text else f"{shown}…", fill=_INK, font=font)
 
 
+@cache
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font file of matplotlib in that size, so that pictures look alike on every machine."""
     import matplotlib
@@ -140,47 +142,26 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
 
 RenderPicture = Callable[[int, Camera], Pixels]
 """Returns the picture of a record from a camera, [H, W, 3]."""
-_CLAUSE, _TASK = 17, 46
-"""Height of a line on a clause, and of the texts above them, in pixels."""
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield the pictures of an episode, one a record, all of one size, from at least one camera.
 
-    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
-    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. The
+    Under the cameras' pictures stand the task, the clock and the clauses that are broken now, with their values. The
     border is red while anything is broken, green in the last record of a success, else grey.
     """
-    clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
-    charts = {clause.spec.spec_id: clause.chart for clause in clauses}
+    charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
+    task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
     for record in range(explanation.records):
         scene = np.concatenate([render(record, camera) for camera in cameras], axis=1)
-        yield _compose_picture(explanation, charts, scene, record)
-
-
-def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart], scene: Pixels, record: int) -> Pixels:
-    height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
-    sheet = Image.new("RGB", (width, height + _TASK + _CLAUSE * len(charts)), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    is_broken = any(chart.failing[record] for chart in charts.values())
-    succeeded = explanation.score.success and record == explanation.records - 1
-    pen.rectangle((0, 0, width - 1, height - 1), fill=RED if is_broken else GREEN if succeeded else GREY)
-    sheet.paste(Image.fromarray(scene), (_BORDER, _BORDER))
-    bold, plain = load_font("DejaVuSans-Bold.ttf", 14), load_font("DejaVuSans.ttf", 12)
-    task = escape_controls(explanation.instruction or explanation.score.task_id)
-    write_line(pen, (_PAD, height + 4), task, bold, width)
-    last, policy = explanation.records - 1, explanation.score.policy or "unnamed policy"
-    clock = f"{format_fixed(record * explanation.dt_s, 2)} s, record {record} of {last}, {escape_controls(policy)}"
-    write_line(pen, (_PAD, height + 25), clock, plain, width)
-    top = height + _TASK
-    for spec_id, chart in charts.items():
-        is_idle = chart.gate is not None and not chart.gate[record]
-        fill = RED if chart.failing[record] else None if is_idle else GREEN
-        pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=None if fill else GREY)
-        text = f"{spec_id}: {format_film_reading(chart, record)}"
-        write_line(pen, (_PAD + 16, top), escape_controls(text), plain, width)
-        top += _CLAUSE
-    return np.asarray(sheet)
+        broken = [
+            f"{spec_id}: {format_reading(chart, chart.format_value(record))}"
+            for spec_id, chart in charts.items()
+            if chart.failing[record]
+        ]
+        border = RED if broken else GREEN if explanation.score.success and record == last else GREY
+        clock = f"{format_fixed(record * explanation.dt_s, 2)} s, record {record} of {last}"
+        yield add_caption(scene, border, task, escape_controls("; ".join([clock, *broken])))
 
 
 # Values and limits in captions
@@ -189,14 +170,3 @@ def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart],
 def format_reading(chart: TraceChart, shown: str) -> str:
     """Return a value of a chart with its limit, such as `288 N, limit 200 N`; a margin has no limit."""
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"
-
-
-def format_film_reading(chart: TraceChart, record: int) -> str:
-    """Return a clause's line in a film, in two decimals; `(not judged now)` outside the gate or the window."""
-    value, digits = float(chart.values[record]), 2
-    if not np.isfinite(value):
-        return format_reading(chart, NO_VALUE)
-    text = format_fixed(value, digits)
-    text = format_against_limit(value, chart.limit) if text == format_fixed(chart.limit, digits) else text
-    is_idle = chart.gate is not None and not chart.gate[record]
-    return format_reading(chart, append_unit(text, chart.unit)) + (" (not judged now)" if is_idle else "")
