@@ -32,8 +32,7 @@ from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.suites import ExactCell, suite_mean
 from safevla_bench.report.tables.table import UNNAMED, Cell
 from safevla_bench.sources.runs.folder import MISSING
-from safevla_bench.statistics.intervals import Interval, rate_mean_interval
-from safevla_bench.text import NO_VALUE, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, format_fixed
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
@@ -385,30 +384,19 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    """Return the entry of a row; its intervals are those of its `cells`, none without any."""
+    """Return the entry of a row, with its numbers as they are printed and the episodes of its `cells`, if known."""
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     remark = row.training if isinstance(row, PublishedMean) else "auxiliary" if is_auxiliary else None
+    numbers = {}
+    for metric in (SR, SAFETY, SBU, VSI):
+        printed = getattr(row, metric.key)
+        exact = None if printed is None else Fraction(repr(printed))
+        cell = Cell.dash() if exact is None else Cell(format_fixed(exact, metric.digits), printed)
+        numbers[metric.key] = ExactCell(cell, None if exact is None else exact / metric.scale)
     return RankingEntry(
         policy=row.policy,
         n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
-        numbers={metric.key: _printed_number(metric, row, cells) for metric in (SR, SAFETY, SBU, VSI)},
+        numbers=numbers,
         remarks=(remark,) if remark else (),
         competes=not is_auxiliary,
     )
-
-
-def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
-    """Return a number as it is printed; a proportion with the interval that the counts of `cells` allow, if any."""
-    printed = getattr(row, metric.key)
-    if printed is None:
-        return ExactCell(Cell.dash())
-    exact = Fraction(repr(printed))
-    cell = Cell(format_fixed(exact, metric.digits), printed)
-    ends = [published.printed_rate(getattr(part, metric.key), part.n).ci for part in cells if metric is not VSI]
-    parts = [(getattr(part, metric.key) / 100, Interval(*ci)) for part, ci in zip(cells, ends, strict=False) if ci]
-    interval = rate_mean_interval(parts) if len(parts) == len(ends) else None
-    if interval is not None:
-        low, high = metric.scale * interval.low, metric.scale * interval.high
-        detail = format_interval(interval.low, interval.high, digits=metric.digits, scale=metric.scale)
-        cell = replace(cell, detail=detail, interval=(low, high))
-    return ExactCell(cell, exact / metric.scale)
