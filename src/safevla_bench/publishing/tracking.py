@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI
-from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.rates import HEADLINE
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
@@ -121,6 +121,12 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
     return values
 
 
+def _episode_values(row: EpisodeScore) -> dict[str, float]:
+    """Return the known numbers of an episode, truths as 0 or 1."""
+    own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
+    return {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
+
+
 class OutcomeScorer:
     """Scores of finished episodes, computed once for all observers that ask for those of the latest."""
 
@@ -139,17 +145,21 @@ class OutcomeScorer:
 
 
 class TrackingObserver:
-    """Sends every finished episode to a tracker: its verdict, its length and the rates of its cell so far.
+    """Sends every finished episode to a tracker: its verdict and its length.
 
     Whatever the tracker raises is reported once. It is then not asked again, and the run goes on as without it.
     """
 
-    def __init__(self, tracker: Tracker, scorer: OutcomeScorer, warn: Callable[[str], None], name: str) -> None:
-        """Take the tracker, what scores the episodes, and what warns of the tracker by its name."""
+    def __init__(
+        self,
+        tracker: Tracker,
+        scorer: OutcomeScorer | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        name: str = "the tracker",
+    ) -> None:
+        """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
         self._tracker: Tracker | None = tracker
-        self._scorer, self._warn, self._name = scorer, warn, name
-        self._known: dict[str, list[float]] = {}
-        """Metric of a cell -> its known values."""
+        self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
         self._count = self._crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -162,25 +172,13 @@ class TrackingObserver:
         """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
         self._crashed += outcome.batch is None
         scores = self._scorer.score(outcome)
-        judged = {} if scores is None else self._score_values(scores.episode(0))
+        judged = {} if scores is None else _episode_values(scores.episode(0))
         self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **judged})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
         for row in scores.episodes():
-            self._send(self._score_values(row))
-
-    def _score_values(self, row: EpisodeScore) -> dict[str, float]:
-        """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
-        own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
-        numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
-        rates = {SR: row.success if row.counted else None, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}
-        for metric, value in rates.items():
-            name = f"{row.policy or 'policy'}/{row.benchmark}/{metric.key}"
-            known = self._known.setdefault(name, [])
-            known += [] if value is None else [float(value)]
-            numbers |= {name: sum(known) / len(known)} if known else {}
-        return numbers
+            self._send(_episode_values(row))
 
     def _send(self, numbers: Numbers) -> None:
         self._count += 1
