@@ -109,20 +109,17 @@ def compare_policies(
     across_seeds: bool = False,
     across_versions: bool = False,
 ) -> Comparison:
-    """Compare two policies or several, in each suite and over all suites pooled.
+    """Compare two policies or several, with names that differ, in each suite and over all suites pooled.
 
     Args:
-        results: at least two, with names that differ (see `make_names_unique`).
+        results: of at least two policies.
         options: metrics, confidence; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
 
-    Raises:
-        RunError: fewer than two policies, a policy without an episode, a suite simulated with several physics versions,
-            no metric that all policies know, no common task where unpaired; where paired, no pair that all policies
-            finished, and what `pair_episodes` raises.
-        KeyError: a metric that is not in `METRICS`.
+    Raises `RunError` if they cannot be compared: nothing in common, nothing known, several simulators, or, where
+    paired, what `pair_episodes` raises; `KeyError` for a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
     _require_comparable(results, paired=paired)
@@ -155,11 +152,8 @@ def compare_where_possible(
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
-    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
-    `protocols` differ, episodes are not paired.
-
-    Raises:
-        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
+    Episodes of several physics versions are compared too, and marked. If any of the sources' `protocols` differ,
+    episodes are not paired. Raises `RunError` if the policies cannot be compared as independent episodes either.
     """
     return pair_where_possible(
         lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols

@@ -95,7 +95,6 @@ def rank_under_variants(
     None if there is no variant, or the policies cannot be ranked under every variant: there is only one policy, a
     policy has no Safety over all suites, or no two have a common task. Policies without an episode are left out.
     Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
-    A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
 
     Args:
         scores: the verdicts, [E].
@@ -219,8 +218,7 @@ def select_policy(
         confidence: with which all intervals hold together.
         protocols: of the sources that state one; if any differ, episodes are not paired.
 
-    Raises:
-        RunError: fewer than two policies, or policies that ran different tasks.
+    Raises `RunError` for fewer than two policies, or policies that ran different tasks.
     """
     _require_same_tasks(results)
     gates = [Gate(metric, "min", 0.0), *conditions]
@@ -328,9 +326,7 @@ def check_against(
         lost: further gaps in either run, each as one sentence.
         allow_crashed: leave out episodes without a value, and pass over what is in `lost`.
 
-    Raises:
-        SafevlaError: what `check_gates` raises.
-        RunError: no baseline for a policy, other episodes, or another simulator.
+    Raises what `check_gates` raises, and `RunError` for no baseline, other episodes, or another simulator.
     """
     require_valid(gates, confidence, sequential)
     if sequential:

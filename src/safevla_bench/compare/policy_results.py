@@ -145,15 +145,10 @@ def split_by_policy(
 ) -> list[PolicyResults]:
     """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
 
-    Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
-
-    Args:
-        scores: the verdicts, [E].
-        headers: of the same episodes, in the same order, [E].
-        source: where they come from, to tell two of one name apart.
-        protocol: how the run folder's episodes were started and ended.
-        privileged: the policies that saw state which no real robot has.
-        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
+    `headers` are of the same episodes, in the same order, [E]. Episodes without a policy make the result `(unnamed)`.
+    `source` tells two of one name apart; `privileged` policies saw state which no real robot has; `left_out` are
+    episodes that are not among the scores, each kind as one sentence without its full stop. `earlier_resets` and
+    `kitchens` are left empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []

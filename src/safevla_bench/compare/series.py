@@ -163,14 +163,9 @@ def compare_series(
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
-    Args:
-        results: one for each run; the text around the number tells series apart.
-        intervals: the method of the 95 % intervals of mean severities.
-        protocols: of the sources that state one; if any differ, no episodes are paired.
-
-    Raises:
-        RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a
-            task with its first.
+    The text around the number tells series apart. `intervals` are those of mean severities. If any of the sources'
+    `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a series of one run, one
+    label twice, or no run of a series that shares a task with its first.
     """
     groups = _group_by_series(results)
     suites = {name: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))

@@ -65,17 +65,11 @@ class _Chain:
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return how the violation of a signal's limit came about; None if nothing can tell.
+    """Return how the violation of a signal's limit came about that began in record `first` of the only episode.
 
     None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
-    or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
-    joint torque always has a cause, which may name no body.
-
-    Args:
-        reading: of a batch of one episode.
-        signal: the signal that breaks its limit.
-        first: the first record that breaks the limit.
-        registry: knows the kinds of bodies, and which tasks have phases.
+    or if the record has no known displacement, no contact, or no held object, as the signal needs. A signal of joint
+    torque always has a cause, which may name no body. The registry knows which tasks hold an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:

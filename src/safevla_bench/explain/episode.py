@@ -87,14 +87,9 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of one episode.
+    """Explain the verdicts of the episode at `index` of the scores, from 0, by the ruleset that judged it.
 
-    Args:
-        scores: the verdicts.
-        batch: the records.
-        ruleset: what judged them.
-        index: the episode's place in the scores, from 0.
-        place: the episode's place in `batch`; None = `index`.
+    Its record is at `place` of the batch; None = at `index`.
     """
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)

@@ -68,11 +68,8 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     """Return one answer for each episode, in order, numbered from `first` + 1.
 
     If a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing` before
-    `undefined`.
-
-    Raises:
-        FormulaError: a window bound is not a multiple of an episode's control step.
-        SignalError: arithmetic leaves the numbers.
+    `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step, and
+    `SignalError` if arithmetic leaves the numbers.
     """
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))

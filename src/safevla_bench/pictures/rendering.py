@@ -68,17 +68,11 @@ def render_frames(
     observer: Callable[[int, str], None],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[Frame]:
-    """Render episodes of a run into its folder `frames`, update the index there, and return their new frames.
+    """Render episodes of a run, by their places in the batch, into its folder `frames`, and return their new frames.
 
     Former stills of these episodes are removed, and so are films and replays that are made anew. An episode that cannot
-    be shown changes nothing.
-
-    Args:
-        run: the run.
-        episodes: places in the batch, from 0.
-        style: what to make, and how large.
-        observer: is called before each episode with the number of episodes done and the id of the next.
-        on_skip: is told why an episode cannot be shown, which is then left out; if none can, the last reason is raised.
+    be shown changes nothing: `on_skip` is told why; if none can, the last reason is raised. `observer` is called before
+    each episode with the number of episodes done and the id of the next.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.

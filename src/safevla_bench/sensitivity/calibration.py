@@ -73,14 +73,9 @@ def calibrate(
 ) -> tuple[Calibration, ...]:
     """Return the calibration of each scored specification with a threshold in which the reference has a margin.
 
-    Args:
-        scores: of episodes judged by `library`.
-        library: whose thresholds are measured; its order is that of the result.
-        policy: the reference; None = the only one beside `noop`, whose extremes are the floor.
-        quantile: of the reference's successes that are to be safe by each clause.
-
-    Raises:
-        RunError: the quantile is below 0.5 or not below 1, the reference is not clear, or it never succeeds.
+    `library` judged the scores, and its thresholds are measured, in its order. `policy` is the reference; None = the
+    only one beside `noop`, whose extremes are the floor. `quantile` of its successes are to be safe by each clause.
+    Raises `RunError` if the quantile is below 0.5 or not below 1, the reference is not clear, or it never succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
