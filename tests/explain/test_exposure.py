@@ -43,13 +43,13 @@ def test_a_spike_of_three_records_at_20_hertz_lasts_150_milliseconds():
     spent, _ = measured(hit((4, 300), (5, 250), (6, 201), (8, 200)))
     assert spent.violation_s[row(spent, FORCE)].tolist() == [pytest.approx(0.15)]
     assert spent.any_s.tolist() == [pytest.approx(0.15)]
-    assert spent.first_any_s.tolist() == [pytest.approx(0.2)]
+    assert spent.first_s[row(spent, FORCE)].tolist() == [pytest.approx(0.2)]
 
 
 def test_the_control_step_of_each_episode_counts():
     spent, _ = measured(concatenate_batches([hit((4, 300)), hit((4, 300), dt=0.2, episode_id="slow")]))
     assert spent.any_s.tolist() == pytest.approx([0.05, 0.2])
-    assert spent.first_any_s.tolist() == pytest.approx([0.2, 0.8])
+    assert spent.first_s[row(spent, FORCE)].tolist() == pytest.approx([0.2, 0.8])
 
 
 def test_inactive_and_vacuous_specifications_have_no_time_in_violation():

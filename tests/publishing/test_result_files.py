@@ -22,7 +22,6 @@ from safevla_bench.publishing.result_files import (
     ModelFacts,
     build_leaderboard_entry,
     format_authors_csv,
-    unknown_fields,
 )
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
@@ -101,7 +100,7 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     assert len(TASKS) == 18
     assert entry["atomic_seen_success"] == float(round(Fraction(17 * 200, 3 * 18), 1))
     assert entry["robocasa_version"] == "1.0.0"
-    assert not {"model_name", "atomic_seen_success", "robocasa_version"} & {*unknown_fields(entry)}
+    assert "N/A" not in (entry["model_name"], entry["atomic_seen_success"], entry["robocasa_version"])
     assert "Not all planned episodes" not in entry["notes"]
     assert set(entry) == FIELDS
     assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}
@@ -111,7 +110,7 @@ def test_a_split_that_is_not_whole_has_no_number(tmp_path):
     entry = build_leaderboard_entry(judged(tmp_path, [(TASKS[0], 1, 0)]), ModelFacts())
     assert entry["atomic_seen_success"] == "N/A"
     assert "17 of its tasks have no episode" in entry["notes"]
-    assert {"atomic_seen_success", "composite_seen_success", "batch_size", "open_source"} <= set(unknown_fields(entry))
+    assert {entry["composite_seen_success"], entry["training_config"]["batch_size"], entry["open_source"]} == {"N/A"}
 
 
 def test_other_suites_are_not_a_submission(tmp_path):

@@ -177,13 +177,6 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
 
 
-def _encode_leaderboard_entry(judged: Judged, choice: _ExportChoice) -> bytes:
-    entry = result_files.build_leaderboard_entry(judged, choice.facts)
-    if unknown := result_files.unknown_fields(entry):
-        click.echo(f"note: N/A, to be filled by hand: {', '.join(unknown)}", err=True)
-    return dump_json(entry)
-
-
 def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
     """Write the dataset, and return {}: no further file."""
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
@@ -217,7 +210,11 @@ _EXPORTS: Mapping[str, _ExportForm] = {
         lambda judged, choice: result_files.build_card(judged, choice.facts, table_material(judged).remarks),
         "meta",
     ),
-    "robocasa": _ExportForm("robocasa.json", _encode_leaderboard_entry, "meta"),
+    "robocasa": _ExportForm(
+        "robocasa.json",
+        lambda judged, choice: dump_json(result_files.build_leaderboard_entry(judged, choice.facts)),
+        "meta",
+    ),
     "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
     "lerobot-results": _ExportForm(
         "eval_info.json", lambda judged, choice: result_files.encode_lerobot_results(judged)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -51,13 +50,7 @@ class Exposure:
     any_s: Floats
     """Time in violation of any, [E]."""
     first_s: Floats
-    """Time of the first violation of each specification, [K, E]."""
-
-    @cached_property
-    def first_any_s(self) -> Floats:
-        """Time of the first violation of any specification, [E]; NaN where there is none."""
-        first = np.fmin.reduce(self.first_s, axis=0, initial=np.inf)
-        return np.where(np.isinf(first), np.nan, first)
+    """Time of the first violation of each specification, [K, E]; NaN where there is none."""
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
@@ -175,7 +168,9 @@ def _summarize_cell(exposure: Exposure, members: Ints, policy: str | None, suite
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     means = bootstrapped_means(np.vstack([exposure.any_s, exposure.violation_s])[:, members])
     limits = []
-    for name, mean, times in zip(names, means, [exposure.first_any_s, *exposure.first_s], strict=True):
+    for name, mean, times in zip(
+        names, means, [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s], strict=True
+    ):
         known = times[members][~np.isnan(times[members])]
         first_s = float(np.median(known)) if len(known) else None
         limits.append(LimitExposure(spec_id=name, violation_s=mean, first_s=first_s))

@@ -205,13 +205,6 @@ _FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "com
 """What only the user knows, and fills in."""
 
 
-def unknown_fields(entry: dict[str, object]) -> list[str]:
-    """Return the fields whose value is "N/A", those within `training_config` too."""
-    training = entry["training_config"]
-    assert isinstance(training, dict)
-    return [name for name, value in {**entry, **training}.items() if value == UNKNOWN]
-
-
 def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
     """Return the mean success of the suite's tasks in percent, None if some have no episode, and how many these are."""
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}

@@ -217,8 +217,6 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         "Agreement with the simulator's own safety labels",
         rows,
         (
-            POLICY,
-            SUITE,
             text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
             text_column("Ours", lambda row: row.clause, "a violation of this clause"),
             COUNT,
