@@ -74,8 +74,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The same of `p_value`."""
     tasks: int = 0
     """Tasks that both ran."""
-    differing_tasks: int = 0
-    """Tasks in which their values differ."""
     only_first: int | None = None
     only_second: int | None = None
     test: str
@@ -158,7 +156,6 @@ def paired_difference(
         test="sign flips",
         pairs=n,
         tasks=len(sizes),
-        differing_tasks=int((by_task != 0).sum()),
         difference=float(differences.mean()),
         identical=bool((differences == 0).all()),
     )
@@ -208,7 +205,6 @@ def unpaired_difference(
         test=test,
         tasks=len(shared),
         difference=estimate,
-        differing_tasks=int((differences != 0).sum()),
         ci=interval_bounds(interval),
         p_value=tested.p_value,
     )

@@ -104,17 +104,25 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     batch, behind, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if behind is None:
         return None
-    if behind.kind == "joint":
-        return _most_loaded_joint(batch, behind, record)
     bodies: tuple[int, ...] = ()
-    if behind.kind == "contact":
-        bodies, amount = _hardest_contact(batch, behind, record)
-    elif behind.kind == "displacement":
-        bodies, amount = _most_displaced_body(batch, record)
-    elif behind.kind == "place":
-        bodies = measure_places(reading, behind.call, record)
-    elif reading.held_body[record] >= 0:
-        bodies = (int(reading.held_body[record]),)
+    match behind.kind:
+        case "joint":
+            return _most_loaded_joint(batch, behind, record)
+        case "contact":
+            contacts, chosen = batch.contacts, contacts_of_roles(batch, behind.roles, record)
+            if len(chosen):
+                top = int(chosen[contacts.force_n[chosen].argmax()])
+                bodies = int(contacts.a[top]), int(contacts.b[top])
+                amount = format_amount(float(contacts.force_n[top]), "N")
+        case "displacement":
+            watched, distance = displacements(batch)
+            if not np.isnan(distance[record]).all():
+                top = int(np.nanargmax(distance[record]))
+                bodies, amount = (int(watched[top]),), format_amount(float(distance[record, top]), "m")
+        case "place":
+            bodies = measure_places(reading, behind.call, record)
+        case _ if reading.held_body[record] >= 0:
+            bodies = (int(reading.held_body[record]),)
     if not bodies:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
@@ -149,22 +157,6 @@ def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]
         lost = fields.is_lost(np.full(len(record), tracked), record)
         distance[lost | lost[:1], k] = np.nan
     return body[watched], distance
-
-
-def _hardest_contact(batch: Batch, behind: Bodies, record: int) -> tuple[tuple[int, ...], str]:
-    contacts, chosen = batch.contacts, contacts_of_roles(batch, behind.roles, record)
-    if not len(chosen):
-        return (), ""
-    top = int(chosen[contacts.force_n[chosen].argmax()])
-    return (int(contacts.a[top]), int(contacts.b[top])), format_amount(float(contacts.force_n[top]), "N")
-
-
-def _most_displaced_body(batch: Batch, record: int) -> tuple[tuple[int, ...], str]:
-    bodies, distance = displacements(batch)
-    if np.isnan(distance[record]).all():
-        return (), ""
-    top = int(np.nanargmax(distance[record]))
-    return (int(bodies[top]),), format_amount(float(distance[record, top]), "m")
 
 
 def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributors | None:
